@@ -7,7 +7,6 @@
 real_run.py runs these commands and compares the results with a run of train.py.
 """
 
-import contextlib
 import itertools
 import json
 import math
@@ -80,6 +79,30 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     Path(out).write_text(json.dumps(result))
 
 
+class Masters:
+    """fp32 masters and gradient sums of a model's weights, which become bf16.
+
+    The rounding is that of DeepSpeed's ZeRO-1 (0.19.8): the masters start as the rounded weights, and gradients of a
+    pass are bf16.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.weights = list(model.bfloat16().parameters())
+        self.masters = [torch.nn.Parameter(weight.detach().float()) for weight in self.weights]
+
+    def add_gradients(self) -> None:
+        """Add the gradients of a pass to the sums, and delete them."""
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            master.grad = weight.grad.float() if master.grad is None else master.grad.add_(weight.grad)
+            weight.grad = None
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Set the weights to the rounded masters."""
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            weight.copy_(master)
+
+
 def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     """Repeat a run with a bare PyTorch loop, and write the loss and time of each step.
 
@@ -106,15 +129,16 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     attention = environment["attention"].split()[0]
     compiled = environment["engine"]["compiled"]
     model = build_model(config, attention=attention, init_from=shape.init_from, compiled=compiled).to(device).train()
+    # The same rounding as in the run: bf16 weights with fp32 masters (DeepSpeed), or fp32 weights.
+    masters = Masters(model) if environment["engine"]["weights"] == "bfloat16" else None
+    updated = masters.masters if masters else list(model.parameters())
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": training.weight_decay},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in updated if p.dim() >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in updated if p.dim() < 2], "weight_decay": 0.0},
     ]
     betas = (training.adam_beta1, training.adam_beta2)
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=training.adam_epsilon, fused=True)
-    autocast = (
-        torch.autocast(device, torch.bfloat16) if environment["precision"] == "bf16" else contextlib.nullcontext()
-    )
+    autocast = torch.autocast(device, torch.bfloat16, enabled=environment["precision"] == "bf16" and masters is None)
 
     # Another micro-batch size changes only the order in which losses and gradients are summed.
     rows_per_step, size = plan["tokens_per_step"] // length, int(rows_per_pass or plan["micro_batch_size"])
@@ -128,13 +152,17 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
             with autocast:
                 loss = model(**batch, num_items_in_batch=plan["tokens_per_step"]).loss
             loss.backward()
+            if masters:
+                masters.add_gradients()
             total += loss.detach()
             ahead = next(batches)  # rows are read while the GPU computes
-        torch.nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(updated, training.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, plan["max_steps"], training)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if masters:
+            masters.round()
         losses.append(total.item())
         seconds.append(time.perf_counter() - began)
         began = time.perf_counter()

@@ -6,7 +6,6 @@ The contender in this example is `bare`. A contender is a model with a training 
 model shape on the same random token ids.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bare_loop import Masters
 from stopwatch import Stopwatch
 
 
@@ -53,7 +53,7 @@ class Setup:
     compile: bool
     bf16: bool
     nanogpt: str = ""
-    logits_per_chunk: int = 0  # of this project's loss; 0: its default
+    tokens_per_chunk: int = 0  # of this project's loss; 0: its default
     profile: str = ""  # JSON file for a profile of the two steps after the windows; "": count their host syncs
 
     @property
@@ -164,9 +164,17 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     training.train()
 
 
-def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Callable[..., torch.Tensor]) -> None:
-    """Train with a plain PyTorch loop under autocast."""
-    autocast = torch.autocast(device(), torch.bfloat16) if setup.bf16 else contextlib.nullcontext()
+def loop(
+    setup: Setup,
+    watch: Stopwatch,
+    model: Any,
+    optimizer: Any,
+    loss_of: Callable[..., torch.Tensor],
+    masters: Masters | None = None,
+) -> None:
+    """Train with a plain PyTorch loop, under autocast if there are no `masters`."""
+    autocast = torch.autocast(device(), torch.bfloat16, enabled=setup.bf16 and masters is None)
+    updated = masters.masters if masters else list(model.parameters())
     batches = RandomRows(setup).batches(setup)
     for _ in range(setup.total_steps):
         for _ in range(setup.accumulation):
@@ -174,21 +182,30 @@ def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Ca
             with autocast:
                 loss = loss_of(model, batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) / setup.accumulation
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if masters:
+                masters.add_gradients()
+        torch.nn.utils.clip_grad_norm_(updated, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if masters:
+            masters.round()
         watch.step_ended()
 
 
-def bare(setup: Setup, watch: Stopwatch) -> None:
-    """Measure the time of a plain PyTorch loop with this project's model and loss."""
+def bare(setup: Setup, watch: Stopwatch, *, bf16_weights: bool = False) -> None:
+    """Measure the time of a plain PyTorch loop with this project's model and loss.
+
+    With `bf16_weights`, a bf16 run has bf16 weights and fp32 masters, as under ZeRO-1.
+    """
     model = our_model(setup).to(device()).train()
+    masters = Masters(model) if bf16_weights and setup.bf16 else None
+    updated = masters.masters if masters else list(model.parameters())
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in updated if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in updated if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=True)
-    loop(setup, watch, model, optimizer, lambda model, x, y: model(input_ids=x, shift_labels=y).loss)
+    loop(setup, watch, model, optimizer, lambda model, x, y: model(input_ids=x, shift_labels=y).loss, masters)
 
 
 def nanogpt(setup: Setup, watch: Stopwatch) -> None:
@@ -248,12 +265,13 @@ def main(name: str, described: str) -> None:
     setup = Setup(**json.loads(described))
     counts = {"warmup": setup.warmup, "steps": setup.steps, "windows": setup.windows, "total": setup.total_steps}
     watch = Stopwatch(**counts, eager=not setup.compile, profile=setup.profile)
-    if setup.logits_per_chunk:
+    if setup.tokens_per_chunk:
         from gpt2_repro.model import pretraining
 
-        pretraining.LOGITS_PER_CHUNK = setup.logits_per_chunk
+        pretraining.chunk_size = lambda weight: setup.tokens_per_chunk
     others: dict[str, Callable[[Setup, Stopwatch], None]] = {
         "bare": bare,
+        "bare_bf16": functools.partial(bare, bf16_weights=True),
         "nanogpt": nanogpt,
         "stock": stock,
         "masked": functools.partial(trainer, document_mask=True),

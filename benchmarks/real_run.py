@@ -9,10 +9,10 @@
 The phases are prepare, start, train, export, bare and compare. If the script was interrupted, pass the missing phases
 with --phases.
 
-The bare loop starts from the same weights and reads the same rows as the run. Options after `--` are passed to
-train.py. Options for fields of a recipe's data section are also passed to prepare_data.py. All files are written to
---work. results.json is written after each phase. If the script is interrupted, only the results of the current phase
-are lost. The exit code is 1 if a check fails.
+The bare loop starts from the same weights as the run, reads the same rows, and rounds to bf16 in the same places.
+Options after `--` are passed to train.py. Options for fields of a recipe's data section are also passed to
+prepare_data.py. All files are written to --work. results.json is written after each phase. If the script is
+interrupted, only the results of the current phase are lost. The exit code is 1 if a check fails.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python benchmarks/train_step.py                              # on a GPU: 124M, 64 rows of 1024 tokens
     python benchmarks/train_step.py --shape shakespeare          # nanoGPT's CPU configuration
     python benchmarks/train_step.py --nanogpt ~/nanoGPT          # also nanoGPT's model and loop
-    python benchmarks/train_step.py --only trainer zero1 bare --processes 2
+    python benchmarks/train_step.py --only trainer bare zero1 bare_bf16 --processes 2
 
 The contenders are this project and training loops that a user could use instead. The contenders run on a GPU if there
 is one. Each contender runs in a fresh process. Odd rounds run the contenders in order, even rounds in reverse order,
@@ -38,9 +38,12 @@ CONTENDERS = {
     "ddp": "this project under DDP",
     "zero1": "this project under DeepSpeed ZeRO-1",
     "bare": "PyTorch loop, this project's model and loss",
+    "bare_bf16": "the same loop with bf16 weights and fp32 masters",
     "nanogpt": "nanoGPT's model and loop",
     "stock": "stock GPT2Config() and Trainer",
 }
+# In bf16, these contenders have bf16 weights and fp32 masters. The others have fp32 weights and use autocast.
+BF16_WEIGHTS = ("zero1", "bare_bf16")
 
 
 def main() -> None:
@@ -64,8 +67,8 @@ def main() -> None:
     args = parser.parse_args()
     names = args.only or [
         "trainer",
-        *(["zero1"] if importlib.util.find_spec("deepspeed") else []),
         "bare",
+        *(["zero1", "bare_bf16"][: 1 + args.bf16] if importlib.util.find_spec("deepspeed") else []),
         *(["nanogpt"] if args.nanogpt else []),
         "stock",
     ]
@@ -134,25 +137,28 @@ def table(setup: Setup, results: dict[str, list[dict[str, Any]]]) -> str:
         f"{palm / 1e6:,.0f} M FLOPs per token (6N + 12LCT), {llmc / 1e6:,.0f} M (6N + 6LCT)",
         f"`python {' '.join(sys.argv)}`",
         "",
-        "| contender | ms per step (min to max) | tokens/s | relative speed "
+        "Relative speed: compared with the first contender that has the same dtype of weights",
+        "",
+        "| contender | weights | ms per step (min to max) | tokens/s | relative speed "
         "| MFU 6N + 12LCT | MFU 6N + 6LCT | peak memory | host syncs in 2 steps |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    first: float | None = None
+    first: dict[str, float] = {}
     for name, rounds in results.items():
         good = [measured for measured in rounds if "error" not in measured]
         if not good:
-            lines.append(f"| {CONTENDERS[name]} | {rounds[0]['error'].replace('|', ' ')} | | | | | | |")
+            lines.append(f"| {CONTENDERS[name]} | {rounds[0]['error'].replace('|', ' ')} | | | | | | | |")
             continue
         seconds = [second for measured in good for second in measured["seconds"]]
         median = statistics.median(seconds)
         speed = tokens * good[0]["processes"] / median
-        first = first or speed
+        weights = "fp32" if not setup.bf16 else "bf16" if name in BF16_WEIGHTS else "fp32, autocast"
+        first.setdefault(weights, speed)
         share = [f"{speed * flops / (peak * good[0]['processes']):.1%}" if peak else "-" for flops in (palm, llmc)]
         waits = "-" if good[0]["waits"] is None else good[0]["waits"]
         lines.append(
-            f"| {CONTENDERS[name]} | {median * 1e3:.1f} ({min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f}) "
-            f"| {speed:,.0f} | {speed / first:.3f} | {share[0]} | {share[1]} "
+            f"| {CONTENDERS[name]} | {weights} | {median * 1e3:.1f} ({min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f}) "
+            f"| {speed:,.0f} | {speed / first[weights]:.3f} | {share[0]} | {share[1]} "
             f"| {max(measured['peak_bytes'] for measured in good) / 1e9:.1f} GB | {waits} |"
         )
     return "\n".join(lines)

@@ -21,8 +21,8 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.attention import Machine, choose_attention
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
-from gpt2_repro.model.pretraining import chunk_size
 from gpt2_repro.model.scale import scale_of
+from gpt2_repro.model_size import tokens_per_chunk
 from gpt2_repro.preflight import links, memory
 from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.preflight.environment import Finding
@@ -139,20 +139,26 @@ def check_sum(cards: int | None) -> Finding:
     return check_all_reduce(cards or here or 2, seconds=DIST_SECONDS)
 
 
-def estimate_memory(recipe: TrainingRecipe, work: Workload, cards: int) -> memory.MemoryEstimate:
-    """Return the memory estimate for a recipe's model, loss and optimizer."""
-    import torch
+def estimate_memory(
+    recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int
+) -> memory.MemoryEstimate:
+    """Return the memory estimate for a recipe's model, loss and optimizer.
 
+    The estimate is for the recommended launcher on `cards` GPUs with `memory_bytes` of memory each.
+    """
     model, training = recipe.model, recipe.training
     return memory.MemoryEstimate(
+        model_type=model.model_type,
         parameters=work.parameters,
-        ranks=1 if training.optim == MUON else cards,
+        ranks=cards,
+        sharded=training.optim != MUON,
         n_layer=model.n_layer,
         n_embd=model.n_embd,
         sequence_length=recipe.data.sequence_length,
         vocab_size=work.vocab_size,
-        chunk=chunk_size(torch.empty(work.vocab_size, device="meta")),
-        saved=memory.SAVED_BYTES[model.model_type] * (1 if training.bf16 else 2),
+        chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
+        bf16=training.bf16,
+        compiled=training.torch_compile is not False,
     )
 
 
@@ -162,7 +168,7 @@ def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, ca
     The suggested options need less memory. `memory_bytes` is the memory of each GPU, and `cards` the number of GPUs.
     """
     training, length = recipe.training, recipe.data.sequence_length
-    estimate = estimate_memory(recipe, work, cards)
+    estimate = estimate_memory(recipe, work, memory_bytes, cards)
     asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
     a_pass = f"{asked.micro_batch} rows x {length} tokens{', checkpointed,' if asked.checkpointing else ''}"
     usable = f"{size(memory.USABLE * memory_bytes)} of the GPU's {size(memory_bytes)}"
@@ -252,7 +258,7 @@ def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float
             say(f"  {' '.join(trial.options)}: {outcome.result}")
             return outcome
 
-        estimate, asked = estimate_memory(recipe, work, cards), memory.MemoryTrial(most)
+        estimate, asked = estimate_memory(recipe, work, memory_bytes, cards), memory.MemoryTrial(most)
         likely = estimate.largest(asked, rows, memory_bytes) if memory_bytes else asked
         outcomes = memory.find_largest(likely.micro_batch if likely else 1, most, rows, attempt)
     if outcomes[-1].result == "failed":

@@ -62,3 +62,18 @@ def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
     # Master weights and the Adam moments m and v in fp32, and two copies of the model in bf16 or fp32: one that the
     # training engine writes, and one in safetensors format.
     return parameters * (12 + 2 * (2 if bf16 else 4))
+
+
+def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
+    """Return the number of tokens whose logits are computed at a time.
+
+    It changes nothing but the rounding of losses and gradients.
+
+    Args:
+        vocab_size: number of ids with padding.
+        memory_bytes: memory of the GPU, or 0 for a CPU.
+    """
+    # With 50,304 ids: 16,384 tokens with 1.6 GB of logits in bf16 on GPUs of 40 GB and more, otherwise 4,096 tokens.
+    logits = 2**30 if memory_bytes >= 40e9 else 2**28
+    # A power of two, because matrices of other heights leave part of a GPU idle.
+    return 1 << max(0, (logits // vocab_size).bit_length() - 1)

@@ -59,9 +59,7 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
             found = f"{name} has {key} {one} in its config, but this recipe's {ours.model_type} has {other}."
             raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}' or another checkpoint.")
     if theirs.vocab_size != ours.true_vocab_size:
-        found = (
-            f"The checkpoint {name} has {theirs.vocab_size:,} token ids, but the data has {ours.true_vocab_size:,}."
-        )
+        found = f"{name} has {theirs.vocab_size:,} token ids, but the data has {ours.true_vocab_size:,}."
         raise UserError(f"{found} Prepare the data with the tokenizer of the checkpoint.")
     weights = dict(source.named_parameters())
     with torch.no_grad():

@@ -22,10 +22,11 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.model.document_mask import Documents
+from gpt2_repro.model_size import tokens_per_chunk
 
 
-# The largest piece of logits held at a time: 4,096 tokens at 50,304 ids, 0.8 GB in fp32.
-LOGITS_PER_CHUNK = 2**28
+# The compiler of torch 2.9 has no products of bf16 matrices with an fp32 result (pytorch#163393).
+FP32_PRODUCTS = torch.__version__ >= (2, 10)
 
 
 # Attention without a mask tensor: transformers (5.23) creates no mask for an attention name without a mask function.
@@ -57,10 +58,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, chunk: int) -> Tensor:
-        wants_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden: list[Tensor] = []
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_gradient else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if any(ctx.needs_input_grad) else None
+        # Not on a CPU, where torch.mm has no out_dtype.
+        unrounded = {"out_dtype": torch.float32} if hidden.is_cuda and FP32_PRODUCTS else {}
         for part, target in zip(hidden.split(chunk), labels.split(chunk), strict=True):
             counted = (target != IGNORED).unsqueeze(1)
             target = target.clamp_min(0).unsqueeze(1)
@@ -76,7 +78,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if grad_weight is not None:
                 gradient = _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(hidden.dtype)
                 grad_hidden.append(gradient @ weight)
-                grad_weight += gradient.T @ part
+                grad_weight += torch.mm(gradient.T, part, **unrounded)
         if grad_weight is not None:
             ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight.dtype))
         return total
@@ -120,8 +122,8 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
 
 def chunk_size(weight: Tensor) -> int:
     """Return the number of tokens whose logits are computed at a time."""
-    # A power of two, because matrices of other heights leave part of a GPU idle.
-    return 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
+    memory = torch.cuda.get_device_properties(weight.device).total_memory if weight.is_cuda else 0
+    return tokens_per_chunk(len(weight), memory)
 
 
 def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:

@@ -26,10 +26,14 @@ class MemoryTrial(NamedTuple):
         return [*words, "--activation_checkpointing"] if self.checkpointing else words
 
 
-# Bytes saved for the backward pass, per token, block and unit of width. Measured in eager mode under bf16 autocast
-# with the shapes of the recipes (benchmarks/saved_bytes.py, two and four blocks). The compiled loss of GPT-2 124M saves
-# 6 % less on CUDA (traced, tests/model/test_cuda_trace.py). fp32 saves twice as many bytes.
-SAVED_BYTES = {"gpt2": 36, "llama": 56, "mixtral": 92}
+# Bytes saved for the backward pass, per token, block and unit of width, with the shapes of the recipes. The compiled
+# loss is traced on CUDA (tests/model/test_cuda_trace.py), with bf16 weights and with fp32 weights under autocast.
+# Eager mode under autocast is measured with benchmarks/saved_bytes.py. fp32 saves twice as many bytes.
+SAVED_BYTES = {
+    "gpt2": {"bf16": 34.1, "autocast": 38.1, "eager": 36},
+    "llama": {"bf16": 34.1, "autocast": 37.1, "eager": 56},
+    "mixtral": {"bf16": 42.2, "autocast": 69.2, "eager": 92},
+}
 CONTEXT_BYTES = 1.5e9  # CUDA context and communication buffers
 USABLE = 0.95  # share of a GPU's memory that can be used; the rest is lost to fragmentation in the allocator
 
@@ -40,31 +44,38 @@ class MemoryEstimate(NamedTuple):
     Document masks, dropout and eager attention need more memory than estimated.
 
     Args:
-        ranks: number of processes among which the optimizer state is divided.
+        ranks: number of processes.
+        sharded: whether the optimizer state is divided among the processes (ZeRO-1). If not, as with DDP, the weights
+            are fp32 and autocast computes in bf16.
         chunk: number of tokens whose logits are in memory at the same time.
-        saved: bytes saved for the backward pass, per token, block and unit of width.
     """
 
+    model_type: str
     parameters: int
     ranks: int
+    sharded: bool
     n_layer: int
     n_embd: int
     sequence_length: int
     vocab_size: int
     chunk: int
-    saved: int
+    bf16: bool = True
+    compiled: bool = True
 
     def bytes_of(self, trial: MemoryTrial) -> float:
         """Return the GPU memory in bytes of a training step with the setting `trial`."""
-        tokens = trial.micro_batch * self.sequence_length
-        # 8 bytes: weight and gradient in bf16 plus the fp32 gradient sum, or weight and gradient in fp32.
-        # 12 bytes, divided over the ranks: fp32 master weight and the two Adam moments.
-        states = self.parameters * (8 + 12 / self.ranks)
-        # With checkpointing: the fp32 input of each block, and one block that is recomputed. 8: embedding and head.
-        blocks = self.saved + 4 * self.n_layer if trial.checkpointing else self.saved * self.n_layer
-        activations = tokens * self.n_embd * (blocks + 8)
-        # 12 bytes: the old chunk of logits (fp32) and its gradient (bf16), and the new chunk (bf16 and fp32).
-        logits = 12 * min(tokens, self.chunk) * self.vocab_size
+        tokens, autocast = trial.micro_batch * self.sequence_length, self.bf16 and not self.sharded
+        # ZeRO-1: weight and gradient in bf16 and the fp32 gradient sum; divided over the ranks, the fp32 master weight
+        # and the two Adam moments. DDP: weight, gradient and moments in fp32, the weight in bf16, the buckets of DDP.
+        states = self.parameters * (8 + 12 / self.ranks if self.sharded else 18 + 4 * (self.ranks > 1))
+        saved = SAVED_BYTES[self.model_type]["eager" if not self.compiled else "autocast" if autocast else "bf16"]
+        inputs = 4 if autocast else 2  # of a block, which is all that is saved with activation checkpointing
+        blocks = saved + inputs * self.n_layer if trial.checkpointing else saved * self.n_layer
+        # 2: the gradient of the head's input.
+        activations = tokens * self.n_embd * (blocks + inputs + 2) * (1 if self.bf16 else 2)
+        # The logits of a chunk and their gradient, in bf16. Eager mode also has the logits in fp32, and keeps the fp32
+        # probabilities and the gradient of the last chunk.
+        logits = min(tokens, self.chunk) * self.vocab_size * (12 if not self.compiled else 4 if self.bf16 else 8)
         return states + activations + logits + CONTEXT_BYTES
 
     def fits(self, trial: MemoryTrial, memory_bytes: float) -> bool:

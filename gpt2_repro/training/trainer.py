@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerControl
 
 from gpt2_repro.model.export import load_experts
-from gpt2_repro.model_size import checkpoint_bytes
+from gpt2_repro.model_size import checkpoint_bytes, tokens_per_chunk
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
@@ -94,7 +94,9 @@ class PretrainingTrainer(Trainer):
         engine.check_engine(facts, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         norm, engine_skips = engine.zero_gradient_norm(self.model_wrapped)
         self.guard.attach(optimizer, norm, engine_skips=engine_skips)
-        self.record_engine(facts | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
+        facts |= {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss}
+        memory = self.environment.accelerator.memory_bytes or 0
+        self.record_engine(facts | {"tokens_per_chunk": tokens_per_chunk(self.model.config.vocab_size, memory)})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment.engine.items()))
         return prepared
 

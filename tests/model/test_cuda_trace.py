@@ -15,11 +15,13 @@ import pytest
 import torch
 
 from gpt2_repro.model_size import flops_per_token, gpt2_parameters
+from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
+from gpt2_repro.training.arguments import load_recipe
 from tests.commands import ROOT
 from tests.model.trace_on_cuda import STUB_SOURCE
 
 
-LENGTH, WIDTH, LAYERS = 1024, 768, 12
+LENGTH, WIDTH, LAYERS = 1024, 768, 2
 
 
 @pytest.fixture(scope="module")
@@ -36,34 +38,58 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @functools.cache
-def trace(stub: Path, recipe: str, rows: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.model.trace_on_cuda", stub, ROOT / "recipes" / recipe, rows]
-    done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True)
+def trace(stub: Path, rows: int, *recipe: str, dtype: str = "bfloat16") -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.model.trace_on_cuda", stub, dtype, rows, ROOT / "recipes" / recipe[0]]
+    done = subprocess.run([*map(str, command), *recipe[1:]], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-SLOW = [pytest.param(f"{name}_124m.yaml", marks=pytest.mark.slow) for name in ("llama", "moe")]
+GPT2 = ("gpt2_124m.yaml", "--n_layer", str(LAYERS))
+LLAMA, MIXTRAL = (pytest.param((f"{name}_124m.yaml", *GPT2[1:]), marks=pytest.mark.slow) for name in ("llama", "moe"))
 
 
-@pytest.mark.parametrize("recipe", ["gpt2_124m.yaml", *SLOW])
-def test_one_graph_per_direction_without_a_host_sync(stub: Path, recipe: str) -> None:
-    forward, backward = trace(stub, recipe, 4)["operations"]
+@pytest.mark.parametrize("recipe", [GPT2, LLAMA, MIXTRAL])
+def test_one_graph_per_direction_without_a_host_sync(stub: Path, recipe: tuple[str, ...]) -> None:
+    forward, backward = trace(stub, 4, *recipe)["operations"]
     for operations in (forward, backward):
         assert not any(word in name for name in operations for word in ("_local_scalar_dense", "nonzero"))
     assert "aten._scaled_dot_product_flash_attention.default" in forward
     assert "aten._scaled_dot_product_flash_attention_backward.default" in backward
 
 
-def test_saved_bytes_and_flops_of_gpt2(stub: Path) -> None:
-    few, many = trace(stub, "gpt2_124m.yaml", 4), trace(stub, "gpt2_124m.yaml", 8)
-    # The gradient of the head and the position embeddings of a row do not grow with the number of rows.
-    per_token = (many["saved"] - few["saved"]) / (4 * LENGTH)
-    assert per_token / 1024 == pytest.approx(310, abs=2)
-    assert few["saved"] - per_token * 4 * LENGTH == pytest.approx((50_304 + LENGTH) * WIDTH * 2, rel=0.001)
+SHAPES = [
+    pytest.param(GPT2, "bfloat16", id="gpt2"),
+    pytest.param(GPT2, "float32", id="gpt2, autocast"),
+    pytest.param(("gpt2_124m.yaml",), "bfloat16", id="gpt2, 12 blocks", marks=pytest.mark.slow),
+    pytest.param(("gpt2_1558m.yaml", *GPT2[1:]), "bfloat16", id="gpt2, width 1600", marks=pytest.mark.slow),
+    pytest.param(LLAMA.values[0], "bfloat16", id="llama", marks=pytest.mark.slow),
+    pytest.param(LLAMA.values[0], "float32", id="llama, autocast", marks=pytest.mark.slow),
+    pytest.param(MIXTRAL.values[0], "bfloat16", id="mixtral", marks=pytest.mark.slow),
+    pytest.param(MIXTRAL.values[0], "float32", id="mixtral, autocast", marks=pytest.mark.slow),
+]
 
+
+@pytest.mark.parametrize(("recipe", "dtype"), SHAPES)
+def test_preflight_estimates_the_saved_bytes(stub: Path, recipe: tuple[str, ...], dtype: str) -> None:
+    few, many = (trace(stub, rows, *recipe, dtype=dtype)["saved"] for rows in (4, 8))
+    model = load_recipe([str(ROOT / "recipes" / recipe[0]), *recipe[1:]]).model
+    states = {"parameters": 0, "ranks": 1, "sharded": dtype == "bfloat16", "chunk": 0, "vocab_size": 0}
+    shape = {name: getattr(model, name) for name in ("model_type", "n_layer", "n_embd")}
+    estimate = MemoryEstimate(**shape, **states, sequence_length=LENGTH)
+    expected = estimate.bytes_of(MemoryTrial(8)) - estimate.bytes_of(MemoryTrial(4))
+    assert many - few == pytest.approx(expected, rel=0.005)
+
+
+def test_flops_of_gpt2(stub: Path) -> None:
     shape = {"n_layer": LAYERS, "n_embd": WIDTH}
     parameters = gpt2_parameters(**shape, n_positions=LENGTH, vocab_size=50_304) - LENGTH * WIDTH
     expected = flops_per_token(parameters=parameters, **shape, sequence_length=LENGTH) - 12 * LAYERS * WIDTH * LENGTH
-    products = few["flops"]["mm"] + few["flops"]["addmm"]
-    assert products / (4 * LENGTH) == pytest.approx(expected, rel=0.002)  # without biases and norms
+    flops = trace(stub, 4, *GPT2)["flops"]
+    assert (flops["mm"] + flops["addmm"]) / (4 * LENGTH) == pytest.approx(expected, rel=0.002)  # no biases and norms
+
+
+def test_the_gradient_of_the_head_is_summed_without_rounding(stub: Path) -> None:
+    # On a GPU of 24 GB, 8 rows are two chunks of 4,096 tokens. A rounded product would be converted to fp32.
+    product = ["aten.mm.dtype", "aten.add.Tensor"]
+    assert trace(stub, 8, *GPT2)["head"] == ["aten.full.default", *product, *product]

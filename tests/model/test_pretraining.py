@@ -33,7 +33,7 @@ def test_loss_and_gradients_are_the_stock_models(family: str, batch) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 32, 1024])
 def test_chunking_does_not_change_the_loss(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretraining, "LOGITS_PER_CHUNK", chunk * PADDED)
+    monkeypatch.setattr(pretraining, "chunk_size", lambda weight: chunk)
     hidden, weight = torch.randn(48, 8).requires_grad_(), torch.randn(PADDED, 8).requires_grad_()
     labels = torch.randint(0, VOCABULARY, (48,))
     labels[3:7] = IGNORED

@@ -1,14 +1,17 @@
 """Trace the compiled loss of a recipe's model on fake CUDA tensors, without a GPU.
 
-    python tests/model/trace_on_cuda.py STUB RECIPE ROWS
+    python tests/model/trace_on_cuda.py STUB DTYPE ROWS RECIPE [--key value …]
 
-STUB is the library compiled from `STUB_SOURCE`. The graphs are those that inductor would get. Prints a JSON object.
+STUB is the library compiled from `STUB_SOURCE`. DTYPE is the dtype of the weights: bfloat16 as under ZeRO-1, or
+float32 with autocast as under DDP. The graphs are those that inductor would get. Prints a JSON object.
 """
 
 import ctypes
 import json
 import sys
+import types
 from typing import Any
+from unittest import mock
 
 
 # A CPU wheel of torch has no device guard for CUDA, which the autograd engine needs also for fake tensors.
@@ -44,8 +47,11 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 """
 
 
-def main(stub: str, recipe: str, rows: int) -> None:
-    """Print the graphs' operations, their FLOPs, and the bytes saved for backward."""
+def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
+    """Print the graphs' operations, their FLOPs, and the bytes saved for backward.
+
+    `head` lists the operations whose result is an fp32 tensor with the shape of the output embedding.
+    """
     ctypes.CDLL(stub, ctypes.RTLD_GLOBAL)  # before torch is imported
     import torch
     from torch._dynamo.backends.common import aot_autograd
@@ -65,6 +71,10 @@ def main(stub: str, recipe: str, rows: int) -> None:
         return attend(q, k, v, 0.0, True, scale=scaling)[0].transpose(1, 2), None
 
     torch.cuda.get_device_capability = lambda *_: (9, 0)  # of an H100; experts look at it
+    properties = types.SimpleNamespace(total_memory=24e9)
+    torch.cuda.get_device_properties = lambda *_: properties
+    with mock.patch.multiple(torch.cuda, is_available=lambda: True, is_bf16_supported=lambda: True):
+        autocast = torch.autocast("cuda", torch.bfloat16, enabled=dtype == "float32")
     AttentionInterface.register("causal_fused", fused)  # without a GPU, SDPA would choose its plain implementation
     graphs: list[Any] = []
 
@@ -76,19 +86,21 @@ def main(stub: str, recipe: str, rows: int) -> None:
     backend = aot_autograd(
         fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition, decompositions=table
     )
-    section, length = load_recipe([recipe]).model, 1024
+    section, length = load_recipe(recipe).model, 1024
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda:0"):
         config = build_config(section, sequence_length=length, vocab_size=50_257)
         model = build_model(config, attention="causal_fused").train()
-        bf16: dict[Any, Any] = {}
-        for module in model.modules():  # as under ZeRO-1; `to` cannot change the dtype of fake parameters
+        cast: dict[Any, Any] = {}
+        for module in model.modules():  # `to` cannot change the dtype of fake parameters
             for name, weight in module._parameters.items():
                 if weight is not None:
-                    half = torch.nn.Parameter(torch.empty(weight.shape, dtype=torch.bfloat16))
-                    module._parameters[name] = bf16.setdefault(weight, half)
+                    other = torch.nn.Parameter(torch.empty(weight.shape, dtype=getattr(torch, dtype)))
+                    module._parameters[name] = cast.setdefault(weight, other)
         model.summed_loss = torch.compile(model.summed_loss, backend=backend, fullgraph=True, dynamic=False)
         ids = torch.zeros(rows, length, dtype=torch.long)
-        model(input_ids=ids, shift_labels=ids).loss.backward()
+        with autocast:
+            loss = model(input_ids=ids, shift_labels=ids).loss
+        loss.backward()
 
     found: dict[str, Any] = {"operations": [], "flops": {}}
     for graph in graphs:
@@ -99,6 +111,10 @@ def main(stub: str, recipe: str, rows: int) -> None:
                 values = [getattr(each, "meta", {}).get("val", each) for each in node.args]
                 name = str(node.target).split(".")[1]
                 found["flops"][name] = found["flops"].get(name, 0) + count(*values, out_val=node.meta["val"])
+    head = model.get_output_embeddings().weight.shape
+    made = [node for node in graphs[0].nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    sums = [node for node in made if (node.meta["val"].shape, node.meta["val"].dtype) == (head, torch.float32)]
+    found["head"] = [str(node.target) for node in sums if node.op == "call_function"]
     saved = {node for node in graphs[0].find_nodes(op="output")[0].args[0] if hasattr(node, "meta")}
     values = [node.meta["val"] for node in saved if node.op != "placeholder"]
     found["saved"] = sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
@@ -106,4 +122,4 @@ def main(stub: str, recipe: str, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
