@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy_rows import read_ids
 from torch import Tensor
 
 
@@ -30,7 +32,7 @@ def start(data: str, out: str, shape: str) -> None:
     The model has the vocabulary size and the special ids of the tokenizer in `data`, a folder of prepared data.
     `shape` contains the arguments of GPT2Config as a JSON object.
     """
-    # `start` and `stock` use transformers without this project.
+    # `start` and `stock` use transformers without this project's package.
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
     tokenizer = AutoTokenizer.from_pretrained(Path(data, "tokenizer"))
@@ -48,16 +50,15 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     config.json are compared. The loss is computed on the first `rows` validation rows of `data`, a folder of prepared
     data. The results are written to the JSON file `out`.
     """
-    from datasets import load_from_disk
     from safetensors import safe_open
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = GPT2LMHeadModel.from_pretrained(final).to(device).eval()
-    ids = torch.tensor(load_from_disk(str(Path(data, "validation"))).with_format("numpy")[: int(rows)]["input_ids"])
+    ids = torch.tensor(read_ids(Path(data, "validation"))[: int(rows)].astype(np.int64))
     total = 0.0
     with torch.no_grad():
-        for part in ids.long().to(device).split(8):
+        for part in ids.to(device).split(8):
             logits = model(part[:, :-1]).logits.flatten(0, 1)
             total += torch.nn.functional.cross_entropy(logits, part[:, 1:].flatten(), reduction="sum").item()
 

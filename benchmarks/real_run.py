@@ -16,6 +16,7 @@ interrupted, only the results of the current phase are lost. The exit code is 1 
 """
 
 import argparse
+import importlib.util
 import json
 import shlex
 import shutil
@@ -48,6 +49,10 @@ class Bench:
 
         self.args, self.work = args, args.work.resolve()
         self.run, self.start, self.data = (self.work / name for name in ("run", "start", "data"))
+        self.prepared = Path(args.data_files[0], "manifest.json").is_file()
+        if self.prepared:
+            self.data = Path(args.data_files[0]).resolve()
+        self.reader = [] if importlib.util.find_spec("datasets") else ["benchmarks/numpy_rows.py"]
         recipe = load_recipe([args.recipe, *extra])
         data, model = recipe.data, recipe.model
         self.length = data.sequence_length
@@ -70,11 +75,12 @@ class Bench:
             "eval_steps": args.steps // 3,
             "eval_tokens": args.eval_tokens,
             "save_steps": self.save_steps,
+            "hellaswag_steps": 0,  # its items are on the Hub
             "disable_tqdm": "true",
         }
         launcher = {"config_file": "accelerate_configs/zero1.yaml", "num_processes": args.processes}
         launch = ["-m", "accelerate.commands.launch", *options(launcher | {"main_process_port": 0})]
-        self.train_command = [*launch, "train.py", args.recipe, *options(train), *extra]
+        self.train_command = [*launch, *self.reader, "train.py", args.recipe, *options(train), *extra]
         self.work.mkdir(parents=True, exist_ok=True)
         self.results: dict[str, Any] = {"commands": [], "phases": {}}
         if (self.work / "results.json").is_file():
@@ -103,8 +109,9 @@ class Bench:
         return max((int(path.parent.name.removeprefix("checkpoint-")) for path in manifests), default=0)
 
     def prepare(self) -> None:
-        done = self.call(self.prepare_command, "prepare.log")
-        self.save("prepare", seconds=done.seconds, manifest=json.loads((self.data / "manifest.json").read_text()))
+        if not self.prepared:
+            self.save("prepare", seconds=self.call(self.prepare_command, "prepare.log").seconds)
+        self.save("prepare", manifest=json.loads((self.data / "manifest.json").read_text()))
 
     def fresh(self) -> None:
         words = ["start", str(self.data), str(self.start), json.dumps(self.shape)]
@@ -177,7 +184,8 @@ class Bench:
         self.save("export", seconds=done.seconds, rows=rows, eval_loss=last["eval_loss"], checks=checks, **found)
 
     def bare(self) -> None:
-        done = self.call(["benchmarks/bare_loop.py", "bare", str(self.run), str(self.work / "bare.json")], "bare.log")
+        words = ["bare", str(self.run), str(self.work / "bare.json")]
+        done = self.call([*self.reader, "benchmarks/bare_loop.py", *words], "bare.log")
         measured = json.loads((self.work / "bare.json").read_text())
         speed = measured["tokens_per_step"] / statistics.median(measured["step_seconds"][COLD:])
         self.save("bare", seconds=done.seconds, tokens_per_second=speed, peak_mib=done.peak_mib, **measured)
@@ -187,7 +195,7 @@ class Bench:
         # The losses of the two bare loops show how much two correct runs can differ.
         plan, out = self.results["phases"]["train"]["environment"]["plan"], self.work / "again.json"
         words = ["bare", str(self.run), str(out), str(max(1, plan["micro_batch_size"] // 2))]
-        done = self.call(["benchmarks/bare_loop.py", *words], "again.log")
+        done = self.call([*self.reader, "benchmarks/bare_loop.py", *words], "again.log")
         self.save("again", seconds=done.seconds, losses=json.loads(out.read_text())["losses"])
 
     def compare(self) -> None:
@@ -229,7 +237,9 @@ def main(argv: list[str]) -> None:
     own, extra = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", default="recipes/gpt2_124m.yaml", help="Recipe of the run.")
-    parser.add_argument("--data_files", nargs="+", required=True, help="Text files or globs, for prepare_data.py.")
+    parser.add_argument(
+        "--data_files", nargs="+", required=True, help="Text for prepare_data.py, or a prepared folder."
+    )
     parser.add_argument("--tokenizer", default="openai-community/gpt2", help="A Hub id, a local folder or train:N.")
     parser.add_argument("--work", type=Path, default=Path("runs/real_run"), help="Folder for all output.")
     parser.add_argument("--processes", type=int, help="Training processes. (default: the number of GPUs, or 1)")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from gpt2_repro.errors import UserError, in_a_line
 
@@ -39,8 +38,7 @@ class Rows:
         # For each chunk: all its ids, and the boundaries of its rows.
         self._chunks: list[tuple[np.ndarray, np.ndarray | range]] = []
         for chunk in chunks:
-            if pa.types.is_fixed_size_list(chunk.type):
-                size = chunk.type.list_size
+            if size := getattr(chunk.type, "list_size", 0):  # all rows have this length
                 self._chunks.append((chunk.flatten().to_numpy(), range(0, (len(chunk) + 1) * size, size)))
             else:
                 self._chunks.append((chunk.values.to_numpy(), chunk.offsets.to_numpy()))
@@ -110,6 +108,7 @@ def open_rows(folder: Path, largest_id: int | None = None) -> Rows:
 
     Raises UserError if the files of the folder are damaged.
     """
+    import pyarrow as pa
     from datasets import load_from_disk
 
     try:

@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
-
 from gpt2_repro.errors import UserError
 
 
@@ -111,6 +109,8 @@ def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Convert exceptions from a damaged file into a UserError that names the file."""
+    import pyarrow as pa
+
     try:
         yield
     except PermissionError:
