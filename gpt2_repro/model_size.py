@@ -62,3 +62,14 @@ def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
     # Master weights and the Adam moments m and v in fp32, and two copies of the model in bf16 or fp32: one that the
     # training engine writes, and one in safetensors format.
     return parameters * (12 + 2 * (2 if bf16 else 4))
+
+
+def bytes_of_rank(parameters: int, *, bf16: bool, rank: int, shards: int) -> int:
+    """Return the size of the files that a rank writes into a `checkpoint-N`.
+
+    Args:
+        shards: the number of ranks that DeepSpeed shards the optimizer state over, or 0 without DeepSpeed.
+    """
+    if not shards:
+        return 0 if rank else 12 * parameters  # weights and moments in fp32
+    return 12 * parameters // shards + (0 if rank else checkpoint_bytes(parameters, bf16=bf16) - 12 * parameters)
