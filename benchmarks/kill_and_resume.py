@@ -1,4 +1,4 @@
-"""Measure the time from a SIGKILL to the next optimizer step after a restart, or the time of saves.
+"""Measure the time from a SIGKILL to the next step after a restart, or of saves.
 
     python benchmarks/kill_and_resume.py recipes/demo.yaml --processes 2
     python benchmarks/kill_and_resume.py recipes/demo.yaml --processes 2 --saves 4

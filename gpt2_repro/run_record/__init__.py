@@ -233,7 +233,7 @@ class RunRecord:
 
 
 def _has_ended(holder: str) -> bool:
-    """Return whether the process that HOLDER describes has ended. False if it runs on another machine."""
+    """Return whether the process in HOLDER was on this machine and has ended."""
     number = holder.partition(" on ")[0].removeprefix("process ")
     if not number.isdigit() or holder != HOLDER.format(number, platform.node()):
         return False

@@ -104,7 +104,7 @@ def hashed_saves(folder: Path, memory: StagingMemory | None = None) -> Iterator[
 
 
 def write_safetensors(tensors: dict[str, torch.Tensor], file: Any, metadata: dict[str, str] | None) -> None:
-    """Write the bytes that safetensors' `save_file` writes, without its copies of the weights."""
+    """Write the bytes that safetensors' `save_file` writes, without copying weights."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0

@@ -139,7 +139,10 @@ class PretrainingTrainer(Trainer):
         self._restored_losses = manifest["loss_window"]
 
     def start_writer(self) -> None:
-        """Start the process that writes checkpoints. This is a collective: call it on all ranks."""
+        """Start the process that writes checkpoints.
+
+        This is a collective: call it on all ranks.
+        """
         shards = self.args.world_size if self.is_deepspeed_enabled else 0
         about = {"bf16": self.args.bf16, "rank": self.args.process_index, "shards": shards}
         self.saver.start(bytes_of_rank(self.model.num_parameters(), **about), lock=self.run.lock_descriptor)

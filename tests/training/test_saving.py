@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
-from gpt2_repro.errors import RunFailed
+from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import writer
 from gpt2_repro.run_record.checkpoints import checkpoints, defect, read_manifest
 from gpt2_repro.training import saving
@@ -56,7 +56,7 @@ def test_saved_files_are_hashed_and_unchanged(memory_bytes: int | None, tmp_path
 def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(saving, "broadcast_object_list", lambda objects: objects)
     args = SimpleNamespace(keep_checkpoints=2, keep_every_steps=0, keep_best_checkpoint=False)
-    args.process_index, args.world_size = 0, 1
+    args.process_index, args.local_process_index, args.world_size, args.background_save = 0, 0, 1, True
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
     made = CheckpointSaver(tmp_path, alone, args, expected=1000, alive=lambda: None)
 
@@ -100,6 +100,28 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
     quota = 0
     with pytest.raises(RunFailed, match="SIGTERM"):  # a stop without a checkpoint is a failure
         saver.step(12, stops="SIGTERM")
+
+
+def test_too_little_memory_for_background_saves_is_an_error(saver, monkeypatch) -> None:
+    monkeypatch.setattr(saving, "available_memory", lambda: 999)
+    with pytest.raises(UserError, match="--background_save"):
+        saver.start(1000, lock=-1)
+    saver.args.background_save = False
+    saver.start(1000, lock=-1)
+    assert saver.writer is None and saver.step(1)
+
+
+def test_killed_writer_ends_the_run_and_publishes_nothing(saver, tmp_path: Path) -> None:
+    saver.start(1000, lock=-1)
+    assert saver.step(1)
+    saver.finish()
+    saver.writer.kill()
+    saver.writer.wait()
+    saver.step(2)
+    with pytest.raises(RunFailed):
+        saver.poll(wait=True)
+    saver.close()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1"]
 
 
 @pytest.mark.parametrize(
