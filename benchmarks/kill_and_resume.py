@@ -1,16 +1,19 @@
-"""Measure the time from a SIGKILL to the next optimizer step after a restart.
+"""Measure the time from a SIGKILL to the next step after a restart, or of saves.
 
     python benchmarks/kill_and_resume.py recipes/demo.yaml --processes 2
+    python benchmarks/kill_and_resume.py recipes/demo.yaml --processes 2 --saves 4
     python benchmarks/kill_and_resume.py recipes/gpt2_124m.yaml --processes 8 -- --save_steps 50
 
 Prepare the data of the recipe first. The run trains until it has logged a step after its first checkpoint. Then the
-launcher and the workers are killed at once, and the same command is started again. Options after `--` go to train.py.
+launcher and the workers are killed at once, and the same command is started again. With `--saves`, a run with and a run
+without --background_save are compared instead. Options after `--` go to train.py.
 """
 
 import argparse
 import contextlib
 import functools
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -36,12 +39,26 @@ def newest(run: Path) -> int:
     return max((int(path.name.split("-")[1]) for path in run.glob("checkpoint-*")), default=0)
 
 
+def compare_saves(words: list[str], run: Path) -> None:
+    """Print how long each save of a run takes, and how long training pauses for it."""
+    for background in ("true", "false"):
+        log = run.with_name(f"{background}.log")
+        output = ["--output_dir", f"{run}-{background}", "--background_save", background]
+        run_python([*words, *output], log=log, timeout=3600, stop=lambda: False)
+        for kind, pattern in (("complete after", r"MB in ([0-9.]+) s"), ("pause", r"paused for ([0-9.]+) s")):
+            print(
+                f"--background_save {background}, {kind}: {', '.join(re.findall(pattern, log.read_text()))} s",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="Recipe of the run.")
     parser.add_argument("--processes", type=int, default=2, help="Training processes under ZeRO-1. (default: 2)")
     parser.add_argument("--checkpoint", type=int, default=20, help="Step of the first checkpoint. (default: 20)")
     parser.add_argument("--kills", type=int, default=3, help="Number of kills. (default: 3)")
+    parser.add_argument("--saves", type=int, default=0, help="Compare runs with this number of saves; no kills.")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Folder for temporary files.")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
@@ -49,13 +66,15 @@ def main() -> None:
         run = Path(folder, "run")
         words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero1.yaml"]
         words += ["--num_processes", str(args.processes), "--main_process_port", "0", "train.py", args.recipe]
-        words += ["--output_dir", str(run), "--save_steps", str(args.checkpoint), "--logging_steps", "1"]
-        words += ["--disable_tqdm", "true", *options]
+        words += ["--save_steps", str(args.checkpoint), "--logging_steps", "1", "--disable_tqdm", "true", *options]
+        if args.saves:
+            return compare_saves([*words, "--max_steps", str(args.saves * args.checkpoint)], run)
+        words += ["--output_dir", str(run)]
         killed = 0.0
         for number in range(args.kills + 1):
             saved, log = newest(run), Path(folder, f"{number}.log")
             new = functools.partial(first_new, run, saved or args.checkpoint, killed)
-            done = run_python(words, log=log, timeout=3600, stop=lambda new=new: new() is not None)
+            done = run_python(words, log=log, timeout=3600, stop=lambda new=new: newest(run) > 0 and new() is not None)
             if (found := new()) is None:
                 sys.exit(f"The run ended before it logged a new step. End of its log:\n{log.read_text()[-3000:]}")
             step, when = found

@@ -11,6 +11,8 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import psutil
+
 from gpt2_repro.errors import UserError
 
 
@@ -69,6 +71,15 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
         name, count = properties.name, torch.cuda.device_count()
         return Accelerator("cuda", name, count, peak_flops(name), properties.total_memory)
     return Accelerator("cpu", platform.processor() or platform.machine(), os.cpu_count() or 1, None, None)
+
+
+def available_memory() -> int:
+    """Return the free host memory in bytes, within the limit of the container."""
+    free = [psutil.virtual_memory().available]
+    cgroup = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no limit: the file is missing or its text is "max"
+        free.append(int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text()))
+    return min(free)
 
 
 def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = USE_CPU) -> bool:

@@ -77,3 +77,14 @@ def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
     logits = 2**30 if memory_bytes >= 40e9 else 2**28
     # A power of two, because matrices of other heights leave part of a GPU idle.
     return 1 << max(0, (logits // vocab_size).bit_length() - 1)
+
+
+def bytes_of_rank(parameters: int, *, bf16: bool, rank: int, shards: int) -> int:
+    """Return the size of the files that a rank writes into a `checkpoint-N`.
+
+    Args:
+        shards: the number of ranks that DeepSpeed shards the optimizer state over, or 0 without DeepSpeed.
+    """
+    if not shards:
+        return 0 if rank else 12 * parameters  # weights and moments in fp32
+    return 12 * parameters // shards + (0 if rank else checkpoint_bytes(parameters, bf16=bf16) - 12 * parameters)

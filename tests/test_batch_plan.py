@@ -9,7 +9,7 @@ import pytest
 from gpt2_repro.batch_plan import TokenCount, plan_batches, plan_by_length
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
-from gpt2_repro.model_size import checkpoint_bytes, flops_per_token, gpt2_parameters
+from gpt2_repro.model_size import bytes_of_rank, checkpoint_bytes, flops_per_token, gpt2_parameters
 from gpt2_repro.training.arguments import TrainingSection, count_steps
 from gpt2_repro.training.optimization import learning_rate_factor
 from gpt2_repro.training.workload import plan_run
@@ -55,6 +55,9 @@ def test_sizes_of_gpt2_124m() -> None:
     flops = flops_per_token(parameters=124_439_808 - 1024 * 768, n_layer=12, n_embd=768, sequence_length=1024)
     assert flops == pytest.approx(855.2e6, rel=1e-3)
     assert checkpoint_bytes(124_475_904, bf16=True) == pytest.approx(2.07e9, rel=0.05)
+    sharded = [bytes_of_rank(124_475_904, bf16=True, rank=rank, shards=4) for rank in range(4)]
+    assert sum(sharded) == checkpoint_bytes(124_475_904, bf16=True) and sharded[0] > sharded[1] == sharded[3]
+    assert [bytes_of_rank(100, bf16=True, rank=rank, shards=0) for rank in range(2)] == [1200, 0]
 
 
 def test_what_does_not_divide_names_choices_that_do() -> None:

@@ -138,6 +138,7 @@ def test_each_size_is_llmc_s_script(size: str) -> None:
     free = {"n_layer", "n_head", "n_embd", "source", "dataset_dir", "max_tokens", "tokens_per_step", "total_tokens"}
     free |= {"learning_rate", "final_learning_rate_fraction", "per_device_train_batch_size", "baseline"}
     free |= {"eval_steps", "hellaswag_steps", "sample_steps", "save_steps", "save_minutes", "keep_every_steps"}
+    free |= {"save_rolling_minutes"}
     assert changed(values, default) <= free
 
 

@@ -132,7 +132,7 @@ class Workload:
     save_minutes: float
     checkpoint_bytes: int
     final_bytes: int
-    run_bytes: int  # the kept checkpoints, the best, a checkpoint being written, and the final model
+    run_bytes: int  # the kept checkpoints, the rolling one, the best, one being written, and the final model
     data_bytes: float
     missing_bytes: float
     is_reference: bool  # a compiled GPT-2 in bf16 without activation checkpointing

@@ -25,7 +25,11 @@ from gpt2_repro.typed_json import from_json
 
 logger = logging.getLogger(__name__)
 
+WRITING = 60.0  # seconds to wait for the writer of a job that has ended
 FRESH = 30.0  # seconds between two status updates while a run is running
+
+
+HOLDER = "process {} on {}"
 
 
 class RunRecord:
@@ -150,17 +154,28 @@ class RunRecord:
             lock = (self.path / layout.LOCK).open("a+")
         except OSError as error:
             raise UserError(f"Cannot write into {self.path} ({error.strerror}). Pass another --output_dir.") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            raise UserError(f"{self.path} is in use by {holder}. End that job or pass another --output_dir.") from None
+        deadline = time.monotonic() + WRITING
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                lock.seek(0)
+                holder = lock.read().strip() or "unknown"
+            # If the job has ended, its writer still writes the last checkpoint.
+            if not _has_ended(holder) or time.monotonic() > deadline:
+                raise UserError(f"{self.path} is in use by {holder}. End that job or pass another --output_dir.")
+            time.sleep(0.1)
         lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {platform.node()}")
+        lock.write(HOLDER.format(os.getpid(), platform.node()))
         lock.flush()
         self._lock = lock
         self._earlier = time_of_earlier_attempts(self.status())
+
+    @property
+    def lock_descriptor(self) -> int:
+        """The descriptor of the locked file, or -1 if this process has no lock."""
+        return -1 if self._lock is None else self._lock.fileno()
 
     def claim(self, recipe: str) -> None:
         """Lock the run directory, write recipe.yaml and set the state to "running"."""
@@ -231,3 +246,15 @@ class RunRecord:
                 lost = max(0.0, self._earlier[name] - at_checkpoint.get(name, 0.0))
                 self._earlier[name] -= lost
                 self._earlier["redone"] += lost
+
+
+def _has_ended(holder: str) -> bool:
+    """Return whether the process in HOLDER was on this machine and has ended."""
+    number = holder.partition(" on ")[0].removeprefix("process ")
+    if not number.isdigit() or holder != HOLDER.format(number, platform.node()):
+        return False
+    try:
+        os.kill(int(number), 0)
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    return False

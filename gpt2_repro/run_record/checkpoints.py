@@ -177,15 +177,16 @@ def size(checkpoint: Path) -> int:
 
 
 def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False) -> None:
-    """Delete old complete checkpoints of a run.
+    """Delete old complete checkpoints of a run. The newest checkpoint is always kept.
 
     Args:
-        keep: number of newest checkpoints to keep. 0 keeps all.
+        keep: number of newest checkpoints to keep that are not rolling. 0 keeps all.
         keep_every: also keep checkpoints whose step is a multiple of this number.
         keep_best: also keep the checkpoint with the lowest validation loss.
     """
     complete = complete_checkpoints(run)
-    kept = set(complete[:keep] if keep else complete)
+    lasting = [path for path in complete if not read_manifest(path).get("rolling")]
+    kept = {*complete[:1], *(lasting[:keep] if keep else lasting)}
     if keep_every:
         kept.update(path for path in complete if step_of(path) % keep_every == 0)
     if keep_best:

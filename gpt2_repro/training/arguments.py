@@ -35,7 +35,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
             *("max_grad_norm", "warmup_steps", "max_steps", "stop_at_step", "eval_steps"),
             *("hellaswag_steps", "sample_steps", "sample_tokens", "save_steps", "save_minutes", "keep_checkpoints"),
             *("keep_every_steps", "max_hours", "max_usd", "usd_per_hour", "skip_loss_z", "skip_grad_z"),
-            "dataloader_num_workers",
+            *("dataloader_num_workers", "save_rolling_minutes"),
         ),
     ),
     "0 or at least 10": (lambda value: value == 0 or value >= 10, ("hang_timeout",)),
@@ -102,6 +102,10 @@ class TrainingSection(TrainingArguments):
     save_strategy: Literal["steps", "no"] = _field("steps", "steps: save at intervals. no: only at an early stop.")
     save_steps: int = _field(2000, "Steps between checkpoints. 0: save after save_minutes and at the end.")
     save_minutes: float = _field(15.0, "Save if the last checkpoint is N minutes old. 0: save by save_steps only.")
+    save_rolling_minutes: float = _field(
+        2.0, "Also save every N minutes a checkpoint that replaces the last such checkpoint. 0: never."
+    )
+    background_save: bool = _field(True, "Train while a checkpoint is written from a copy in host memory.")
     keep_checkpoints: int = _field(2, "Number of newest complete checkpoints to keep. 0 keeps all.")
     keep_best_checkpoint: bool = _field(True, "Also keep the checkpoint with the lowest validation loss at its step.")
     keep_every_steps: int = _field(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")

@@ -83,9 +83,12 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
             note(WENT_BACK, args.resume_from)
     try:
         folder = loadable(start, staging=trainer.saver.staging, accelerator=trainer.accelerator)
+        trainer.start_writer()
         shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
         trainer.train(resume_from_checkpoint=folder)
+        with trainer.meter.on("saving"):
+            trainer.saver.finish()
         trainer.guard.settle()
         if when.reason or trainer.state.global_step < trainer.plan.max_steps:
             # If the run had reached stop_at_step in an earlier attempt, no step sets a reason.
@@ -114,6 +117,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=reason)
         raise
+    finally:
+        trainer.saver.close()  # after a crash, the writer still completes the last checkpoint
 
 
 def judge(trainer: PretrainingTrainer) -> None:

@@ -1,73 +1,118 @@
-"""Hash the files of a checkpoint in memory while they are written."""
+"""Hash the files of a checkpoint while they are written, or copy them to memory."""
 
 import contextlib
-import hashlib
+import json
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from transformers import modeling_utils
 
+from gpt2_repro.run_record.writer import HashedFile
+
 
 NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, and recipe.yaml contains them.
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # names in safetensors files
+
+
+class StagingMemory:
+    """Memory for the files of a checkpoint, shared with the process that writes them.
+
+    The memory is allocated here, because a copy into fresh memory takes ten times as long.
+    """
+
+    def __init__(self, size: int) -> None:
+        # Not limited by the size of /dev/shm, which is often 64 MB in containers.
+        self.descriptor = os.memfd_create("checkpoint")
+        self.size = self.used = 0
+        self._grow(size + size // 50 + (1 << 20))  # and the headers of the files
+
+    def write(self, data: Any) -> int:
+        """Append `data`. This is the method that torch.save needs."""
+        piece = memoryview(data).cast("B")
+        end = self.used + len(piece)
+        if end > self.size:
+            self._grow(end + end // 8)
+        self.view[self.used : end] = piece
+        self.used = end
+        return len(piece)
+
+    def flush(self) -> None:
+        """Do nothing. torch.save calls this method."""
+
+    def _grow(self, size: int) -> None:
+        os.posix_fallocate(self.descriptor, 0, size)  # raises OSError if there is too little memory
+        self.size = size
+        self.view = memoryview(mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
 
 @contextlib.contextmanager
-def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
+def hashed_saves(folder: Path, memory: StagingMemory | None = None) -> Iterator[dict[str, dict[str, Any]]]:
     """Hash each file that this process saves below `folder` in the `with` block.
 
-    Only files that `torch.save` writes, and safetensors files that transformers writes, are hashed and synced to disk.
+    With `memory`, the files are copied to this memory instead. Only files that `torch.save` writes, and safetensors
+    files that transformers writes, are hashed and synced to disk, or copied.
 
-    Yields a dict, to which each hashed file adds an entry. The key is the path relative to `folder`. The value is a
-    dict with the size (`bytes`) and the hash (`sha256`).
+    Yields a dict, to which each of these files adds an entry. The key is the path relative to `folder`. The value is a
+    dict with the size (`bytes`), and the hash (`sha256`) or the position in the memory (`start`).
     """
     written: dict[str, dict[str, Any]] = {}
     save_pickle, save_weights = torch.save, modeling_utils.safe_save_file
+    checksums = torch.serialization.get_crc32_options()
 
     @contextlib.contextmanager
-    def hashed_file(path: Path) -> Iterator[_HashedFile]:
-        with path.open("wb") as file:
-            hashed = _HashedFile(file)
+    def opened(path: Path) -> Iterator[Any]:
+        name = str(path.relative_to(folder))
+        if memory is not None:
+            start = memory.used
+            yield memory
+            written[name] = {"bytes": memory.used - start, "start": start}
+            return
+        with path.open("xb") as file:
+            hashed = HashedFile(file)
             yield hashed
-            file.flush()
-            os.fsync(file.fileno())
-        written[str(path.relative_to(folder))] = {"bytes": hashed.bytes, "sha256": hashed.digest.hexdigest()}
+            written[name] = hashed.finish()
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         path = Path(f) if isinstance(f, str | os.PathLike) else None
         if path is None or not path.is_relative_to(folder):
             save_pickle(obj, f, *args, **kwargs)
         elif path.name != NOT_SAVED:
-            with hashed_file(path) as file:
+            with opened(path) as file:
                 save_pickle(obj, file, *args, **kwargs)
 
     def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: dict[str, str] | None = None) -> None:
         if not Path(filename).is_relative_to(folder):
             return save_weights(tensors, filename, metadata)
-        with hashed_file(Path(filename)) as file:
-            file.write(safetensors.torch.save(tensors, metadata))  # a second copy of the weights in memory
+        with opened(Path(filename)) as file:
+            write_safetensors(tensors, file, metadata)
         return None
 
+    if memory is not None:
+        memory.used = 0
+    # The manifest has a SHA-256 of each file. The checksums in files of torch.save would triple the time of a copy.
+    torch.serialization.set_crc32_options(False)
     torch.save, modeling_utils.safe_save_file = save, save_file
     try:
         yield written
     finally:
         torch.save, modeling_utils.safe_save_file = save_pickle, save_weights
+        torch.serialization.set_crc32_options(checksums)
 
 
-class _HashedFile:
-    """A file object for torch.save that hashes all data written to it."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        self.bytes += len(data)
-        return self.file.write(data)
-
-    def flush(self) -> None:
-        self.file.flush()
+def write_safetensors(tensors: dict[str, torch.Tensor], file: Any, metadata: dict[str, str] | None) -> None:
+    """Write the bytes that safetensors' `save_file` writes, without copying weights."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        file.write(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))

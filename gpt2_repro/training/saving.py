@@ -1,26 +1,35 @@
-"""Save checkpoints atomically, and delete old checkpoints."""
+"""Save checkpoints atomically while training continues, and rotate them."""
 
 import contextlib
 import errno
-import functools
+import json
 import logging
+import os
+import select
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list, gather_object
+import torch
+from accelerate.utils import broadcast_object_list
 
-from gpt2_repro.errors import RunFailed
-from gpt2_repro.run_record import checkpoints
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.hardware import available_memory
+from gpt2_repro.run_record import checkpoints, writer
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path
+from gpt2_repro.training import ranks
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.hashing import hashed_saves
+from gpt2_repro.training.hashing import StagingMemory, hashed_saves
 
 
 logger = logging.getLogger(__name__)
 
+WRITER = "import sys; from gpt2_repro.run_record import writer; writer.serve(int(sys.argv[1]))"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SPARE = 1.15  # required free space, as a multiple of the size of the last checkpoint
 SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
 VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visible on this one
@@ -28,6 +37,8 @@ VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visib
 
 class CheckpointSaver:
     """Saves the checkpoints of a run, and deletes old checkpoints.
+
+    A save copies the checkpoint to memory. A process writes the copy while training continues.
 
     Args:
         expected: estimated size of the first checkpoint in bytes.
@@ -40,69 +51,166 @@ class CheckpointSaver:
         self.run, self.accelerator, self.args = run, accelerator, args
         self.expected, self.alive = expected, alive
         self.skipped = 0
-        self.saved_step = -1  # of the newest checkpoint
-        self.seconds = 0.0  # duration of the last save
+        self.saved_step = -1  # of the newest checkpoint that is copied to memory or written
+        self.seconds = self.paused = 0.0  # duration of the last save, and how long training waited
+        self.jobs: list[dict[str, Any]] = []  # not finished yet
+        self.memory: StagingMemory | None = None
+        self.writer: Any = None  # the process
 
     @property
     def staging(self) -> Path:
         """The folder in which checkpoints are written before they are complete."""
         return self.run / STAGING
 
+    def start(self, size: int, *, lock: int) -> None:
+        """Allocate memory for this rank's files, and start the process that writes them.
+
+        This is a collective: call it on all ranks. Without --background_save, nothing happens.
+
+        Args:
+            size: estimated bytes of this rank's files.
+            lock: descriptor of the lock of the run directory, or -1. The process holds this lock while it writes.
+
+        Raises UserError if the machine has too little memory.
+        """
+        if not self.args.background_save or not hasattr(os, "memfd_create"):
+            return
+        first = self.args.process_index - self.args.local_process_index
+        sizes = ranks.gather(torch.tensor([size])).flatten()[first:][: int(os.environ.get("LOCAL_WORLD_SIZE", 1))]
+        needed, available = int(sizes.sum()), available_memory()
+        if ranks.largest(int(needed > available)):
+            raise UserError(
+                f"Saving in the background needs {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are "
+                "available. Pass --background_save false to stop training during saves."
+            )
+        self.memory = StagingMemory(size)
+        logger.info("checkpoints are copied to %.1f GB of memory and written in the background", needed / 1e9)
+        words = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]
+        # A session of its own, because a signal to the launcher or to the terminal must not end the writer.
+        self.writer = subprocess.Popen(
+            words,
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # select does not see a reply in a buffer
+            start_new_session=True,
+            pass_fds=[self.memory.descriptor, *([lock] if lock >= 0 else [])],
+        )
+
     def save(
-        self, step: int, write: Callable[[], None], facts: Callable[[], dict[str, Any]], *, stops: str | None = None
+        self,
+        step: int,
+        write: Callable[[], None],
+        facts: Callable[[], dict[str, Any]],
+        *,
+        stops: str | None = None,
+        rolling: bool = False,
     ) -> bool:
         """Save checkpoint-`step`. Return False if the disk has too little space.
 
-        This is a collective: call it on all ranks.
+        This is a collective: call it on all ranks. It returns when the checkpoint is copied to memory. If the run
+        stops, or without --background_save, it returns when the checkpoint is complete.
 
         Args:
             write: writes the files of the checkpoint into `staging`/checkpoint-`step`.
             facts: returns all entries of the manifest except the list of files. Called on all ranks.
             stops: why the run stops early after this save, or None if it does not stop early.
+            rolling: whether the next checkpoint replaces this checkpoint.
 
-        Raises RunFailed if the disk becomes full while writing. Also raises RunFailed if the disk has too little space
-        for the third save in a row, or for the save with which the run stops.
+        Raises RunFailed if this checkpoint or the previous one cannot be written. Also raises RunFailed if the disk has
+        too little space for the third save in a row, or for the save with which the run stops.
         """
-        if not self._make_room_or_skip(step, stops):
-            return False
         began = time.perf_counter()
+        self.poll(wait=True)
+        if not self._make_room_or_skip(step, stops, rolling=rolling):
+            return False
+        self.saved_step = step
         staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
         with full_disk_in_words(self.run, target.name, self.staging):
-            with hashed_saves(staged) as written:
+            with hashed_saves(staged, self.memory) as written:
                 write()
-                described = facts()
+                described = facts() | ({"rolling": True} if rolling else {})
             self.alive()
-            files = functools.reduce(dict.__or__, gather_object([written]))
-            if self.accelerator.is_main_process:
-                checkpoints.seal(staged, files, **described)
-                checkpoints.publish(staged, target)
-        self.alive()
-        self.accelerator.wait_for_everyone()
-        _wait_until_visible(target)
-        self.saved_step, self.seconds = step, time.perf_counter() - began
-        if self.accelerator.is_main_process:
-            megabytes = checkpoints.size(target) / 1e6
-            logger.info("saved %s: %s MB in %.1f s", target, f"{megabytes:,.1f}", self.seconds)
-            self.rotate()
-        self.accelerator.wait_for_everyone()
+            self.paused = time.perf_counter() - began
+            paths = {"staged": str(staged.resolve()), "target": str(target.resolve())}
+            self._submit(paths | {"files": written, "facts": described})
+        if stops or self.writer is None:
+            self.finish()
         return True
 
-    def rotate(self, *, at_most: int | None = None) -> None:
-        """Delete checkpoints that the recipe does not keep. Call this on rank 0 only.
+    def poll(self, *, wait: bool = False) -> None:
+        """Log the saves that this rank's writer has finished.
 
         Args:
-            at_most: keep no more than this number of newest checkpoints.
+            wait: wait until the writer has finished all saves.
+
+        Raises RunFailed if the writer has failed.
         """
+        while self.jobs and (wait or select.select([self.writer.stdout], [], [], 0)[0]):
+            reply = json.loads(self.writer.stdout.readline() or '{"error": "the writing process was killed"}')
+            name = checkpoint_path(self.run, self.saved_step).name
+            with full_disk_in_words(self.run, name, self.staging):
+                if reply.get("errno") in DISK_FULL:
+                    raise OSError(reply["errno"], reply["error"])
+            if "error" in reply:
+                shutil.rmtree(self.staging, ignore_errors=True)  # ends the writers of the other ranks
+                raise RunFailed(f"{name} could not be saved: {reply['error']}. Run the same command again.")
+            self._report(self.jobs.pop(0), reply["seconds"])
+
+    def finish(self) -> None:
+        """Wait until the checkpoint is complete on all ranks. Call this on all ranks."""
+        self.poll(wait=True)
+        self.alive()
+        self.accelerator.wait_for_everyone()
+        if self.saved_step >= 0:
+            _wait_until_visible(checkpoint_path(self.run, self.saved_step))
+
+    def close(self) -> None:
+        """Let the writer end after its last save."""
+        if self.writer is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.writer.stdin.write(b"\n")  # dataloader workers may have the pipe open
+            if not self.jobs:
+                self.writer.wait()
+
+    def rotate(self) -> None:
+        """Delete checkpoints that the recipe does not keep. Call this on rank 0 only."""
+        self._submit({})
+
+    def _submit(self, job: dict[str, Any]) -> None:
+        about = {"run": str(self.run.resolve()), "rotation": self._rotation(), "trainer": os.getpid()}
+        job |= about | {"rank": self.args.process_index, "ranks": self.args.world_size}
+        if self.writer is None:
+            return self._report(job, writer.perform(job, memoryview(b"")))
+        self.jobs.append(job)
+        with contextlib.suppress(BrokenPipeError):  # the reply of a killed writer is missing
+            self.writer.stdin.write(json.dumps(job).encode() + b"\n")
+        return None
+
+    def _report(self, job: dict[str, Any], seconds: float) -> None:
+        if "staged" not in job or job["rank"]:
+            return
+        self.seconds = self.paused + seconds
+        self.paused = self.paused if self.writer else self.seconds
+        target = checkpoint_path(self.run, self.saved_step)
+        megabytes = checkpoints.size(target) / 1e6
+        text = "saved %s: %s MB in %.1f s, training paused for %.2f s"
+        logger.info(text, target, f"{megabytes:,.1f}", self.seconds, self.paused)
+
+    def _rotation(self, *, at_most: int | None = None) -> dict[str, Any]:
         args = self.args
         keep = args.keep_checkpoints if at_most is None else min(at_most, args.keep_checkpoints)
-        checkpoints.rotate(self.run, keep=keep, keep_every=args.keep_every_steps, keep_best=args.keep_best_checkpoint)
+        return {"keep": keep, "keep_every": args.keep_every_steps, "keep_best": args.keep_best_checkpoint}
 
-    def _make_room_or_skip(self, step: int, stops: str | None) -> bool:
-        missing = [self._free_space() if self.accelerator.is_main_process else 0.0]
+    def _make_room_or_skip(self, step: int, stops: str | None, *, rolling: bool) -> bool:
+        missing = [self._free_space(rolling=rolling) if self.accelerator.is_main_process else 0.0]
         (megabytes,) = broadcast_object_list(missing)
         if megabytes <= 0:
             self.skipped = 0
             return True
+        if rolling:
+            logger.warning("The disk has too little space for the rolling checkpoint of step %d.", step)
+            return False
         self.skipped += 1
         if stops or self.skipped > SKIPS_ALLOWED:
             why = f"when the run stopped ({stops})" if stops else "for the third save in a row"
@@ -120,16 +228,17 @@ class CheckpointSaver:
         )
         return False
 
-    def _free_space(self) -> float:
+    def _free_space(self, *, rolling: bool) -> float:
         """Delete old checkpoints if the disk has too little space for the next checkpoint.
 
-        Returns the megabytes that are still missing. If there is enough space, the result is 0 or negative.
+        For a rolling checkpoint, no checkpoint is deleted. Returns the megabytes that are still missing. If there is
+        enough space, the result is 0 or negative.
         """
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
         needed = SPARE * (checkpoints.size(complete[0]) if complete else self.expected)
-        if shutil.disk_usage(self.run).free < needed:
-            self.rotate(at_most=1)
+        if shutil.disk_usage(self.run).free < needed and not rolling:
+            checkpoints.rotate(self.run, **self._rotation(at_most=1))
             if gone := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
                 logger.warning("deleted %d older checkpoints to free disk space for the next one", gone)
         return (needed - shutil.disk_usage(self.run).free) / 1e6
@@ -147,7 +256,7 @@ def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
         yield
     except Exception as error:
         # The error of safetensors has no errno. Only its text contains "os error 28".
-        if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "os error 28" not in str(error):
+        if getattr(error, "errno", None) not in DISK_FULL and "os error 28" not in str(error):
             raise
         shutil.rmtree(staging, ignore_errors=True)
         raise RunFailed(

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerControl
 
 from gpt2_repro.model.export import load_experts
-from gpt2_repro.model_size import checkpoint_bytes, tokens_per_chunk
+from gpt2_repro.model_size import bytes_of_rank, checkpoint_bytes, tokens_per_chunk
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
@@ -63,7 +63,7 @@ class PretrainingTrainer(Trainer):
         self.full_rows = environment.data["request"]["packing"] == "concat"
         self.meter = Meter(environment)
         run.measured = self.meter.time_breakdown
-        self.when = StepControl(self.args, self.run.seconds)
+        self.when = StepControl(self.args, self.run.seconds, lambda: bool(self.saver.jobs))
         self.validation = Validation(inputs, self.args, self.plan, self.when)
         self.guard = UpdateGuard(self.args.skip_loss_z, self.args.skip_grad_z, self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
@@ -140,6 +140,15 @@ class PretrainingTrainer(Trainer):
         self.saver.saved_step = step
         self.guard.load_state(manifest["guard"])
         self._restored_losses = manifest["loss_window"]
+
+    def start_writer(self) -> None:
+        """Start the process that writes checkpoints.
+
+        This is a collective: call it on all ranks.
+        """
+        shards = self.args.world_size if self.is_deepspeed_enabled else 0
+        about = {"bf16": self.args.bf16, "rank": self.args.process_index, "shards": shards}
+        self.saver.start(bytes_of_rank(self.model.num_parameters(), **about), lock=self.run.lock_descriptor)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         # The first step has a learning rate above 0, as in llm.c. Trainer's warm-up begins at 0.
@@ -222,6 +231,7 @@ class PretrainingTrainer(Trainer):
         self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kw: Any
     ) -> None:
         # Trainer reports and validates before it saves, so a crash there would lose all steps since the last checkpoint.
+        self.saver.poll()
         validates, self.control.should_evaluate = self.control.should_evaluate, False
         self._held_reports = []
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kw)
@@ -273,12 +283,17 @@ class PretrainingTrainer(Trainer):
         return str(self.saver.staging)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        write = functools.partial(super()._save_checkpoint, model, trial)
-        with self.meter.on("saving"):
+        save = functools.partial(super()._save_checkpoint, model, trial)
+
+        def write() -> None:
             engine.require_same_weights(self.model, step=self.state.global_step)
             self.run.sync()
-            self.saver.save(self.state.global_step, write, self._describe_checkpoint, stops=self.when.reason)
-        self.record("running", save_seconds=round(self.saver.seconds, 2))
+            save()
+
+        with self.meter.on("saving"):
+            how: Any = {"stops": self.when.reason, "rolling": self.when.rolling}
+            self.saver.save(self.state.global_step, write, self._describe_checkpoint, **how)
+        self.record("running")
 
     def _describe_checkpoint(self) -> dict[str, Any]:
         losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
@@ -296,4 +311,5 @@ class PretrainingTrainer(Trainer):
         if self.is_world_process_zero():
             # Before a checkpoint is loaded, Trainer is at step 0. The step of the run is then not written.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
-            self.run.write_status(state, **self.eval_losses | far | values)
+            saved = {"save_seconds": round(self.saver.seconds, 2)} if self.saver.seconds else {}
+            self.run.write_status(state, **self.eval_losses | far | saved | values)

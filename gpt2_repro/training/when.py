@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, LAUNCHER_DIED)
 # Requests of a rank, as numbers. The largest request of all ranks is used. A signal is SIGNAL plus the signal number.
-NOTHING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 100
+NOTHING, ROLLING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 4, 100
 
 
 class StopSignals:
@@ -59,32 +59,39 @@ class StepControl(DefaultFlowCallback):
 
     Args:
         clock: returns the total seconds of the run, including the time before a resume. Called on rank 0 only.
+        saving: returns whether a checkpoint is being written. Called on rank 0 only.
     """
 
-    def __init__(self, args: PretrainingArguments, clock: Callable[[], float]) -> None:
-        self.args, self.clock = args, clock
+    def __init__(self, args: PretrainingArguments, clock: Callable[[], float], saving: Callable[[], bool]) -> None:
+        self.args, self.clock, self.saving = args, clock, saving
         self.signals = StopSignals()
         self.reason: str | None = None  # why the run stops before its last step
         self.orphaned = False
-        self._saved_at = 0.0
+        self.rolling = False  # whether the next checkpoint replaces the checkpoint of this step
+        self._saved_at = self._rolled_at = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._saved_at = time.monotonic()
+        self._rolled_at = time.monotonic()
+        if not self.rolling:
+            self._saved_at = self._rolled_at
 
     on_save = on_train_begin
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_step_end(args, state, control, **kwargs)
+        self.rolling = False
         if state.global_step >= state.max_steps:
             control.should_log = True
             return
         wish = ranks.largest(self._wish(main=state.is_world_process_zero))
-        if wish >= SAVE:
+        if wish >= ROLLING:
+            self.rolling = wish == ROLLING and not control.should_save
             control.should_save = True
         if wish > SAVE:
             self.stop(wish, control)
             control.should_evaluate = False  # the validation is done when the run resumes
         elif self.is_over(state.global_step):
+            self.rolling = False
             self.reason = f"--stop_at_step {args.stop_at_step}"
             control.should_save = control.should_training_stop = control.should_log = True
             control.should_evaluate = args.eval_strategy != "no"
@@ -144,8 +151,13 @@ class StepControl(DefaultFlowCallback):
             return MAX_HOURS
         if args.max_usd and hours * args.usd_per_hour >= args.max_usd:
             return MAX_USD
-        due = args.save_strategy != "no" and args.save_minutes
-        return SAVE if due and time.monotonic() - self._saved_at >= 60 * args.save_minutes else NOTHING
+        if args.save_strategy == "no":
+            return NOTHING
+        now = time.monotonic()
+        if args.save_minutes and now - self._saved_at >= 60 * args.save_minutes:
+            return SAVE
+        due = args.save_rolling_minutes and now - self._rolled_at >= 60 * args.save_rolling_minutes
+        return ROLLING if due and not self.saving() else NOTHING
 
 
 def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:

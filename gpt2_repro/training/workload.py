@@ -93,6 +93,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     saves = 0 if training.save_strategy == "no" else -(-steps // (training.save_steps or steps))
     kept = min(training.keep_checkpoints or saves, max(1, saves))
     kept += steps // training.keep_every_steps if training.keep_every_steps else 0
+    kept += 1 if saves and training.save_rolling_minutes else 0
     one, final = checkpoint_bytes(scale.trained, bf16=training.bf16), 4 * scale.parameters
     is_compiled = training.torch_compile is not False and not training.activation_checkpointing
     peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)

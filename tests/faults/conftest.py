@@ -1,5 +1,6 @@
 """Fixtures that train with injected faults."""
 
+import fcntl
 import functools
 import subprocess
 from collections.abc import Callable, Iterator
@@ -58,12 +59,14 @@ def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]
 def fault(start) -> Callable[..., tuple[int, str]]:
     """Return a function that runs train.py with a fault.
 
-    The function waits until train.py ends, and returns the exit code and the output of train.py.
+    The function waits until train.py and its writer end, and returns the exit code and the output of train.py.
     """
 
     def run(name: str, at: object, run_directory: Path, *options: object, rank: int = 0, **settings: Any):
         command = start(run_directory, *options, fault=(name, at, rank), **settings)
         code = command.end()
+        with (run_directory / ".lock").open() as lock:  # the writer may still write the last checkpoint
+            fcntl.flock(lock, fcntl.LOCK_EX)
         assert command.mark.is_file(), f"The fault {name} did not happen: {command.text()[-3000:]}"
         return code, command.text()
 

@@ -9,7 +9,6 @@ Environment variables:
 
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -22,32 +21,16 @@ import torch
 
 import train
 from gpt2_repro import cli
+from tests.faults import faulty_writer
+from tests.faults.faulty_writer import STEPS, kill, patch, saves
 
 
-FIRST, _, LAST = os.environ["FAULT_AT"].partition("-")
 RUN = Path(sys.argv[sys.argv.index("--output_dir") + 1])
-STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
-
-
-def saves(*args: Any, **kwargs: Any) -> bool:
-    """Return whether the arguments contain the checkpoint path of a step in FAULT_AT.
-
-    `args` and `kwargs` are the arguments of a function that saves checkpoints.
-    """
-    return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
-
-
-def kill(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+WRITER = "import sys; from tests.faults.faulty_writer import serve; serve(int(sys.argv[1]))"
 
 
 def fail(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-
-def tear(original: Callable[[], Any], path: Path, **kwargs: Any) -> None:
-    next(path.glob("*.pt")).unlink()
-    kill(original)
 
 
 def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> Any:
@@ -68,9 +51,8 @@ def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any,
 def inject(fault: str) -> None:
     """Patch a function so that calling the function on rank FAULT_RANK causes a fault."""
     from gpt2_repro.evaluation.hellaswag import HellaSwag
-    from gpt2_repro.run_record import checkpoints
+    from gpt2_repro.training import saving
     from gpt2_repro.training.callbacks import ProgressBar
-    from gpt2_repro.training.hashing import _HashedFile
     from gpt2_repro.training.samples import TextSampler
     from gpt2_repro.training.saving import CheckpointSaver
     from gpt2_repro.training.trainer import PretrainingTrainer
@@ -80,13 +62,11 @@ def inject(fault: str) -> None:
     always = lambda *_, **__: True  # noqa: E731
     at_step = lambda self, *_, **__: self.state.global_step + 1 in STEPS  # noqa: E731
     ends_at = lambda self, args, state, *_, **__: state.global_step in STEPS  # noqa: E731
-    deletes = lambda path, **_: path.name.startswith("trash-") and path.exists()  # noqa: E731
-    is_shard = lambda self, file: "optim_states" in file.name and saves(file.name)  # noqa: E731
-    term = lambda original, *_, **__: (os.kill(os.getpid(), signal.SIGTERM), original())  # noqa: E731
     slow = lambda original, *_, **__: (time.sleep(0.5), original())  # noqa: E731
     samples = lambda self, args, step, *_, **__: step in STEPS  # noqa: E731
     validates = lambda *_, step, **__: step in STEPS  # noqa: E731
-    is_saved = lambda *_, **__: any((RUN / f"checkpoint-{step}").is_dir() for step in STEPS)  # noqa: E731
+    places = (RUN / "staging", RUN)
+    is_saved = lambda *_, **__: any((place / f"checkpoint-{step}").is_dir() for place in places for step in STEPS)  # noqa: E731
     after_the_save: dict[str, tuple[Any, str, Callable[..., bool]]] = {
         "validation": (Validation, "measure", validates),
         "hellaswag": (HellaSwag, "collate", is_saved),
@@ -95,11 +75,6 @@ def inject(fault: str) -> None:
     }
     faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., bool]]] = {
         "kill_after_the_model": (PretrainingTrainer, "_save_optimizer_and_scheduler", kill, saves),
-        "kill_before_a_shard": (_HashedFile, "__init__", kill, is_shard),
-        "kill_before_the_manifest": (checkpoints, "seal", kill, saves),
-        "kill_before_the_rename": (checkpoints, "publish", kill, saves),
-        "kill_in_rotation": (checkpoints.shutil, "rmtree", tear, deletes),
-        "term_while_saving": (checkpoints, "publish", term, saves),
         "no_foresight": (CheckpointSaver, "_make_room_or_skip", always, always),
         "flipped_bit": (StepControl, "on_step_end", flip, ends_at),
         "nan": (PretrainingTrainer, "compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
@@ -109,16 +84,10 @@ def inject(fault: str) -> None:
     }
     for place, (owner, name, when) in after_the_save.items():
         faults |= {f"kill_in_{place}": (owner, name, kill, when), f"fail_in_{place}": (owner, name, fail, when)}
-    owner, name, replacement, when = faults[fault]
-    original = getattr(owner, name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if os.environ.get("RANK", "0") != os.environ["FAULT_RANK"] or not when(*args, **kwargs):
-            return original(*args, **kwargs)
-        Path(os.environ["FAULT_MARK"]).touch()
-        return replacement(lambda: original(*args, **kwargs), *args, **kwargs)
-
-    setattr(owner, name, call)
+    if fault in faulty_writer.FAULTS:
+        saving.WRITER = WRITER
+    else:
+        patch(*faults[fault])
 
 
 if __name__ == "__main__":

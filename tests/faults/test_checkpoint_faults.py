@@ -25,10 +25,16 @@ def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
         ("kill_after_the_model", 2, 0, None),
         ("kill_before_the_manifest", 4, 0, 2),
         ("kill_before_the_rename", 6, 0, 4),
+        ("kill_both_before_a_shard", 6, 0, 4),
+        ("kill_both_before_the_rename", 6, 0, 4),
         ("kill_in_rotation", 6, 0, 6),  # checkpoint-6 is complete, checkpoint-4 is half deleted
+        # The writers complete the checkpoint of a killed trainer.
+        ("kill_trainer_before_a_shard", 8, 0, 8),
+        ("kill_trainer_before_the_manifest", 10, 0, 10),
     ]
     if launcher != ("python",):
         kills.insert(2, ("kill_before_a_shard", 6, 1, 4))
+        kills.insert(2, ("kill_both_before_a_shard", 6, 1, 4))
     for name, step, rank, left in kills:
         code, text = fault(name, step, run, *options, rank=rank, launcher=launcher)
         assert code != 0, text
@@ -39,6 +45,15 @@ def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
     assert weights(run) == weights(straight) and losses(run) == losses(straight)
     assert {path.name for path in run.glob("*checkpoint-*")} == {"checkpoint-12"}
     assert not (run / "staging").exists()
+
+
+@pytest.mark.parametrize("launcher", [("python",), ("launch", 2), ("torchrun", 2)], ids=["one", "zero1", "ddp"])
+def test_saves_in_the_background_do_not_change_results(train, golden, launcher, tmp_path: Path) -> None:
+    """A run resumed from a background save ends like a run that pauses for its saves."""
+    straight = golden(*SAVES, "--background_save", "false", launcher=launcher)
+    run = train(tmp_path / "run", *SAVES, "--stop_at_step", 4, launcher=launcher)
+    train(run, *SAVES, launcher=launcher)
+    assert weights(run) == weights(straight) and losses(run) == losses(straight)
 
 
 def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_path: Path) -> None:

@@ -59,8 +59,9 @@ def test_the_work_of_a_recipe() -> None:
 def test_the_disk_holds_what_is_kept() -> None:
     one, final = work().checkpoint_bytes, work().final_bytes
     for changed, kept in (({}, 2), ({"keep_checkpoints": 0}, 10), ({"keep_every_steps": 5000}, 2 + 3)):
-        # Two more: the best checkpoint and the checkpoint being written.
-        assert work(**changed).run_bytes == (kept + 2) * one + final
+        # Three more: the rolling checkpoint, the best checkpoint and the checkpoint being written.
+        assert work(**changed).run_bytes == (kept + 3) * one + final
+        assert work(**changed, save_rolling_minutes=0.0).run_bytes == (kept + 2) * one + final
 
 
 def test_a_budget_has_everything_that_is_paid() -> None:

@@ -28,12 +28,12 @@ TRAJECTORY = {"seed": 1, "max_steps": 10}
 
 @pytest.fixture
 def save(tmp_path: Path):
-    def run(step: int, eval_loss: float | None = None) -> Path:
+    def run(step: int, eval_loss: float | None = None, **facts: object) -> Path:
         staged = tmp_path / "staging" / f"checkpoint-{step}"
         (staged / f"global_step{step}").mkdir(parents=True)
         (staged / "model.safetensors").write_bytes(b"weights" * step)
         (staged / f"global_step{step}" / "optimizer.pt").write_bytes(b"moments" * step)
-        seal(staged, {}, run_identity=TRAJECTORY)
+        seal(staged, {}, run_identity=TRAJECTORY, **facts)
         append(tmp_path / "metrics.jsonl", {"step": step, "eval_loss": eval_loss} if eval_loss else {"step": step})
         publish(staged, tmp_path / f"checkpoint-{step}")
         return tmp_path / f"checkpoint-{step}"
@@ -129,6 +129,22 @@ def test_rotation_goes_by_step_and_keeps_best_and_periodic_checkpoints(save, tmp
     ):
         checkpoints.rotate(tmp_path, **options)
         assert names(tmp_path) == {f"checkpoint-{step}" for step in kept}
+
+
+def test_rotation_keeps_only_the_newest_rolling_checkpoint(save, tmp_path: Path) -> None:
+    for step in (100, 200, 300):
+        save(step)
+    save(310, rolling=True)
+    save(320, rolling=True)
+    for newer, keep, kept in ((None, 2, {200, 300, 320}), (400, 2, {300, 400}), (None, 1, {400})):
+        if newer:
+            save(newer)
+        checkpoints.rotate(tmp_path, keep=keep)
+        assert names(tmp_path) == {f"checkpoint-{step}" for step in kept}
+    save(410, 3.0, rolling=True)
+    save(420, rolling=True)
+    checkpoints.rotate(tmp_path, keep=0, keep_best=True)
+    assert names(tmp_path) == {"checkpoint-400", "checkpoint-410", "checkpoint-420"}
 
 
 def test_named_checkpoint_must_be_complete_and_in_the_run(save, tmp_path: Path) -> None:

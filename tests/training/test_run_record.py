@@ -6,14 +6,17 @@ import errno
 import functools
 import json
 import os
+import platform
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from gpt2_repro import run_record
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import UserError
-from gpt2_repro.run_record import RunRecord, checkpoints, events
+from gpt2_repro.run_record import HOLDER, RunRecord, checkpoints, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds
 from gpt2_repro.supervision import FOLDER, SINCE
@@ -40,6 +43,26 @@ def test_second_job_cannot_use_the_run_directory(finished: Path, typed) -> None:
     assert run._lock is not None
     run._lock.close()  # the end of a process closes the lock too
     RunRecord(finished).lock()
+
+
+def test_start_waits_for_the_writer_of_a_job_that_has_ended(run: RunRecord, monkeypatch) -> None:
+    job = subprocess.Popen(["true"])
+    run.lock()
+    job.wait()
+    (run.path / ".lock").write_text(HOLDER.format(job.pid, platform.node()))
+    writer = subprocess.Popen(["sleep", "0.5"], pass_fds=[run.lock_descriptor])
+    assert run._lock is not None
+    run._lock.close()
+    second = RunRecord(run.path)
+    monkeypatch.setattr(run_record, "WRITING", 0.0)
+    with pytest.raises(UserError):
+        second.lock()
+    monkeypatch.undo()
+    second.lock()
+    assert writer.wait(0.1) == 0
+    (run.path / ".lock").write_text(HOLDER.format(job.pid, "another-machine"))
+    with pytest.raises(UserError):
+        RunRecord(run.path).lock()
 
 
 def test_status_keeps_earlier_values(run: RunRecord) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import mmap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,19 +11,22 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
-from gpt2_repro.errors import RunFailed
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.run_record import writer
 from gpt2_repro.run_record.checkpoints import checkpoints, defect, read_manifest
 from gpt2_repro.training import saving
-from gpt2_repro.training.hashing import hashed_saves
+from gpt2_repro.training.hashing import StagingMemory, hashed_saves
 from gpt2_repro.training.saving import CheckpointSaver
 
 
-def test_saved_files_are_hashed_and_unchanged(tmp_path: Path) -> None:
-    state = {"m": torch.randn(1000, 70), "v": [torch.arange(5)] * 3, "step": 7}
+@pytest.mark.parametrize("memory_bytes", [None, 1, 1 << 20], ids=["written at once", "memory grows", "memory fits"])
+def test_saved_files_are_hashed_and_unchanged(memory_bytes: int | None, tmp_path: Path) -> None:
+    state = {"m": torch.randn(1000, 700), "v": [torch.arange(5)] * 3, "step": 7}
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=20, n_positions=8))
     staging, original = tmp_path / "staging", torch.save
     (staging / "global_step7").mkdir(parents=True)
-    with pytest.raises(ZeroDivisionError), hashed_saves(staging) as written:
+    memory = None if memory_bytes is None else StagingMemory(memory_bytes)
+    with pytest.raises(ZeroDivisionError), hashed_saves(staging, memory) as written:
         torch.save(state, staging / "global_step7" / "shard.pt")
         torch.save(state, str(staging / "optimizer.pt"), _use_new_zipfile_serialization=True)
         torch.save(state, staging / "training_args.bin")
@@ -30,8 +34,15 @@ def test_saved_files_are_hashed_and_unchanged(tmp_path: Path) -> None:
         torch.save(state, tmp_path / "elsewhere.pt")
         model.save_pretrained(tmp_path / "elsewhere")
         1 / 0  # noqa: B018
+    assert torch.serialization.get_crc32_options()
     assert torch.save is original and modeling_utils.safe_save_file is save_file  # restored after an exception
     assert written.keys() == {"global_step7/shard.pt", "optimizer.pt", "model.safetensors"}
+    if memory:
+        assert not list(staging.rglob("*.pt")) and not list(staging.rglob("*.safetensors"))
+        content = mmap.mmap(memory.descriptor, 0)
+        written = {
+            name: writer._write_file(staging / name, entry, memoryview(content)) for name, entry in written.items()
+        }
     for name, record in written.items():
         content = (staging / name).read_bytes()
         assert record == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -44,8 +55,8 @@ def test_saved_files_are_hashed_and_unchanged(tmp_path: Path) -> None:
 @pytest.fixture
 def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(saving, "broadcast_object_list", lambda objects: objects)
-    monkeypatch.setattr(saving, "gather_object", lambda objects: objects)
     args = SimpleNamespace(keep_checkpoints=2, keep_every_steps=0, keep_best_checkpoint=False)
+    args.process_index, args.local_process_index, args.world_size, args.background_save = 0, 0, 1, True
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
     made = CheckpointSaver(tmp_path, alone, args, expected=1000, alive=lambda: None)
 
@@ -89,6 +100,28 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
     quota = 0
     with pytest.raises(RunFailed, match="SIGTERM"):  # a stop without a checkpoint is a failure
         saver.step(12, stops="SIGTERM")
+
+
+def test_too_little_memory_for_background_saves_is_an_error(saver, monkeypatch) -> None:
+    monkeypatch.setattr(saving, "available_memory", lambda: 999)
+    with pytest.raises(UserError, match="--background_save"):
+        saver.start(1000, lock=-1)
+    saver.args.background_save = False
+    saver.start(1000, lock=-1)
+    assert saver.writer is None and saver.step(1)
+
+
+def test_killed_writer_ends_the_run_and_publishes_nothing(saver, tmp_path: Path) -> None:
+    saver.start(1000, lock=-1)
+    assert saver.step(1)
+    saver.finish()
+    saver.writer.kill()
+    saver.writer.wait()
+    saver.step(2)
+    with pytest.raises(RunFailed):
+        saver.poll(wait=True)
+    saver.close()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1"]
 
 
 @pytest.mark.parametrize(

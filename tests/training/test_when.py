@@ -25,14 +25,14 @@ def signals():
 
 
 ARGS = {"eval_strategy": "steps", "save_strategy": "steps", "logging_strategy": "steps", "stop_at_step": 0}
-ARGS |= dict.fromkeys(("max_hours", "max_usd", "usd_per_hour", "save_minutes", "eval_delay"), 0.0)
-ARGS |= {"logging_first_step": False, "eval_steps": 5, "eval_on_start": True, "sample_tokens": 8}
+ARGS |= dict.fromkeys(("max_hours", "max_usd", "usd_per_hour", "save_minutes", "save_rolling_minutes"), 0.0)
+ARGS |= {"eval_delay": 0.0, "logging_first_step": False, "eval_steps": 5, "eval_on_start": True, "sample_tokens": 8}
 
 
 def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last: int = 10, **options) -> StepControl:
     args = SimpleNamespace(**ARGS | options)
     args.last_step = min(args.stop_at_step or last, last)
-    when = StepControl(args, clock=lambda: seconds)
+    when = StepControl(args, clock=lambda: seconds, saving=lambda: False)
     when.signals = signals or when.signals
     return when
 
@@ -102,6 +102,24 @@ def test_checkpoint_is_due_after_save_minutes(monkeypatch: pytest.MonkeyPatch) -
     now[0] += 10**6
     assert not ask(control_of(save_minutes=0.0)).should_save
     assert not ask(control_of(save_minutes=15.0, save_strategy="no")).should_save
+
+
+def test_rolling_checkpoint_is_due_when_no_save_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, when = [1000.0], control_of(save_rolling_minutes=2.0, save_minutes=5.0, stop_at_step=9)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    when.on_train_begin(None, None, None)
+    for minutes, saving, saves, rolling in ((1, False, False, False), (1, True, False, False), (0, False, True, True)):
+        now[0], when.saving = now[0] + 60 * minutes, lambda saving=saving: saving
+        assert ask(when).should_save is saves and when.rolling is rolling
+    when.on_save(None, None, None)
+    now[0] += 60
+    assert not ask(when).should_save
+    now[0] += 120  # a rolling checkpoint does not postpone save_minutes
+    assert ask(when).should_save and not when.rolling
+    when.on_save(None, None, None)
+    now[0] += 120
+    assert ask(when, step=9).should_save and not when.rolling  # the last checkpoint of a run is never rolling
+    assert not ask(control_of(save_rolling_minutes=2.0, save_strategy="no")).should_save
 
 
 def test_stop_at_step_logs_and_validates_its_last_step() -> None:

@@ -1,0 +1,120 @@
+"""Write the files of a checkpoint to disk and complete the checkpoint.
+
+This runs in the training process, or in a process of its own while training continues.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gpt2_repro.files import read_object, write_whole
+from gpt2_repro.run_record import checkpoints
+
+
+PATIENCE = 30.0  # seconds that the writer of a dead trainer waits for the writers of other ranks
+PIECE = 1 << 24  # bytes that are hashed and written at once
+
+
+class HashedFile:
+    """A file object that hashes all data written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.digest.update(data)
+        written = self.file.write(data)
+        self.bytes += written
+        return written
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def finish(self) -> dict[str, Any]:
+        """Sync the file to disk. Return its size (`bytes`) and its hash (`sha256`)."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return {"bytes": self.bytes, "sha256": self.digest.hexdigest()}
+
+
+def perform(job: dict[str, Any], memory: memoryview) -> float:
+    """Write the files of one rank. On rank 0, also complete the checkpoint. Return the seconds.
+
+    Args:
+        job: `files` has an entry for each file of this rank, by its path relative to the folder `staged`: `bytes`, and
+            either `sha256` if the file is on disk, or `start`, its place in `memory`. Rank 0 waits until all `ranks`
+            have written their files. It seals `staged` with the entries `facts`, renames it to `target` and deletes
+            old checkpoints of `run` according to `rotation`, the arguments of `checkpoints.rotate`. Without
+            `staged`, old checkpoints are deleted only.
+    """
+    began = time.monotonic()
+    if "staged" in job:
+        staged, target = Path(job["staged"]), Path(job["target"])
+        files = {name: _write_file(staged / name, entry, memory) for name, entry in job["files"].items()}
+        if job["rank"]:
+            write_whole(_report(staged, job["rank"]), json.dumps({"files": files}))
+            return time.monotonic() - began
+        for rank in range(1, job["ranks"]):
+            files |= _wait_for_report(staged, rank, trainer=job["trainer"])
+        checkpoints.seal(staged, files, **job["facts"])
+        checkpoints.publish(staged, target)
+        shutil.rmtree(staged.parent, ignore_errors=True)
+    checkpoints.rotate(Path(job["run"]), **job["rotation"])
+    return time.monotonic() - began
+
+
+def serve(descriptor: int) -> None:
+    """Perform the jobs on stdin until an empty line or its end, and print a JSON line for each job.
+
+    Args:
+        descriptor: of the memory that the trainer shares.
+    """
+    while line := sys.stdin.readline().strip():
+        try:
+            job = json.loads(line)  # if the trainer was killed, the line may be cut
+            with mmap.mmap(descriptor, 0) as shared, memoryview(shared) as memory:
+                reply: dict[str, Any] = {"seconds": perform(job, memory)}
+        except Exception as error:
+            # The trainer deletes the staging folder. If the trainer has ended, the next start does.
+            reply = {"error": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", None)}
+        try:
+            os.write(sys.stdout.fileno(), json.dumps(reply).encode() + b"\n")
+        except BrokenPipeError:
+            return  # the trainer has ended
+
+
+def _write_file(path: Path, entry: dict[str, Any], memory: memoryview) -> dict[str, Any]:
+    if "start" not in entry:
+        return entry
+    end = entry["start"] + entry["bytes"]
+    # A writer that outlived its trainer may not write into the files of the next start.
+    with path.open("xb") as file:
+        hashed = HashedFile(file)
+        place = entry["start"]
+        while place < end:
+            place += hashed.write(memory[place : min(place + PIECE, end)])
+        return hashed.finish()
+
+
+def _report(staged: Path, rank: int) -> Path:
+    return staged.with_name(f"written-{rank}.json")
+
+
+def _wait_for_report(staged: Path, rank: int, *, trainer: int) -> dict[str, Any]:
+    """Return the entries of the files that another rank has written."""
+    orphaned_at = None
+    while not (report := read_object(_report(staged, rank))):
+        if not staged.is_dir():
+            raise FileNotFoundError(f"{staged} was deleted, because another rank could not write its files.")
+        if trainer not in (os.getpid(), os.getppid()):
+            orphaned_at = orphaned_at or time.monotonic()
+            if time.monotonic() - orphaned_at > PATIENCE:
+                raise TimeoutError(f"Rank {rank} has not written its files.")
+        time.sleep(0.02)
+    return report["files"]
