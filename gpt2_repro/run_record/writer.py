@@ -44,7 +44,9 @@ class HashedFile:
 
 
 def perform(job: dict[str, Any], memory: memoryview) -> float:
-    """Write the files of one rank. On rank 0, also complete the checkpoint. Return the seconds.
+    """Write the files of one rank, and on rank 0 complete the checkpoint.
+
+    Returns the duration in seconds.
 
     Args:
         job: `files` has an entry for each file of this rank, by its path relative to the folder `staged`: `bytes`, and
@@ -70,7 +72,7 @@ def perform(job: dict[str, Any], memory: memoryview) -> float:
 
 
 def serve(descriptor: int) -> None:
-    """Perform the jobs on stdin until an empty line or its end, and print a JSON line for each job.
+    """Perform the jobs on stdin until an empty line, and print a JSON line for each.
 
     Args:
         descriptor: of the memory that the trainer shares.
