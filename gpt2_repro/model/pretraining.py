@@ -74,7 +74,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             odds = logits.sub_(largest).exp_()
             normalizer = odds.sum(dim=1, keepdim=True)
             nll = normalizer.log() + largest - logit
-            total += nll.masked_fill(~counted, 0.0).sum()
+            # Not in place: torch 2.11 compiles an output that was changed in place without its gradients.
+            total = total + nll.masked_fill(~counted, 0.0).sum()
             if grad_weight is not None:
                 gradient = _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(hidden.dtype)
                 grad_hidden.append(gradient @ weight)
