@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 from contenders import Setup
-from train_step import ROOT, run, table
+from processes import ROOT, run_captured
+from train_step import run, table
 
 
 sys.path.insert(0, str(ROOT))
@@ -44,7 +45,7 @@ class Parts:
 
     def attention(self, seconds: float) -> Iterator[str]:
         words = [sys.executable, __file__, "--attention"]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        done = run_captured(words, timeout=seconds)
         yield done.stdout if done.returncode == 0 else done.stderr[-2000:]
 
     def train_step(self, seconds: float) -> Iterator[str]:
@@ -91,7 +92,7 @@ class Parts:
         small += ["--tokens_per_step", "2048", "--per_device_train_batch_size", "1"]
         words = ["--data_files", *self.args.data_files, "--work", str(self.out / "real_run"), "--steps", "40"]
         command = [sys.executable, "benchmarks/real_run.py", *words, *([] if GPU else small)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        done = run_captured(command, timeout=seconds)
         yield done.stdout[-6000:] or done.stderr[-2000:]
 
 

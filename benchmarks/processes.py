@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -53,7 +54,23 @@ def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[]
     return Finished(began, ended, peak, killed)
 
 
-def kill_all(process: subprocess.Popen[bytes]) -> None:
+def run_captured(
+    command: list[str], *, timeout: float, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in the repository root, and return its exit code and output.
+
+    Raises subprocess.TimeoutExpired after `timeout` seconds. The command and all of its descendants are then killed.
+    """
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    finally:
+        kill_all(process)  # subprocess.run would leave the processes of a launcher running
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def kill_all(process: subprocess.Popen[Any]) -> None:
     """Kill a process and all of its descendants with SIGKILL."""
     # Not the process group, because a launcher's workers are in other process groups.
     try:

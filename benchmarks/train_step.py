@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 from contenders import SHAPES, Setup
+from processes import ROOT, run_captured
 
 
-ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 CONTENDERS = {
@@ -102,7 +102,7 @@ def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, A
     command = [*python, "benchmarks/contenders.py", name, json.dumps(dataclasses.asdict(setup))]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+        done = run_captured(command, env=environment, timeout=timeout)
     except subprocess.TimeoutExpired:
         return {"error": f"not finished within {timeout} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
