@@ -208,6 +208,7 @@ def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytes
         ("training:\n\tseed: 3", "tab"),
         ("training:\n  seed: 3\n\u00a0 epochs", "non-breaking"),
         ("training: {weight_decay: 1e9}", "--weight_decay"),
+        ("training: {batch_size: 8}", "per_device_train_batch_size"),
         ("training: {hang_timeout: 0.1}", "--hang_timeout"),
         ("model: {n_embd: 64, n_head: 3}", "--n_head 2 or --n_embd 66"),
     ],
@@ -240,17 +241,23 @@ def test_variables_of_accelerate_launch_with_zero1_are_accepted(monkeypatch) -> 
     assert called
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_disk_that_cannot_be_written(number: int, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        *((OSError(n, os.strerror(n), "exports/x"), "exports/x") for n in (errno.EACCES, errno.EROFS, errno.ENOSPC)),
+        (Exception("No space left on device (os error 28)"), "disk"),  # raised by tokenizers
+    ],
+)
+def test_a_disk_that_cannot_be_written(error: Exception, told: str, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["export.py"])
 
     def write(argv: list[str]) -> None:
-        raise OSError(number, os.strerror(number), "exports/x")
+        raise error
 
     with pytest.raises(SystemExit) as ended:
         cli.run(write)
     assert ended.value.code == 2
-    assert "exports/x" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
 
 
 def test_a_run_in_a_run_or_a_prepared_folder(refused, tiny_recipe: Path, tmp_path: Path) -> None:

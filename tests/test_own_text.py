@@ -9,6 +9,7 @@ import json
 import logging
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.training import sizing
 from gpt2_repro.training.arguments import count_steps, load_recipe, output_dir_of
+from gpt2_repro.training.inputs import open_inputs
 from gpt2_repro.training.sizing import follow_data
 from tests.sections import ROOT
 
@@ -179,3 +181,15 @@ def test_epochs(here: Path) -> None:
         follow_data(load_recipe([RECIPE]))
     with pytest.raises(UserError, match="nowhere.*prepare_data.py"):
         follow_data(load_recipe([RECIPE, "--dataset_dir", "data/nowhere"]))
+
+
+def test_a_tokenizer_without_a_start_token_turns_samples_off(here: Path, caplog) -> None:
+    """The printed training command works, and a passed prompt is still used."""
+    words = ["--data_files", "plays", "--tokenizer", "char", "--separator", "none", "--sequence_length", "32"]
+    prepare_data.main([RECIPE, *words])
+    data = PreparedData.read("data/plays")
+    for prompt, sampled in (("", 0), ("line", 8)):
+        args = SimpleNamespace(sample_prompt=prompt, sample_tokens=8, sample_steps=5, eval_tokens=0, hellaswag_steps=0)
+        open_inputs(data, args)
+        assert args.sample_tokens == sampled
+    assert caplog.text.count("--sample_prompt") == 1

@@ -109,3 +109,5 @@ def test_a_folder_without_its_tokenizer(arguments) -> None:
         path.unlink()
     with pytest.raises(UserError, match="tokenizer.* --overwrite"):
         _ = data.tokenizer
+    with pytest.raises(UserError, match="tokenizer.* --overwrite"):
+        prepare(arguments())
