@@ -1,6 +1,6 @@
 """Write the files of a checkpoint to disk and complete the checkpoint.
 
-This runs in the training process, or in a process of its own while training continues.
+This runs in the training process, or in a separate process while training continues.
 """
 
 import hashlib

@@ -86,7 +86,7 @@ class CheckpointSaver:
         self.memory = StagingMemory(size)
         logger.info("checkpoints are copied to %.1f GB of memory and written in the background", needed / 1e9)
         words = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]
-        # A session of its own, because a signal to the launcher or to the terminal must not end the writer.
+        # A separate session, because a signal to the launcher or to the terminal must not end the writer.
         self.writer = subprocess.Popen(
             words,
             cwd=Path(__file__).parents[2],
