@@ -60,7 +60,7 @@ def test_one_graph_per_direction_without_a_host_sync(stub: Path, recipe: tuple[s
 
 SHAPES = [
     pytest.param(GPT2, "bfloat16", id="gpt2"),
-    pytest.param(GPT2, "float32", id="gpt2, autocast"),
+    pytest.param(GPT2, "float32", id="gpt2, autocast", marks=pytest.mark.slow),
     pytest.param(("gpt2_124m.yaml",), "bfloat16", id="gpt2, 12 blocks", marks=pytest.mark.slow),
     pytest.param(("gpt2_1558m.yaml", *GPT2[1:]), "bfloat16", id="gpt2, width 1600", marks=pytest.mark.slow),
     pytest.param(LLAMA.values[0], "bfloat16", id="llama", marks=pytest.mark.slow),
