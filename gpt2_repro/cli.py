@@ -284,7 +284,8 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
 
     Args:
         options: the options of this command.
-        prog: the name of this command if it takes a recipe. A hint can then suggest an option of another command.
+        prog: `train.py` or `prepare_data.py`. The hint can then also name an option of the other one of the two. With
+            the default "", it only names options in `options`.
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():

@@ -29,14 +29,14 @@ from gpt2_repro.evaluation.diagnosis.measure import measure
 from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
-from gpt2_repro.evaluation.models import open_model
+from gpt2_repro.evaluation.models import common_window, open_model
 from gpt2_repro.evaluation.output import default_output_dir, run_metadata, write_results
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.run_record import RunRecord
 
 
 HOME = "validation text"
-SHORTEST_WINDOW = 16
+SHORTEST_WINDOW, LONGEST_WINDOW = 16, 1024
 COUNTED_TOKENS = 10_000_000  # training tokens that are counted for the token frequencies
 
 Counts = NDArray[np.int64]  # occurrences of each token id [vocabulary]
@@ -57,11 +57,10 @@ def main(argv: list[str]) -> None:
     if checkpoint.run and own_data and not options.dataset_dir:
         RunRecord(checkpoint.run).check_data(own_data, "--dataset_dir")
     dataset_dir = options.dataset_dir or (own_data if own_data and own_data.is_dir() else None)
-    domains, counts = _read_texts(dataset_dir, options, tokenizer)
-
     device = choose_device(options.device)
     models = [open_model(one, functools.partial(load_pair, one.source)) for one in (checkpoint, baseline)]
-    window = min(options.max_length, *(model.positions for model in models))
+    window = common_window(models, options.max_length or LONGEST_WINDOW, explicit=options.max_length is not None)
+    domains, counts = _read_texts(dataset_dir, options, tokenizer)
     rows = texts.rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     diagnosis = {
         "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
@@ -110,7 +109,11 @@ def _parse(argv: list[str]) -> Namespace:
         default=262_144,
         help="Number of tokens to score in each text. (default: %(default)s)",
     )
-    parser.add_argument("--max_length", type=int, default=1024, help="Context in tokens. (default: %(default)s)")
+    parser.add_argument(
+        "--max_length",
+        type=int,
+        help=f"Context in tokens. (default: {LONGEST_WINDOW}, or the training length of either model if that is shorter)",
+    )
     parser.add_argument(
         "--output_dir",
         type=Path,
@@ -120,7 +123,7 @@ def _parse(argv: list[str]) -> Namespace:
     )
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
     options = parser.parse(argv)
-    if options.tokens < 1 or options.max_length < SHORTEST_WINDOW:
+    if options.tokens < 1 or (options.max_length is not None and options.max_length < SHORTEST_WINDOW):
         raise UserError(f"--tokens must be at least 1 and --max_length at least {SHORTEST_WINDOW}.")
     if options.output_dir and options.output_dir.is_file():
         raise UserError(f"--output_dir {options.output_dir} is a file. Pass a folder.")
@@ -173,7 +176,8 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
         except UserError as error:
             if task in local:
                 raise
-            logger.warning("A text was skipped: %s (Pass --local_data DIR to read the text from a file.)", error)
+            fix = "Pass --local_data DIR to read the text from a file."
+            logger.warning("A text is skipped. %s. %s", str(error).rstrip("."), fix)
     if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
         raise UserError("No text to score. Pass --dataset_dir PREPARED_FOLDER or --local_data FOLDER.")
     return domains, counts

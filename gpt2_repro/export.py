@@ -134,7 +134,8 @@ def push(folder: Path, repository: str, *, private: bool) -> None:
         done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of gpt2-repro")
     except (HTTPError, HFValidationError, OSError) as error:
         reason = " ".join(str(error).split()).replace(token, "HF_TOKEN")[:300]  # a server may echo the header
-        raise UserError(f"Cannot upload to {repository}: {reason}") from None
+        fix = "Check the name, the network, and that HF_TOKEN has write access."
+        raise UserError(f"Cannot upload to {repository}: {reason.rstrip('.')}. {fix}") from None
     print(f"Pushed: {getattr(done, 'commit_url', repository)}")
 
 

@@ -101,7 +101,7 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         if repeated := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.YAMLError(f"the key {repeated!r} occurs twice. Remove one occurrence.")
+            raise yaml.YAMLError(f"The key {repeated!r} occurs twice. Remove one occurrence.")
         return super().construct_mapping(node, deep)
 
 
@@ -119,8 +119,9 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     try:
         document = yaml.load(path.read_text(), _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        document, reason = None, in_a_line(getattr(error, "problem_mark", None) or error)
+        document, mark = None, getattr(error, "problem_mark", None)
         if path.suffix in (".yaml", ".yml"):
+            where = f", line {mark.line + 1}, is" if mark else " is"
             fix = "Write each field as `key: value`, indented below its section. Quote a value that has a colon."
             if isinstance(error, UnicodeDecodeError):
                 fix = "Save the file as UTF-8."
@@ -128,7 +129,9 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
                 fix = f"Indent with spaces, not with a tab: {tabbed[0].strip()}"
             elif blank := [line for line in path.read_text().splitlines() if "\u00a0" in line]:
                 fix = f"Replace the non-breaking spaces in this line by spaces: {blank[0].strip()}"
-            raise UserError(f"{path} is not YAML: {reason} {fix}") from None
+            elif not mark:
+                fix = in_a_line(error)  # of _UniqueKeys
+            raise UserError(f"{path}{where} not valid YAML. {fix}") from None
     if not isinstance(document, dict):
         fix = f"Prepare text with: python prepare_data.py --data_files {path}"
         if path.suffix in (".yaml", ".yml", ".py"):

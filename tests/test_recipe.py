@@ -77,8 +77,9 @@ def test_token_counts_are_exact_whole_numbers() -> None:
         ("model:\n  owned: 3\n", "", "the neighbour decides it"),
         ("model: 3\n", "", "'model'"),
         ("- 3\n", "", "sections"),
-        ("model: [\n", "", "not YAML"),
-        ("model: !!python/object/apply:os.system [true]\n", "", "not YAML"),
+        ("model: [\n", "", "line 2, is not valid YAML"),
+        ("", "--epochs -1", "--epochs 1.0"),
+        ("model: !!python/object/apply:os.system [true]\n", "", "not valid YAML"),
     ],
 )
 def test_a_mistake_is_one_line(recipe: Path, text: str, words: str, told: str) -> None:

@@ -105,7 +105,8 @@ def choose_attention(
     if earlier in obstacles:
         if obstacles[earlier] is None:
             return Choice(earlier, "as at the start of the run")
-        logger.warning("%s was chosen at the start of the run, but %s.", earlier, obstacles[earlier])
+        why = "The run began with the attention kernel %s, but %s. All usable kernels are timed again."
+        logger.warning(why, earlier, obstacles[earlier])
     timings = time_kernels(obstacles, config, rows=rows, bf16=machine.bf16, device="cuda")
     return fastest(timings, f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}")
 

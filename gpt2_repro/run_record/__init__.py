@@ -153,7 +153,8 @@ class RunRecord:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / layout.LOCK).open("a+")
         except OSError as error:
-            raise UserError(f"Cannot write into {self.path} ({error.strerror}). Pass another --output_dir.") from None
+            problem = f"The run directory {self.path} cannot be written ({error.strerror})"
+            raise UserError(f"{problem}. Pass another --output_dir.") from None
         deadline = time.monotonic() + WRITING
         while True:
             try:

@@ -181,9 +181,9 @@ class TrainingSection(TrainingArguments):
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for text, (holds, names) in RANGES.items():
             for name in names:
-                if not holds(getattr(self, name)):
-                    fix = f"such as --{name} {defaults[name]}"
-                    raise UserError(f"--{name} {getattr(self, name)} must be {text}, {fix}.")
+                if not holds(value := getattr(self, name)):
+                    example = abs(value) if value < 0 and holds(abs(value)) else defaults[name]
+                    raise UserError(f"--{name} {value} must be {text}, such as --{name} {example}.")
         if self.optim not in OPTIMIZERS:
             raise UserError(f"Unknown --optim {self.optim}. {did_you_mean(self.optim, OPTIMIZERS)}")
         if not self.eval_steps:

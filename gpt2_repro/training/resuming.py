@@ -169,9 +169,8 @@ def choose_start(
     saved, where = start.manifest["run_identity"], start.checkpoint
     by = launcher_of_checkpoint(start.manifest["files"])
     if by.deepspeed_json and saved.get("bf16") != run_identity.get("bf16"):
-        raise UserError(
-            f"DeepSpeed cannot change the precision of {where}. Pass --bf16 {saved.get('bf16')} or a new --output_dir."
-        )
+        fix = f"Pass --bf16 {str(bool(saved.get('bf16'))).lower()} or a new --output_dir."
+        raise UserError(f"DeepSpeed cannot change the precision of {where}. {fix}")
     require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
     if start.step > plan.max_steps:
         raise UserError(

@@ -216,7 +216,7 @@ class CheckpointSaver:
             why = f"when the run stopped ({stops})" if stops else "for the third save in a row"
             raise RunFailed(
                 f"{self.run} needed {megabytes:,.1f} MB more free disk space {why}. Free disk space and run the same "
-                "command again to continue from the newest checkpoint."
+                f"command again {_to_continue(self.run)}."
             )
         logger.error(
             "NOT SAVED: the checkpoint of step %d needs %.1f MB more disk space in %s. Training continues. Delete "
@@ -261,8 +261,14 @@ def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
         shutil.rmtree(staging, ignore_errors=True)
         raise RunFailed(
             f"The disk of {run} is full, so {name} could not be saved. Free some space and run the same command "
-            "again to continue from the newest checkpoint."
+            f"again {_to_continue(run)}."
         ) from None
+
+
+def _to_continue(run: Path) -> str:
+    """Return what the same command does next, for a message."""
+    newest = next(iter(checkpoints.complete_checkpoints(run)), None)
+    return f"to continue from {newest.name}" if newest else "to start again at step 0: no checkpoint was saved"
 
 
 def _wait_until_visible(folder: Path) -> None:

@@ -47,6 +47,7 @@ COUNTED = ("documents", "empty_documents", "tokens")
 # Bytes of text per byte of the file: 1.6 in FineWeb's parquet (46 GB in 28.5 GB); for English prose 2.7 with gzip and
 # 3 with zstd.
 TEXT_PER_BYTE = {".parquet": 1.6, ".gz": 2.7, ".zst": 3.0}
+NOISY_TOKENS = 2_000  # the loss of a token varies by about 3, so the mean of 2,000 tokens varies by 0.07
 BYTES_PER_TOKEN = 4.5  # for English web text and GPT-2's tokenizer: 46.0 GB have 9.95B tokens
 
 
@@ -298,6 +299,14 @@ def _write_splits(
                 )
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
                 raise UserError(f"Split {split}: the id {largest} is not in the vocabulary. Set another --tokenizer.")
+            if split != "train" and targets < NOISY_TOKENS:
+                message = "The split %s has only %s tokens, so its loss is noisy. Prepare more text%s."
+                name = {"head": "tokens", "hash": "fraction"}.get(args.split if split == "validation" else "")
+                if tokens >= MOST_HELD_OUT * sum(of_stream["tokens"] for of_stream in found.values()):
+                    name = None
+                logger.warning(
+                    message, split, f"{targets:,}", f" or pass a larger --validation_{name}" if name else ""
+                )
             # The first id of the split (concat) or of each document (wrap) is not a target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
             of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}

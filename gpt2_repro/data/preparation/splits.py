@@ -265,9 +265,13 @@ def _documents(
 
 
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
-    """Cut in two each document that contains the position `place`.
+    """Split each document across the position `place` into two parts.
 
-    `order_documents` describes positions and weights.
+    Returns `documents`, an array of the dtype `_DOCUMENT`, with the additional parts.
+
+    Args:
+        place: the end of the validation split, as a position in the order of `order_documents`.
+        weights: the share of each source in the mixture.
     """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
     across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))

@@ -113,6 +113,7 @@ def test_a_short_text_has_one_message_and_a_single_document_is_cut(arguments, tm
     assert "validation" not in caplog.text and [path.name for path in tmp_path.iterdir()] == ["one.txt"]
     prepare(arguments(**one, split="hash", validation_fraction=0.05))
     assert "--split hash" in caplog.text
+    assert any("--validation_fraction" in line for line in caplog.messages)  # fewer than 2,000 tokens of validation
 
 
 def test_a_name_with_brackets_is_a_file_and_a_file_by_two_names_is_read_once(
