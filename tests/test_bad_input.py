@@ -74,6 +74,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--learning_rate 6e4", ["--learning_rate 60000.0", "--learning_rate 0.0006"]),
         ("--learning_rate 1", ["--learning_rate 0.0006"]),
         ("--weight_decay=-0.1", ["--weight_decay 0.1"]),
+        ("--epochs=-1", ["--epochs 1.0"]),
         ("--adam_beta2 1", ["--adam_beta2 0.95"]),
         ("--final_learning_rate_fraction 2", ["--final_learning_rate_fraction 0.0"]),
         ("--total_tokens 255 --max_steps 0", ["--total_tokens 256"]),

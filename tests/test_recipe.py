@@ -78,7 +78,6 @@ def test_token_counts_are_exact_whole_numbers() -> None:
         ("model: 3\n", "", "'model'"),
         ("- 3\n", "", "sections"),
         ("model: [\n", "", "line 2, is not valid YAML"),
-        ("", "--epochs -1", "--epochs 1.0"),
         ("model: !!python/object/apply:os.system [true]\n", "", "not valid YAML"),
     ],
 )

@@ -9,6 +9,7 @@ import select
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.hardware import available_memory
@@ -51,6 +53,7 @@ class CheckpointSaver:
         self.run, self.accelerator, self.args = run, accelerator, args
         self.expected, self.alive = expected, alive
         self.skipped = 0
+        self.is_warm = False  # whether the first step has ended
         self.saved_step = -1  # of the newest checkpoint that is copied to memory or written
         self.seconds = self.paused = 0.0  # duration of the last save, and how long training waited
         self.jobs: list[dict[str, Any]] = []  # not finished yet
@@ -146,6 +149,10 @@ class CheckpointSaver:
 
         Raises RunFailed if the writer has failed.
         """
+        if not self.is_warm:
+            # save_pretrained needs these tables, and building them takes longer than the copy.
+            threading.Thread(target=get_checkpoint_conversion_mapping, args=("",), daemon=True).start()
+            self.is_warm = True
         while self.jobs and (wait or select.select([self.writer.stdout], [], [], 0)[0]):
             reply = json.loads(self.writer.stdout.readline() or '{"error": "the writing process was killed"}')
             name = checkpoint_path(self.run, self.saved_step).name
