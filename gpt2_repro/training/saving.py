@@ -19,7 +19,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import RunFailed
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import checkpoints, writer
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path
@@ -68,13 +68,12 @@ class CheckpointSaver:
     def start(self, size: int, *, lock: int) -> None:
         """Allocate memory for this rank's files, and start the process that writes them.
 
-        This is a collective: call it on all ranks. Without --background_save, nothing happens.
+        This is a collective: call it on all ranks. Without --background_save, or if the machine has too little memory,
+        nothing happens, and training pauses during saves.
 
         Args:
             size: estimated bytes of this rank's files.
             lock: descriptor of the lock of the run directory, or -1. The process holds this lock while it writes.
-
-        Raises UserError if the machine has too little memory.
         """
         if not self.args.background_save or not hasattr(os, "memfd_create"):
             return
@@ -82,10 +81,11 @@ class CheckpointSaver:
         sizes = ranks.gather(torch.tensor([size])).flatten()[first:][: int(os.environ.get("LOCAL_WORLD_SIZE", 1))]
         needed, available = int(sizes.sum()), available_memory()
         if ranks.largest(int(needed > available)):
-            raise UserError(
-                f"Saving in the background needs {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are "
-                "available. Pass --background_save false to stop training during saves."
+            text = (
+                "Saving in the background needs %.1f GB of memory, but %.1f GB are free. Training pauses during saves."
             )
+            logger.warning(text, needed / 1e9, available / 1e9)
+            return
         self.memory = StagingMemory(size)
         logger.info("checkpoints are copied to %.1f GB of memory and written in the background", needed / 1e9)
         words = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import RunFailed
 from gpt2_repro.run_record import writer
 from gpt2_repro.run_record.checkpoints import checkpoints, defect, read_manifest
 from gpt2_repro.training import saving
@@ -102,13 +102,13 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
         saver.step(12, stops="SIGTERM")
 
 
-def test_too_little_memory_for_background_saves_is_an_error(saver, monkeypatch) -> None:
+@pytest.mark.parametrize("requested", [True, False])
+def test_without_memory_or_the_option_a_save_is_not_in_the_background(saver, monkeypatch, caplog, requested) -> None:
     monkeypatch.setattr(saving, "available_memory", lambda: 999)
-    with pytest.raises(UserError, match="--background_save"):
-        saver.start(1000, lock=-1)
-    saver.args.background_save = False
+    saver.args.background_save = requested
     saver.start(1000, lock=-1)
     assert saver.writer is None and saver.step(1)
+    assert any(record.levelname == "WARNING" for record in caplog.records) == requested
 
 
 def test_killed_writer_ends_the_run_and_publishes_nothing(saver, tmp_path: Path) -> None:
