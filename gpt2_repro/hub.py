@@ -38,4 +38,10 @@ def check_hub() -> bool:
 
 def hub_reason(error: Exception) -> str:
     """Return on one line why a request to the Hub failed."""
-    return in_a_line(error) if check_hub() else "the Hub is not reachable, and the local cache has no copy"
+    from huggingface_hub import constants
+
+    if not check_hub():
+        return "the Hub is not reachable, and the local cache has no copy"
+    if constants.HF_HUB_OFFLINE and isinstance(error, OSError):
+        return "HF_HUB_OFFLINE is set, and the local cache has no copy"
+    return in_a_line(error)

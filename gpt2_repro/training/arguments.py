@@ -129,7 +129,7 @@ class TrainingSection(TrainingArguments):
 
     refused: ClassVar[dict[str, str]] = {
         "gradient_accumulation_steps": "it is derived from tokens_per_step. Pass --tokens_per_step",
-        "num_train_epochs": "it does not set the length of a run. Pass --epochs, --total_tokens or --max_steps",
+        "num_train_epochs": "the length of a run has other options. Pass --epochs, --total_tokens or --max_steps",
         "deepspeed": "the launcher starts it. Run accelerate launch --config_file accelerate_configs/zero1.yaml",
         "fsdp": "the launcher starts it. Run accelerate launch --config_file accelerate_configs/fsdp2.yaml",
         "fsdp_config": "the launcher's config file sets the sharding",
