@@ -71,6 +71,7 @@ test: quality
 
 test-all: test
 	$(PYTEST) -m "slow and not faults and not chaos"
+	FUZZ_CASES=1000 $(PYTEST) tests/test_fuzz.py
 	$(MAKE) --no-print-directory test-faults test-chaos
 
 # One test at a time: these tests kill processes and use up resources, which could make parallel tests time out.

@@ -146,6 +146,11 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     The manifest contains file sizes and hashes, the tokens trained, the losses and the settings of the run.
     """
     manifest = read_object(checkpoint / MANIFEST)
+    files, identity = manifest.get("files"), manifest.get("run_identity", {})
+    if not isinstance(files, dict) or not isinstance(identity, dict):
+        return {}
+    if not all(isinstance(file, dict) and {"bytes", "sha256"} <= file.keys() for file in files.values()):
+        return {}
     return manifest if manifest.get("sha256") == manifest_hash(manifest) else {}
 
 

@@ -1,4 +1,4 @@
-"""Runs that are killed again and again end with the results of runs without faults."""
+"""Runs that are killed often end with the results of runs without faults."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ OPTIONS = (
 
 
 def workers_of(command: Started, launcher: tuple) -> list[psutil.Process]:
-    """Return the training processes, or [] if the launcher has not started all of them."""
+    """Return the training processes, or [] until all of them have started."""
     if launcher == ("python",):
         return [psutil.Process(command.process.pid)]
     workers = list(command.ranks().values())
