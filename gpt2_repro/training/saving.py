@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ from gpt2_repro.training.hashing import StagingMemory, hashed_saves
 logger = logging.getLogger(__name__)
 
 WRITER = "import sys; from gpt2_repro.run_record import writer; writer.serve(int(sys.argv[1]))"
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FAULTS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read-only"}
 SPARE = 1.15  # required free space, as a multiple of the size of the last checkpoint
 SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
 VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visible on this one
@@ -87,7 +88,7 @@ class CheckpointSaver:
             logger.warning(text, needed / 1e9, available / 1e9)
             return
         self.memory = StagingMemory(size)
-        logger.info("checkpoints are copied to %.1f GB of memory and written in the background", needed / 1e9)
+        logger.info("checkpoints are copied to %s MB of memory and written in the background", f"{needed / 1e6:,.1f}")
         words = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]
         # A separate session, because a signal to the launcher or to the terminal must not end the writer.
         self.writer = subprocess.Popen(
@@ -129,7 +130,7 @@ class CheckpointSaver:
             return False
         self.saved_step = step
         staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
-        with full_disk_in_words(self.run, target.name, self.staging):
+        with disk_faults_in_words(self.run, target.name, self.staging):
             with hashed_saves(staged, self.memory) as written:
                 write()
                 described = facts() | ({"rolling": True} if rolling else {})
@@ -156,8 +157,8 @@ class CheckpointSaver:
         while self.jobs and (wait or select.select([self.writer.stdout], [], [], 0)[0]):
             reply = json.loads(self.writer.stdout.readline() or '{"error": "the writing process was killed"}')
             name = checkpoint_path(self.run, self.saved_step).name
-            with full_disk_in_words(self.run, name, self.staging):
-                if reply.get("errno") in DISK_FULL:
+            with disk_faults_in_words(self.run, name, self.staging):
+                if reply.get("errno") in DISK_FAULTS:
                     raise OSError(reply["errno"], reply["error"])
             if "error" in reply:
                 shutil.rmtree(self.staging, ignore_errors=True)  # ends the writers of the other ranks
@@ -252,23 +253,26 @@ class CheckpointSaver:
 
 
 @contextlib.contextmanager
-def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
-    """Raise RunFailed with a short message if the `with` block fills the disk.
+def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
+    """Raise RunFailed with a short message if the disk is full or read-only.
 
     Args:
         name: the name of the checkpoint or of the final model, for the message.
-        staging: the folder into which the `with` block writes. If the disk is full, this folder is deleted.
+        staging: the folder into which the `with` block writes. After such an error, this folder is deleted.
     """
     try:
         yield
     except Exception as error:
-        # The error of safetensors has no errno. Only its text contains "os error 28".
-        if getattr(error, "errno", None) not in DISK_FULL and "os error 28" not in str(error):
+        # The error of safetensors has no errno. Only its text contains, for example, "os error 28".
+        found = re.search(r"os error (\d+)", str(error))
+        fault = DISK_FAULTS.get(getattr(error, "errno", None) or int(found[1] if found else 0))
+        if fault is None:
             raise
         shutil.rmtree(staging, ignore_errors=True)
+        fix = "Free some space" if fault == "full" else "Make it writable"
         raise RunFailed(
-            f"The disk of {run} is full, so {name} could not be saved. Free some space and run the same command "
-            f"again {_to_continue(run)}."
+            f"The disk of {run} is {fault}, so {name} could not be saved. {fix} and run the same command again "
+            f"{_to_continue(run)}."
         ) from None
 
 

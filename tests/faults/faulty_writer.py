@@ -3,6 +3,7 @@
 tests/faults/faulty_train.py explains the environment variables.
 """
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -48,6 +49,10 @@ def tear(original: Callable[[], Any], path: Path, **kwargs: Any) -> None:
     kill(original)
 
 
+def refuse(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
 def is_shard(path: Path, *args: Any) -> bool:
     return "optim" in path.name and saves(path)
 
@@ -60,6 +65,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., bool]]] = {
     "kill_before_a_shard": (writer, "_write_file", kill, is_shard),
     "kill_before_the_manifest": (checkpoints, "seal", kill, saves),
     "kill_before_the_rename": (checkpoints, "publish", kill, saves),
+    "read_only": (writer, "_write_file", refuse, saves),
     "kill_in_rotation": (checkpoints.shutil, "rmtree", tear, deletes),
     "term_while_saving": (checkpoints, "publish", term, saves),
     "kill_trainer_before_a_shard": (writer, "_write_file", kill_trainer, is_shard),

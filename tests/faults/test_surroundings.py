@@ -1,0 +1,140 @@
+"""A run survives faults of the machine around it: stopped ranks, disks, files, networks, a second start."""
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from gpt2_repro.run_record.checkpoints import newest_complete
+from tests.faults.runs import losses, status, weights
+
+
+pytestmark = pytest.mark.faults
+
+SAVES = ("--save_steps", 2, "--per_device_train_batch_size", 4)
+LONG = (*SAVES, "--max_steps", 60)
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[str]:
+    """Return the URL of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(train, start, golden, tmp_path: Path) -> None:
+    """A rank with SIGSTOP makes the others wait. --hang_timeout ends the run."""
+    run, launcher = tmp_path / "run", ("launch", 2)
+    command = start(run, *LONG, "--hang_timeout", 10, launcher=launcher, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="5")
+    command.wait_until(lambda: command.step() >= 4)
+    left = psutil.Process(command.process.pid).children(recursive=True)
+    command.ranks()[1].send_signal(signal.SIGSTOP)
+    assert command.end() != 0
+    assert "Timeout (0:00:10)!" in command.text() and "trainer.py" in command.text()
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive
+    train(run, *LONG, launcher=launcher)
+    assert weights(run) == weights(golden(*LONG, launcher=launcher))
+
+
+def test_a_disk_that_becomes_read_only_costs_no_checkpoint(train, fault, golden, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, text = fault("read_only", 6, run, *LONG)
+    assert code == 1 and "read-only" in text and "Traceback" not in text, text
+    assert newest_complete(run)[0] == run / "checkpoint-4" and not (run / "staging").exists()
+    train(run, *LONG)
+    assert weights(run) == weights(golden(*LONG))
+
+
+def test_of_two_starts_in_the_same_second_one_trains(start, golden, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    both = [start(run, *SAVES, log=f"{number}.log") for number in range(2)]
+    assert sorted(command.end() for command in both) == [0, 2]
+    (refused,) = (command for command in both if command.process.returncode == 2)
+    assert "error: " in refused.text() and "Traceback" not in refused.text()
+    assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))
+
+
+def test_torn_lines_of_the_metrics_do_not_stop_a_resume(train, golden, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", *SAVES, "--stop_at_step", 4)
+    metrics = run / "metrics.jsonl"
+    with metrics.open("a") as file:
+        file.write('{"step": 5, "los')  # killed while writing the line
+    train(run, *SAVES)
+    straight = golden(*SAVES)
+    whole = [line for line in metrics.read_text().splitlines() if line.endswith("}")]
+    metrics.write_text("\n".join(whole) + "\n")
+    assert weights(run) == weights(straight)
+    assert {loss for loss in losses(run) if loss[1] == "loss"} == {
+        loss for loss in losses(straight) if loss[1] == "loss"
+    }
+
+
+def test_data_that_disappears_while_training_ends_or_continues_the_run(
+    train, start, golden, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    """Without its data, a run does not start. With the data back, it continues."""
+    data = Path(yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"])
+    own = tmp_path / "data"
+    shutil.copytree(data, own)
+    options, run = (*LONG, "--dataset_dir", own), tmp_path / "run"
+    command = start(run, *options)
+    command.wait_until(lambda: command.step() >= 4)
+    own.rename(tmp_path / "moved")
+    assert command.end() in (0, 1), command.text()
+    before = newest_complete(run)[0]
+    if status(run)["state"] != "complete":
+        again = start(run, *options, log="again.log")
+        assert again.end() == 2 and "error: " in again.text() and "Traceback" not in again.text(), again.text()
+        assert newest_complete(run)[0] == before
+    (tmp_path / "moved").rename(own)
+    train(run, *options)
+    assert weights(run) == weights(golden(*LONG))
+
+
+def test_truncated_rows_are_found_before_the_run_starts(start, tiny_recipe: Path, tmp_path: Path) -> None:
+    data, own = Path(yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"]), tmp_path / "data"
+    shutil.copytree(data, own)
+    rows = max((own / "train").glob("*.arrow"), key=lambda path: path.stat().st_size)
+    rows.write_bytes(rows.read_bytes()[:-100])
+    command = start(tmp_path / "run", "--dataset_dir", own)
+    assert command.end() == 2 and rows.name in command.text() and "Traceback" not in command.text(), command.text()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent: str, tmp_path: Path) -> None:
+    run, began = tmp_path / "run", time.monotonic()
+    network = {"HF_ENDPOINT": silent, "HF_HUB_OFFLINE": "0", "WANDB_BASE_URL": silent, "WANDB_API_KEY": "0" * 40}
+    command = start(run, *SAVES, "--report_to", "wandb", HOME=str(tmp_path), **network)
+    assert command.end(300) == 0, command.text()
+    assert losses(run) == losses(golden(*SAVES)) and time.monotonic() - began < 240
+    assert re.search("wandb", command.text(), re.IGNORECASE)
+
+
+def test_a_run_continues_if_its_supervisor_is_killed(golden, tiny_recipe: Path, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", (*SAVES, "--max_steps", 400)
+    words = ("train.py", tiny_recipe, "--output_dir", run, "--disable_tqdm", "true", *options)
+    command = [sys.executable, "-m", "gpt2_repro.supervise", "--", sys.executable, *map(str, words)]
+    with (tmp_path / "log").open("w") as log:
+        supervisor = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + 90
+    while newest_complete(run)[0] is None:
+        assert time.monotonic() < deadline and supervisor.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+    left = psutil.Process(supervisor.pid).children(recursive=True)
+    supervisor.kill()
+    supervisor.wait()
+    # The run continues, and holds the lock of its directory until its end.
+    _, alive = psutil.wait_procs(left, timeout=90)
+    assert not alive and status(run)["state"] == "complete"
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
+    assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))
