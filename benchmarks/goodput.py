@@ -1,11 +1,11 @@
-"""Measure the goodput of a run that is killed every few minutes, and compute it for other failure rates.
+"""Measure the goodput of a run that is killed every few minutes.
 
     python benchmarks/goodput.py recipes/demo.yaml --processes 2 --minutes 1.5 --kills 3
     python benchmarks/goodput.py recipes/gpt2_124m.yaml --processes 8 --minutes 20 --kills 2 --rolling_minutes 2
 
-Goodput is the share of the paid seconds in which optimizer steps ran that the run kept. Prepare the data of the recipe
-first. A supervised run trains under ZeRO-1, a worker is killed at each interval, and SIGTERM ends the run. The lost
-seconds of each part are then the input of the computed table. Without supervision, the machine waits after a failure
+Goodput for other failure rates is computed from the measured parts. Goodput is the share of the paid seconds in which
+optimizer steps ran that the run kept. Prepare the data of the recipe first. A supervised run trains under ZeRO-1, a
+worker is killed at each interval, and SIGTERM ends the run. Without supervision, the machine waits after a failure
 until a person has noticed it (--notice_minutes). Options after `--` go to train.py.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.processes import ROOT, kill_all
 
 
 def lost_seconds(parts: dict[str, float], kills: int, *, rolling: float, every: float) -> dict[str, float]:
-    """Return the seconds that one failure costs, and the pauses for saves in an interval of `every` seconds.
+    """Return the seconds that one failure and the saves cost in `every` seconds.
 
     Args:
         parts: `time_breakdown` of the measured run. Its attempts are the start and one restart after each kill.

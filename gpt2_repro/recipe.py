@@ -133,7 +133,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
                 fix = in_a_line(error)  # of _UniqueKeys
             raise UserError(f"{path}{where} not valid YAML. {fix}") from None
     if not isinstance(document, dict):
-        fix = f"Prepare text with: python prepare_data.py --data_files {path}"
+        fix = f"Prepare text with: python prepare_data.py recipes/own_text.yaml --data_files {path}"
         if path.suffix in (".yaml", ".yml", ".py"):
             fix = f"{DEFAULT} is an example."
         raise UserError(f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}. {fix}")
@@ -157,7 +157,7 @@ def _similar_recipe(path: Path) -> str:
     if "=" in path.name:
         return f"Options start with --. Pass --{path}."
     if path.suffix in (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet", ".gz", ".zst"):
-        return "Pass a .yaml file. Prepare text with: python prepare_data.py --data_files FILE"
+        return "Pass a .yaml file. Prepare text with: python prepare_data.py recipes/own_text.yaml --data_files FILE"
     if not DEFAULT.parent.is_dir():
         return f"Run the command in the root folder of this project, which contains {DEFAULT.parent}/."
     recipes = {recipe.stem: recipe for recipe in sorted(DEFAULT.parent.glob("*.yaml"))} or {DEFAULT.stem: DEFAULT}

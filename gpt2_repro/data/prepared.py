@@ -91,11 +91,13 @@ class PreparedData:
         if difference := first_difference(data.manifest.request, requested):
             key, holds, value = difference
             option = f" --{key} {value}" if key in typed else ""
-            fix = f"Pass --{key} {holds}, or run `python prepare_data.py {recipe}{option}` with another --dataset_dir."
+            files = f" --data_files {' '.join(data.manifest.request.get('data_files') or ['FILE'])}" if files else ""
+            again = f"python prepare_data.py {recipe}{files}{option}"
+            fix = f"Pass --{key} {holds}, or run `{again}` with another --dataset_dir."
             if passed and (fitting := _recipe_of(data.manifest)) not in (None, recipe):
                 fix = f"Pass {fitting}, which has the settings of this folder, or --{key} {holds}."
             raise UserError(
-                f"{args.dataset_dir} was prepared with {key} {holds or 'none'}, not {value or 'none'}. {fix}"
+                f"{args.dataset_dir} was prepared with --{key} {holds or 'none'}, not --{key} {value or 'none'}. {fix}"
             )
         return data
 

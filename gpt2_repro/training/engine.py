@@ -12,9 +12,6 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from gpt2_repro.batch_plan import BatchPlan
@@ -25,6 +22,12 @@ from gpt2_repro.training import ranks
 logger = logging.getLogger(__name__)
 
 
+def _fsdp() -> Any:
+    import torch.distributed.fsdp  # takes a second, and mistakes of the user should be reported at once
+
+    return torch.distributed.fsdp
+
+
 def prepare_deepspeed(*, use_cpu: bool) -> None:
     """Hide a warning of DeepSpeed. If `use_cpu`, make DeepSpeed run on the CPU."""
     # DeepSpeed 0.19.8 calls these functions on every step. torch 2.13 renamed them.
@@ -32,6 +35,8 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     if not use_cpu or importlib.util.find_spec("deepspeed") is None:
         return
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return
     import deepspeed.ops
 
     # Use gloo between CPU processes. DeepSpeed would compile an operator, which takes 26 s and needs a compiler. After
@@ -89,7 +94,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
             "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
-    if isinstance(wrapped, FSDPModule):
+    if isinstance(wrapped, _fsdp().FSDPModule):
         policy: Any = wrapped._get_fsdp_state()._mp_policy
         products, sums = (_name(one or dtype) for one in (policy.param_dtype, policy.reduce_dtype))
         facts |= {"products": products, "accumulation": sums}
@@ -199,7 +204,7 @@ def _full_master(parameter: Any) -> torch.Tensor:
 
 def has_shards(model: nn.Module) -> bool:
     """Return whether weights are sharded, so that a forward pass is a collective."""
-    return isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
+    return isinstance(model, _fsdp().FSDPModule) or hasattr(next(model.parameters()), "ds_id")
 
 
 def build_whole() -> None:
@@ -225,18 +230,20 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     # accelerate's `fsdp2_prepare_model` (1.15) rounds all outputs, including the loss, to bf16. It sums gradients over
     # processes in bf16, and gathers tied embeddings when the head is called, but our loss never calls the head.
     # accelerate does not shard a sharded model again, and still handles optimizer, gradient norm and checkpoints.
-    bf16 = accelerator.mixed_precision == "bf16"
+    from torch.distributed.device_mesh import init_device_mesh
+
+    fsdp, bf16 = _fsdp(), accelerator.mixed_precision == "bf16"
     options = {
         "mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,)),
-        "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy(),
+        "mp_policy": fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else fsdp.MixedPrecisionPolicy(),
     }
     blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
     # By default the outermost unit is not resharded after a pass. Between steps its fp32 masters could not be read.
     for part in (*blocks, model):
-        fully_shard(part, reshard_after_forward=True, **options)
+        fsdp.fully_shard(part, reshard_after_forward=True, **options)
     if accelerator.device.type == "cpu":  # gloo has no mean reduction
         for part in model.modules():
-            if isinstance(part, FSDPModule):
+            if isinstance(part, fsdp.FSDPModule):
                 part.set_force_sum_reduction_for_comms(True)
 
 
@@ -261,7 +268,7 @@ def whole(value: Any) -> Any:
 
     For a DTensor, this is a collective: call it on all ranks.
     """
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def require_same_weights(model: nn.Module, *, step: int) -> None:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, extract_model_from_parallel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from gpt2_repro.errors import RunFailed
+from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import checkpoints, writer
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path
@@ -67,7 +67,7 @@ class CheckpointSaver:
         return self.run / STAGING
 
     def start(self, size: int, *, lock: int) -> None:
-        """Allocate memory for this rank's files, and start the process that writes them.
+        """Check the disk, allocate memory for this rank's files, and start the process that writes them.
 
         This is a collective: call it on all ranks. Without --background_save, or if the machine has too little memory,
         nothing happens, and training pauses during saves.
@@ -75,7 +75,12 @@ class CheckpointSaver:
         Args:
             size: estimated bytes of this rank's files.
             lock: descriptor of the lock of the run directory, or -1. The process holds this lock while it writes.
+
+        Raises UserError if the disk has too little space for a checkpoint.
         """
+        if (megabytes := self._missing()) > 0:
+            fix = "Free disk space or pass another --output_dir."
+            raise UserError(f"A checkpoint needs {megabytes:,.1f} MB more disk space in {self.run}. {fix}")
         if not self.args.background_save or not hasattr(os, "memfd_create"):
             return
         first = self.args.process_index - self.args.local_process_index
@@ -151,8 +156,7 @@ class CheckpointSaver:
         Raises RunFailed if the writer has failed.
         """
         if not self.is_warm:
-            # save_pretrained needs these tables, and building them takes longer than the copy.
-            threading.Thread(target=get_checkpoint_conversion_mapping, args=("",), daemon=True).start()
+            threading.Thread(target=_prepare_first_save, daemon=True).start()
             self.is_warm = True
         while self.jobs and (wait or select.select([self.writer.stdout], [], [], 0)[0]):
             reply = json.loads(self.writer.stdout.readline() or '{"error": "the writing process was killed"}')
@@ -211,9 +215,7 @@ class CheckpointSaver:
         return {"keep": keep, "keep_every": args.keep_every_steps, "keep_best": args.keep_best_checkpoint}
 
     def _make_room_or_skip(self, step: int, stops: str | None, *, rolling: bool) -> bool:
-        missing = [self._free_space(rolling=rolling) if self.accelerator.is_main_process else 0.0]
-        (megabytes,) = broadcast_object_list(missing)
-        if megabytes <= 0:
+        if (megabytes := self._missing(rolling=rolling)) <= 0:
             self.skipped = 0
             return True
         if rolling:
@@ -235,6 +237,10 @@ class CheckpointSaver:
             SKIPS_ALLOWED + 1,
         )
         return False
+
+    def _missing(self, *, rolling: bool = False) -> float:
+        missing = [self._free_space(rolling=rolling) if self.accelerator.is_main_process else 0.0]
+        return broadcast_object_list(missing)[0]
 
     def _free_space(self, *, rolling: bool) -> float:
         """Delete old checkpoints if the disk has too little space for the next checkpoint.
@@ -274,6 +280,12 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
             f"The disk of {run} is {fault}, so {name} could not be saved. {fix} and run the same command again "
             f"{_to_continue(run)}."
         ) from None
+
+
+def _prepare_first_save() -> None:
+    """Do what the first save would otherwise do, which takes longer than the copy."""
+    get_checkpoint_conversion_mapping("")  # builds the tables that save_pretrained needs
+    extract_model_from_parallel(torch.nn.Identity())  # imports DeepSpeed
 
 
 def _to_continue(run: Path) -> str:

@@ -8,14 +8,16 @@ import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import Trainer, TrainerCallback
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers import TrainerCallback
 
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.files import write_whole
 
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,14 @@ TOKENS = "train/tokens"  # the name that transformers uses in wandb
 
 def check_reporting(report_to: list[str]) -> None:
     """Raise UserError if a service in `report_to` is not installed or not supported."""
+    if not report_to:
+        return
+    # This import takes seconds, and the next mistake should be reported at once.
+    from transformers.integrations.integration_utils import (
+        INTEGRATION_TO_CALLBACK,
+        get_available_reporting_integrations,
+    )
+
     for name in report_to:
         if "," in name:
             raise UserError(f"--report_to {name} has a comma. Separate services with spaces.")
@@ -120,7 +130,7 @@ class WandbPage(TrainerCallback):
         self.wandb.log({"sample": page, TOKENS: tokens})
 
 
-def guard_reporting(trainer: Trainer) -> None:
+def guard_reporting(trainer: "Trainer") -> None:
     """Catch exceptions of Trainer's reporting callbacks, and show samples in wandb."""
     guarded: list[Any] = []
     for callback in trainer.callback_handler.callbacks:
@@ -132,7 +142,7 @@ def guard_reporting(trainer: Trainer) -> None:
     trainer.callback_handler.callbacks[:] = guarded
 
 
-def report_text(trainer: Trainer, text: str) -> None:
+def report_text(trainer: "Trainer", text: str) -> None:
     """Show a text sample in wandb, if the run reports to wandb."""
     for guarded in trainer.callback_handler.callbacks:
         if isinstance(guarded, Guarded) and isinstance(guarded.callback, WandbPage):

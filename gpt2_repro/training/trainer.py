@@ -146,8 +146,6 @@ class PretrainingTrainer(Trainer):
 
         This is a collective: call it on all ranks.
         """
-        # The first call imports DeepSpeed, which takes longer than the copy. Otherwise the first save would call it.
-        self.accelerator.unwrap_model(self.model)
         shards = self.args.world_size if self.is_deepspeed_enabled else 0
         about = {"bf16": self.args.bf16, "rank": self.args.process_index, "shards": shards}
         self.saver.start(bytes_of_rank(self.model.num_parameters(), **about), lock=self.run.lock_descriptor)

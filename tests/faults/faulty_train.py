@@ -75,7 +75,7 @@ def inject(fault: str) -> None:
     }
     faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., bool]]] = {
         "kill_after_the_model": (PretrainingTrainer, "_save_optimizer_and_scheduler", kill, saves),
-        "no_foresight": (CheckpointSaver, "_make_room_or_skip", always, always),
+        "no_foresight": (CheckpointSaver, "_free_space", lambda *_, **__: 0.0, always),
         "flipped_bit": (StepControl, "on_step_end", flip, ends_at),
         "nan": (PretrainingTrainer, "compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
         "hang": (PretrainingTrainer, "compute_loss", lambda *_, **__: time.sleep(3600), at_step),

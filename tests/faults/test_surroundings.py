@@ -1,4 +1,4 @@
-"""A run survives faults of the machine around it: stopped ranks, disks, files, networks, a second start."""
+"""A run survives faults of disks, files, networks and other processes."""
 
 import re
 import shutil

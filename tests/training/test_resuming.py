@@ -158,8 +158,8 @@ def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) ->
             else:
                 refused(f"{written}.yaml", tmp_path, launcher=launcher)
     save(5, **zero1)
-    for changed, told in (({"seed": 2}, "seed 1 -> 2.*--allow_resume_change"), ({"bf16": True}, "--bf16 None")):
+    for changed, told in (({"seed": 2}, "seed 1 -> 2.*--allow_resume_change"), ({"bf16": True}, "--bf16 false")):
         refused(told, tmp_path, launcher="zero1", run_identity=TRAJECTORY | changed)
     asked = {"launcher": "zero1", "allow_resume_change": True}
     assert start_of(tmp_path, **asked, run_identity=TRAJECTORY | {"seed": 2})[0] == 5
-    refused("--bf16 None", tmp_path, **asked, run_identity=TRAJECTORY | {"bf16": True})  # DeepSpeed cannot change it
+    refused("--bf16 false", tmp_path, **asked, run_identity=TRAJECTORY | {"bf16": True})  # DeepSpeed cannot change it

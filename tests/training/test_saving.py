@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
-from gpt2_repro.errors import RunFailed
+from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import writer
 from gpt2_repro.run_record.checkpoints import checkpoints, defect, read_manifest
 from gpt2_repro.training import saving
@@ -91,6 +91,8 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
     quota = 10**9
     assert saver.step(7)  # the count of skipped saves starts again
     quota = 0
+    with pytest.raises(UserError, match="more disk space"):
+        saver.start(1000, lock=-1)
     assert not saver.step(8) and not saver.step(9)
     with pytest.raises(RunFailed):
         saver.step(10)

@@ -273,7 +273,10 @@ def _write_splits(
     for group, found in zip(groups, counted, strict=True):
         if not sum(of_stream["tokens"] for of_stream in found.values()):
             named = args.data_files if group.names == ["files"] else group.names
-            raise UserError(f"No text found in {', '.join(named)}. Pass other files or sources.")
+            facts = [part.facts for parts in group.streams for part in parts]
+            examples = [line for fact in facts for line in fact["bad_examples"]]
+            skipped = f" ({sum(fact['bad'] for fact in facts):,} were skipped: {examples[0]})" if examples else ""
+            raise UserError(f"No text found in {', '.join(named)}{skipped}. Pass other files or sources.")
     shards: dict[str, list[Shard]] = {}
     counts: dict[str, SplitCounts] = {}
     for group, found in zip(groups, counted, strict=True):

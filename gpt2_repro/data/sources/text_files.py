@@ -188,7 +188,8 @@ def _jsonl_text(line: bytes, column: str) -> str | None:
     try:
         value = json.loads(decoded)
     except (ValueError, RecursionError):
-        raise ValueError("is not valid JSON. Write one JSON object per line, or one array in a .json file") from None
+        fix = "Write one JSON object per line, or one array of objects in a .json file"
+        raise ValueError(f"is not a JSON value. {fix}") from None
     text = _text_of(value, column)
     if b"\\u" in line:
         text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
