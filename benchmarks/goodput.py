@@ -39,7 +39,7 @@ def lost_seconds(parts: dict[str, float], kills: int, *, rolling: float, every: 
 
 
 def kill_repeatedly(command: list[str], run: Path, log: Path, args: argparse.Namespace) -> float:
-    """Kill a worker every --minutes, stop the run after one more interval, and return its seconds."""
+    """Kill a worker every --minutes, then stop the run. Return its seconds."""
     began = time.time()
     with log.open("w") as out:
         supervisor = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)

@@ -67,7 +67,7 @@ class CheckpointSaver:
         return self.run / STAGING
 
     def start(self, size: int, *, lock: int) -> None:
-        """Check the disk, allocate memory for this rank's files, and start the process that writes them.
+        """Check the disk, and start the process that writes this rank's files.
 
         This is a collective: call it on all ranks. Without --background_save, or if the machine has too little memory,
         nothing happens, and training pauses during saves.
