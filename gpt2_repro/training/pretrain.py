@@ -1,11 +1,13 @@
 """Pre-train or fine-tune with a recipe, from step 0 or from a checkpoint."""
 
 import dataclasses
+import functools
 import logging
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
@@ -32,12 +34,18 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     Raises UserError for wrong settings, before the model is built. Raises RunFailed if the run fails.
     """
     manifest = data.manifest
-    args, plan = resolve_arguments(recipe, epoch_targets=manifest.counts["train"].row_tokens)
-    run = RunRecord(str(args.output_dir))
-    run_identity = run_identity_of(args, plan, data=manifest, model=values_of(recipe.model))
-    run.check_owner()
-    if saved := run.environment().run_identity:
-        require_same_run(saved, run_identity, where=run.path, allow_change=args.allow_resume_change)
+    identity_of = functools.partial(run_identity_of, data=manifest, model=values_of(recipe.model))
+
+    def check(settings: Any, plan: BatchPlan) -> None:
+        run = RunRecord(str(settings.output_dir))
+        run.check_owner()
+        if saved := run.environment().run_identity:
+            require_same_run(
+                saved, identity_of(settings, plan), where=run.path, allow_change=settings.allow_resume_change
+            )
+
+    args, plan = resolve_arguments(recipe, epoch_targets=manifest.counts["train"].row_tokens, check=check)
+    run, run_identity = RunRecord(str(args.output_dir)), identity_of(args, plan)
     if 0 < args.extend_to < plan.total_tokens:
         raise UserError(
             f"--extend_to {args.extend_to} is less than the {plan.total_tokens} tokens of the run. Pass a larger "

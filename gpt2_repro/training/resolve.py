@@ -2,6 +2,9 @@
 
 import logging
 import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
@@ -21,13 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_arguments(
-    recipe: TrainingRecipe, *, epoch_targets: int | None = None
+    recipe: TrainingRecipe, *, epoch_targets: int | None = None, check: Callable[[Any, BatchPlan], None] | None = None
 ) -> tuple[PretrainingArguments, BatchPlan]:
     """Return the training arguments and the batch plan for this machine.
 
     Args:
         recipe: a recipe whose model and batch sizes are set (not 0), see `sizing.follow_data`.
         epoch_targets: the number of targets in all training rows, or None if the data is not prepared.
+        check: called before the slow imports of transformers, with the batch plan and an object that has the
+            settings as attributes. It may raise UserError.
 
     Raises UserError for settings that the machine, the launcher, the data or transformers does not support.
     """
@@ -70,9 +75,12 @@ def resolve_arguments(
     if training.optim == MUON and not launcher.muon:
         fix = f"Launch with --config_file {recommended_launcher(muon=True).config}."
         raise UserError(f"Muon needs complete weight matrices, but {launcher.name} shards the matrices. {fix}")
+    settings = values_of(training) | derived
+    if check:
+        check(SimpleNamespace(**settings), plan)
     prepare_deepspeed(use_cpu=use_cpu)
     try:
-        args = PretrainingArguments(**(values_of(training) | derived))
+        args = PretrainingArguments(**settings)
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from None
     # Each process uses one device. With several GPUs, Trainer would wrap the model in DataParallel.
