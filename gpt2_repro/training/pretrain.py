@@ -39,6 +39,9 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     def check(settings: Any, plan: BatchPlan) -> None:
         run = RunRecord(str(settings.output_dir))
         run.check_owner()
+        data.check_tokenizer()
+        for split in manifest.shards:
+            data.check_shards(split)
         if saved := run.environment().run_identity:
             require_same_run(
                 saved, identity_of(settings, plan), where=run.path, allow_change=settings.allow_resume_change
