@@ -82,6 +82,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         if args.resume_from:
             note(WENT_BACK, args.resume_from)
     try:
+        trainer.saver.check_disk()
         folder = loadable(start, staging=trainer.saver.staging, accelerator=trainer.accelerator)
         trainer.start_writer()
         shard_by_fsdp(trainer.model, trainer.accelerator)

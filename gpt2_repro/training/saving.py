@@ -66,8 +66,17 @@ class CheckpointSaver:
         """The folder in which checkpoints are written before they are complete."""
         return self.run / STAGING
 
+    def check_disk(self) -> None:
+        """Raise UserError if the disk has too little space for a checkpoint.
+
+        This is a collective: call it on all ranks. Call it before `staging` is used.
+        """
+        if (megabytes := self._missing()) > 0:
+            fix = "Free disk space or pass another --output_dir."
+            raise UserError(f"A checkpoint needs {megabytes:,.1f} MB more disk space in {self.run}. {fix}")
+
     def start(self, size: int, *, lock: int) -> None:
-        """Check the disk, and start the process that writes this rank's files.
+        """Allocate memory for this rank's files, and start the process that writes them.
 
         This is a collective: call it on all ranks. Without --background_save, or if the machine has too little memory,
         nothing happens, and training pauses during saves.
@@ -75,12 +84,7 @@ class CheckpointSaver:
         Args:
             size: estimated bytes of this rank's files.
             lock: descriptor of the lock of the run directory, or -1. The process holds this lock while it writes.
-
-        Raises UserError if the disk has too little space for a checkpoint.
         """
-        if (megabytes := self._missing()) > 0:
-            fix = "Free disk space or pass another --output_dir."
-            raise UserError(f"A checkpoint needs {megabytes:,.1f} MB more disk space in {self.run}. {fix}")
         if not self.args.background_save or not hasattr(os, "memfd_create"):
             return
         first = self.args.process_index - self.args.local_process_index

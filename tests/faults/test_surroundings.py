@@ -131,7 +131,7 @@ def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent,
 
 
 def test_a_run_continues_if_its_supervisor_is_killed(golden, tiny_recipe: Path, tmp_path: Path) -> None:
-    run, options = tmp_path / "run", (*SAVES, "--max_steps", 1500)
+    run, options = tmp_path / "run", (*SAVES, "--max_steps", 600)
     words = ("train.py", tiny_recipe, "--output_dir", run, "--disable_tqdm", "true", *options)
     command = [sys.executable, "-m", "gpt2_repro.supervise", "--", sys.executable, *map(str, words)]
     with (tmp_path / "log").open("w") as log:
@@ -146,7 +146,7 @@ def test_a_run_continues_if_its_supervisor_is_killed(golden, tiny_recipe: Path, 
     # The run continues, and holds the lock of its directory until its end.
     refused = subprocess.run(command[4:], capture_output=True, text=True, timeout=90)
     assert refused.returncode == 2 and "in use" in refused.stderr, refused.stderr
-    _, alive = psutil.wait_procs(left, timeout=90)
+    _, alive = psutil.wait_procs(left, timeout=240)
     assert not alive and status(run)["state"] == "complete"
     assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
     assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))

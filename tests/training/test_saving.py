@@ -92,7 +92,7 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
     assert saver.step(7)  # the count of skipped saves starts again
     quota = 0
     with pytest.raises(UserError, match="more disk space"):
-        saver.start(1000, lock=-1)
+        saver.check_disk()
     assert not saver.step(8) and not saver.step(9)
     with pytest.raises(RunFailed):
         saver.step(10)
