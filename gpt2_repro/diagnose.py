@@ -59,7 +59,9 @@ def main(argv: list[str]) -> None:
     dataset_dir = options.dataset_dir or (own_data if own_data and own_data.is_dir() else None)
     device = choose_device(options.device)
     models = [open_model(one, functools.partial(load_pair, one.source)) for one in (checkpoint, baseline)]
-    window = common_window(models, options.max_length or LONGEST_WINDOW, explicit=options.max_length is not None)
+    # Positions that a model was not trained on are one of the causes to find, so they are scored too.
+    longest = min(LONGEST_WINDOW, *(model.positions for model in models))
+    window = common_window(models, options.max_length or longest, explicit=True)
     domains, counts = _read_texts(dataset_dir, options, tokenizer)
     rows = texts.rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     diagnosis = {
@@ -112,7 +114,7 @@ def _parse(argv: list[str]) -> Namespace:
     parser.add_argument(
         "--max_length",
         type=int,
-        help=f"Context in tokens. (default: {LONGEST_WINDOW}, or the training length of either model if that is shorter)",
+        help=f"Context in tokens. (default: {LONGEST_WINDOW}, or fewer if a model has fewer positions)",
     )
     parser.add_argument(
         "--output_dir",
