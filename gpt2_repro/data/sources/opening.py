@@ -29,7 +29,7 @@ _VALIDATION_NAME = re.compile(r"(^|[_.-])(val|valid|validation)([_.-]|$)")
 _TEST_NAME = re.compile(r"(^|[_.-])test([_.-]|$)")
 OTHER_FORMATS = {
     ".tsv": "Save it as CSV, with commas between the columns",
-    **dict.fromkeys([".zip", ".tar", ".tgz", ".7z", ".rar"], "Unpack it, and pass the files in it"),
+    **dict.fromkeys([".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".zst"], "Unpack it, and pass the files in it"),
     **dict.fromkeys([".pdf", ".docx", ".doc", ".epub", ".odt", ".rtf"], "Convert it to plain text (.txt)"),
 }
 COLUMNS = {".json", ".jsonl", ".csv", ".parquet"}
@@ -214,8 +214,6 @@ class SourceOpener:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
                 new = path.with_suffix(".jsonl") if path.suffix == ".ndjson" else f"{path}.txt"
                 fix = f"If it is text, rename it to {Path(new).name}. Otherwise, convert it"
-                if path.suffix in (".gz", ".zst"):
-                    fix = f"Unpack it, and convert {path.stem} to text"
                 fix = OTHER_FORMATS.get(path.suffix.lower(), fix)
                 known = f"{', '.join(KINDS)} (also compressed as .gz or .zst) and .bin"
                 raise UserError(f"The file type of {path} is not supported. Supported are {known}. {fix}.")
