@@ -159,8 +159,8 @@ class TrainingSection(TrainingArguments):
         "average_tokens_across_devices": "the loss is always the mean over the tokens of all devices",
         "include_num_input_tokens_seen": "target tokens are logged. Counting inputs adds a host sync per micro-batch",
         "optim_args": "AdamW and muon have their own options. Pass --adam_beta1, --adam_beta2 or --adam_epsilon",
-        "local_rank": "the launcher set it. Start with accelerate launch or torchrun instead of `deepspeed` or "
-        "torch.distributed.launch, such as `torchrun --nproc_per_node 2 train.py`",
+        "local_rank": "the launchers `deepspeed` and torch.distributed.launch add it. Launch with torchrun, or with "
+        "accelerate launch --config_file accelerate_configs/zero1.yaml",
         "resume_from_checkpoint": "resuming is automatic. Run the same command, or pass --resume_from checkpoint-N",
         "ignore_data_skip": "a resumed run never repeats rows",
         "restore_callback_states_from_checkpoint": "resuming is automatic. Run the same command again",

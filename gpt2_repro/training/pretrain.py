@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -36,7 +37,7 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     manifest = data.manifest
     identity_of = functools.partial(run_identity_of, data=manifest, model=values_of(recipe.model))
 
-    def check(settings: Any, plan: BatchPlan) -> None:
+    def check(settings: SimpleNamespace, plan: BatchPlan) -> None:
         run = RunRecord(str(settings.output_dir))
         run.check_owner()
         data.check_tokenizer()

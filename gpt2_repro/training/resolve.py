@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
@@ -24,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_arguments(
-    recipe: TrainingRecipe, *, epoch_targets: int | None = None, check: Callable[[Any, BatchPlan], None] | None = None
+    recipe: TrainingRecipe,
+    *,
+    epoch_targets: int | None = None,
+    check: Callable[[SimpleNamespace, BatchPlan], None] | None = None,
 ) -> tuple[PretrainingArguments, BatchPlan]:
     """Return the training arguments and the batch plan for this machine.
 

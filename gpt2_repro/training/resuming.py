@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -238,7 +239,9 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def run_identity_of(args: Any, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]) -> dict[str, Any]:
+def run_identity_of(
+    args: PretrainingArguments | SimpleNamespace, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the identity of a run: the settings that must not change on a resume.
 
     Args:

@@ -303,13 +303,8 @@ def _write_splits(
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
                 raise UserError(f"Split {split}: the id {largest} is not in the vocabulary. Set another --tokenizer.")
             if split != "train" and targets < NOISY_TOKENS:
-                message = "The split %s has only %s tokens, so its loss is noisy. Prepare more text%s."
-                name = {"head": "tokens", "hash": "fraction"}.get(args.split if split == "validation" else "")
-                if tokens >= MOST_HELD_OUT * sum(of_stream["tokens"] for of_stream in found.values()):
-                    name = None
-                logger.warning(
-                    message, split, f"{targets:,}", f" or pass a larger --validation_{name}" if name else ""
-                )
+                fix = "Prepare more text, or more of it for validation (--validation_tokens, --validation_fraction)."
+                logger.warning("The split %s has only %s tokens, so its loss is noisy. %s", split, f"{targets:,}", fix)
             # The first id of the split (concat) or of each document (wrap) is not a target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
             of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}
