@@ -3,14 +3,18 @@
 A checkpoint is complete if its manifest.json is intact and matches the files.
 """
 
+import contextlib
+import errno
 import hashlib
 import json
 import math
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import read_object, sha256_of, sync, write_whole
 from gpt2_repro.run_record import events
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -18,6 +22,7 @@ from gpt2_repro.run_record.layout import ENVIRONMENT, MANIFEST, METRICS, STAGING
 from gpt2_repro.typed_json import from_json
 
 
+DISK_FAULTS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read-only"}
 SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a process had it open
 
 
@@ -204,3 +209,33 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
     for path in complete:
         if path not in kept:
             discard(path)
+
+
+@contextlib.contextmanager
+def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
+    """Raise RunFailed with a short message if the disk is full or read-only.
+
+    Args:
+        name: the name of the checkpoint or of the final model, for the message.
+        staging: the folder into which the `with` block writes. After such an error, this folder is deleted.
+    """
+    try:
+        yield
+    except Exception as error:
+        # The error of safetensors has no errno. Only its text contains, for example, "os error 28".
+        found = re.search(r"os error (\d+)", str(error))
+        fault = DISK_FAULTS.get(getattr(error, "errno", None) or int(found[1] if found else 0))
+        if fault is None:
+            raise
+        shutil.rmtree(staging, ignore_errors=True)
+        fix = "Free some space" if fault == "full" else "Make it writable"
+        raise RunFailed(
+            f"The disk of {run} is {fault}, so {name} could not be saved. {fix} and run the same command again "
+            f"{to_continue(run)}."
+        ) from None
+
+
+def to_continue(run: Path) -> str:
+    """Return what the same command does next, for a message."""
+    newest = next(iter(complete_checkpoints(run)), None)
+    return f"to continue from {newest.name}" if newest else "to start again at step 0: no checkpoint was saved"

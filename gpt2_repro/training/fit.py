@@ -24,7 +24,6 @@ from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_c
 from gpt2_repro.training.engine import build_whole, fp32_weights, shard_by_fsdp
 from gpt2_repro.training.resuming import Start, loadable
 from gpt2_repro.training.samples import TextSampler
-from gpt2_repro.training.saving import disk_faults_in_words
 from gpt2_repro.training.tracking import Guarded, guard_reporting, report_text
 from gpt2_repro.training.trainer import PretrainingTrainer
 
@@ -142,7 +141,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     build_whole()
     run, model = trainer.run, plain_model(trainer.model.config, weights)
     staged = run.path / STAGING
-    with disk_faults_in_words(run.path, run.final.name, staged):
+    with checkpoints.disk_faults_in_words(run.path, run.final.name, staged):
         shutil.rmtree(staged, ignore_errors=True)
         model.save_pretrained(staged)
         readable(staged)

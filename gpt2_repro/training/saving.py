@@ -1,18 +1,16 @@
 """Save checkpoints atomically while training continues, and rotate them."""
 
 import contextlib
-import errno
 import json
 import logging
 import os
-import re
 import select
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ from gpt2_repro.training.hashing import StagingMemory, hashed_saves
 logger = logging.getLogger(__name__)
 
 WRITER = "import sys; from gpt2_repro.run_record import writer; writer.serve(int(sys.argv[1]))"
-DISK_FAULTS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read-only"}
 SPARE = 1.15  # required free space, as a multiple of the size of the last checkpoint
 SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
 VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visible on this one
@@ -139,7 +136,7 @@ class CheckpointSaver:
             return False
         self.saved_step = step
         staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
-        with disk_faults_in_words(self.run, target.name, self.staging):
+        with checkpoints.disk_faults_in_words(self.run, target.name, self.staging):
             with hashed_saves(staged, self.memory) as written:
                 write()
                 described = facts() | ({"rolling": True} if rolling else {})
@@ -165,8 +162,8 @@ class CheckpointSaver:
         while self.jobs and (wait or select.select([self.writer.stdout], [], [], 0)[0]):
             reply = json.loads(self.writer.stdout.readline() or '{"error": "the writing process was killed"}')
             name = checkpoint_path(self.run, self.saved_step).name
-            with disk_faults_in_words(self.run, name, self.staging):
-                if reply.get("errno") in DISK_FAULTS:
+            with checkpoints.disk_faults_in_words(self.run, name, self.staging):
+                if reply.get("errno") in checkpoints.DISK_FAULTS:
                     raise OSError(reply["errno"], reply["error"])
             if "error" in reply:
                 shutil.rmtree(self.staging, ignore_errors=True)  # ends the writers of the other ranks
@@ -230,7 +227,7 @@ class CheckpointSaver:
             why = f"when the run stopped ({stops})" if stops else "for the third save in a row"
             raise RunFailed(
                 f"{self.run} needed {megabytes:,.1f} MB more free disk space {why}. Free disk space and run the same "
-                f"command again {_to_continue(self.run)}."
+                f"command again {checkpoints.to_continue(self.run)}."
             )
         logger.error(
             "NOT SAVED: the checkpoint of step %d needs %.1f MB more disk space in %s. Training continues. Delete "
@@ -262,40 +259,10 @@ class CheckpointSaver:
         return (needed - shutil.disk_usage(self.run).free) / 1e6
 
 
-@contextlib.contextmanager
-def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
-    """Raise RunFailed with a short message if the disk is full or read-only.
-
-    Args:
-        name: the name of the checkpoint or of the final model, for the message.
-        staging: the folder into which the `with` block writes. After such an error, this folder is deleted.
-    """
-    try:
-        yield
-    except Exception as error:
-        # The error of safetensors has no errno. Only its text contains, for example, "os error 28".
-        found = re.search(r"os error (\d+)", str(error))
-        fault = DISK_FAULTS.get(getattr(error, "errno", None) or int(found[1] if found else 0))
-        if fault is None:
-            raise
-        shutil.rmtree(staging, ignore_errors=True)
-        fix = "Free some space" if fault == "full" else "Make it writable"
-        raise RunFailed(
-            f"The disk of {run} is {fault}, so {name} could not be saved. {fix} and run the same command again "
-            f"{_to_continue(run)}."
-        ) from None
-
-
 def _prepare_first_save() -> None:
     """Do what the first save would otherwise do, which takes longer than the copy."""
     get_checkpoint_conversion_mapping("")  # builds the tables that save_pretrained needs
     extract_model_from_parallel(torch.nn.Identity())  # imports DeepSpeed
-
-
-def _to_continue(run: Path) -> str:
-    """Return what the same command does next, for a message."""
-    newest = next(iter(checkpoints.complete_checkpoints(run)), None)
-    return f"to continue from {newest.name}" if newest else "to start again at step 0: no checkpoint was saved"
 
 
 def _wait_until_visible(folder: Path) -> None:

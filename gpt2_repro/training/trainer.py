@@ -282,6 +282,15 @@ class PretrainingTrainer(Trainer):
         # Trainer writes in place, and resumes from the newest folder even if it is incomplete.
         return str(self.saver.staging)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the weights, the configuration and the tokenizer to `output_dir`."""
+        if not self.is_deepspeed_enabled or self.model_wrapped.zero_optimization_stage() == 3:
+            return super().save_model(output_dir, _internal_call)
+        # Trainer would copy each tensor first, and then tied weights would be saved twice. The weights are views of one
+        # buffer. With DLPack, each gets its own storage without a copy, so that transformers finds the tied weights.
+        weights = {name: torch.from_dlpack(weight) for name, weight in self.model.state_dict().items()}
+        return self._save(output_dir, state_dict=weights)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         save = functools.partial(super()._save_checkpoint, model, trial)
 
