@@ -20,6 +20,8 @@ from pathlib import Path
 
 import psutil
 
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.processes import ROOT, kill_all
 
 

@@ -10,13 +10,17 @@ the share of items for which a method chooses the same ending as this project.
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.model.pretraining import make_pretraining
 

@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.processes import run_python
 
 

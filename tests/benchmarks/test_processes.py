@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.processes import run_captured
+from benchmarks.processes import ROOT, run_captured
 
 
 def test_descendants_are_killed_after_a_timeout(tmp_path: Path) -> None:
@@ -20,3 +20,14 @@ def test_descendants_are_killed_after_a_timeout(tmp_path: Path) -> None:
     pid = int(started.read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert run_captured([sys.executable, "-c", "print(7)"], timeout=60).stdout == "7\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py")))
+def test_a_script_starts_as_its_docstring_says(script: str) -> None:
+    """Each script with options prints its help, from a checkout that is not installed."""
+    if "ArgumentParser(" not in (ROOT / "benchmarks" / script).read_text():
+        pytest.skip("a part of other scripts")
+    command = [sys.executable, f"benchmarks/{script}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
