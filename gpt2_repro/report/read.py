@@ -101,6 +101,8 @@ def read_run(path: Path) -> Run:
     planned = {"state": "unknown", "max_steps": environment.plan.max_steps or None}
     last = RunStatus.from_json(planned | {key: training[-1].get(key) for key in ("step", "tokens") if training})
     written = {key: value for key, value in vars(record.status()).items() if value is not None}
+    if not written.get("tokens"):  # the status of step 0. The log may be further.
+        written.pop("step", None)
     return Run(
         path=path,
         recipe_text=record.recipe_text(),
