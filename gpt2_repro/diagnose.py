@@ -46,10 +46,11 @@ logger = logging.getLogger("gpt2_repro.diagnose")
 def main(argv: list[str]) -> None:
     """Score two models on the same tokens, and write tables and a conclusion."""
     options = _parse(argv)
-    from gpt2_repro.model.export import load_pair, load_tokenizer
-
     checkpoint = resolve_checkpoint(options.run)
     baseline = resolve_checkpoint(_baseline(options.baseline, checkpoint.run))
+    # Imported after the checks, so that mistakes are reported before the slow imports.
+    from gpt2_repro.model.export import load_pair, load_tokenizer
+
     tokenizer = load_tokenizer(checkpoint.source)
     _check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
     recipe = RunRecord(checkpoint.run).recipe() if checkpoint.run else {}

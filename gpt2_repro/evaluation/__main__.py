@@ -41,9 +41,6 @@ logger = logging.getLogger("gpt2_repro.evaluation")
 def main(argv: list[str]) -> None:
     """Score checkpoints and the baseline, and write the table (called by evaluate.sh)."""
     options = parse_options(argv, description=__doc__)
-    # Import torch after parsing, so that --help and wrong options are answered at once.
-    from gpt2_repro.model.export import load_pair
-
     names, every = options.checkpoints, options.all_checkpoints
     resolved = (all_checkpoints(name) if every else [resolve_checkpoint(name, unfinished=True)] for name in names)
     checkpoints = list(itertools.chain.from_iterable(resolved))
@@ -55,8 +52,10 @@ def main(argv: list[str]) -> None:
     check_tasks(tasks, local)
     if set(tasks) - local.keys():
         check_hub()
-    device = choose_device(options.device)
+    # Imported after the checks, so that mistakes are reported before the slow imports.
+    from gpt2_repro.model.export import load_pair
 
+    device = choose_device(options.device)
     unique = {checkpoint.name: checkpoint for checkpoint in checkpoints}.values()
     models = [open_model(checkpoint, functools.partial(load_pair, checkpoint.source)) for checkpoint in unique]
     baseline = _open_baseline(arguments.baseline, models)

@@ -67,11 +67,13 @@ def main(argv: list[str]) -> None:
     prog = "python -m gpt2_repro.preflight"
     recipe = load_recipe(argv, description=__doc__, prog=prog, options=OPTIONS, groups=HELP)
     options = recipe.options
-    recipe = follow_data(recipe, on_gpu=True if options.gpu else None)
     machine_only = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
     if options.gpu is not None and machine_only:
         raise UserError(f"--{machine_only[0]} checks this machine; --gpu plans for another machine. Pass only one.")
+    named = [] if options.gpu is None else _check_name(options.gpu, typed_speed=bool(options.tokens_per_second))
+    recipe = follow_data(recipe, on_gpu=True if options.gpu else None)
     findings, planned = _look(recipe, packages)
+    findings += named
     if options.json:
         print(json.dumps({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
@@ -107,7 +109,7 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Findi
     if memory_bytes and not options.memory:
         step.append(machine.check_memory(recipe, work, memory_bytes, cards))
     if options.gpu is not None:
-        return [*step, *_check_name(name, typed_speed=bool(options.tokens_per_second))], planned
+        return step, planned
     needs = [
         environment.Need("data", Path(recipe.data.dataset_dir), work.missing_bytes),
         environment.Need("the run", Path(training.output_dir or "runs"), work.run_bytes),
