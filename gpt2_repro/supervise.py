@@ -28,7 +28,7 @@ from gpt2_repro.cli import CommandParser, positive_count, positive_number
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.status import RunStatus
-from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted
+from gpt2_repro.supervision import ENDED, FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.training.launcher import adopt_orphans
 
 
@@ -75,6 +75,7 @@ class Supervisor:
         failures, newest = 0, -1
         while True:
             code = self._attempt()
+            (self.notes / ENDED).write_text(str(time.time()))
             directory = noted(RUN, self.notes)
             if directory and (kept := os.environ.get(KEEP_RUN)):
                 Path(kept).write_text(directory)

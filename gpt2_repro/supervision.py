@@ -6,8 +6,8 @@ from pathlib import Path
 
 FOLDER = "GPT2_REPRO_SUPERVISED"  # path of the supervisor's folder, which contains a file for each note
 # The notes: the run directory; the checkpoint of --resume_from, which only the first attempt resumes from; the mistake
-# that a restart would repeat; the start time of the supervisor in seconds since 1970.
-RUN, WENT_BACK, MISTAKE, SINCE = "run", "went_back", "mistake", "since"
+# that a restart would repeat; when the supervisor started and when the last attempt ended, in seconds since 1970.
+RUN, WENT_BACK, MISTAKE, SINCE, ENDED = "run", "went_back", "mistake", "since", "ended"
 
 
 def note(name: str, text: str) -> None:

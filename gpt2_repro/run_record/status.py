@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from gpt2_repro.supervision import SINCE, noted
+from gpt2_repro.supervision import ENDED, SINCE, noted
 from gpt2_repro.time_breakdown import PARTS
 from gpt2_repro.typed_json import from_json
 
@@ -60,12 +60,15 @@ def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
     """Return the seconds of earlier attempts by key of `time_breakdown.PARTS`."""
     parts = {name: status.time_breakdown.get(name, 0.0) for name in PARTS}
     parts["redone"] += max(0.0, round((status.seconds or 0.0) - sum(parts.values()), 2))
-    # If the supervisor already ran at the last status update, the time since then is idle.
     since, last = noted(SINCE), -math.inf
     with contextlib.suppress(ValueError):
         last = datetime.datetime.fromisoformat(status.updated or "").timestamp()
     if since is not None and last >= float(since):
-        parts["idle"] += max(0.0, time.time() - process_seconds() - last)
+        # The supervisor ran at the last status update. Steps after that update are lost.
+        started = time.time() - process_seconds()
+        ended = max(last, float(noted(ENDED) or last))
+        parts["redone"] += ended - last
+        parts["idle"] += max(0.0, started - ended)
     return parts
 
 

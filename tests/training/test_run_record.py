@@ -19,7 +19,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import HOLDER, RunRecord, checkpoints, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds
-from gpt2_repro.supervision import FOLDER, SINCE
+from gpt2_repro.supervision import ENDED, FOLDER, SINCE
 from gpt2_repro.training.resuming import require_same_run
 
 
@@ -165,22 +165,25 @@ LATE = {"training": 700, "data": 60}  # seconds at the checkpoint of step 6. At 
 
 
 @pytest.mark.parametrize(
-    ("start", "at_checkpoint", "supervised", "training", "redone", "data", "idle"),
+    ("start", "at_checkpoint", "supervised", "ended", "training", "redone", "data", "idle"),
     [
-        (8, LATE, None, 900, 60, 100, 40),  # no step is repeated. 60 s belong to an attempt that recorded nothing.
-        (6, LATE, None, 700, 300, 60, 40),
-        (0, {}, None, 0, 1060, 0, 40),
-        (8, LATE, -100, 900, 60, 100, 115),  # the supervisor waited since the last record of an attempt
-        (8, LATE, -50, 900, 60, 100, 40),  # the last attempt had another supervisor
+        (8, LATE, None, None, 900, 60, 100, 40),  # no step is repeated. 60 s belong to an attempt that recorded nothing.
+        (6, LATE, None, None, 700, 300, 60, 40),
+        (0, {}, None, None, 0, 1060, 0, 40),
+        (8, LATE, -100, -75, 900, 60, 100, 115),
+        (8, LATE, -100, -30, 900, 105, 100, 70),  # the last attempt trained 45 s after its last record
+        (8, LATE, -50, None, 900, 60, 100, 40),  # the last attempt had another supervisor
     ],
 )
 def test_time_of_earlier_attempts_is_counted(
-    run, start, at_checkpoint, supervised, training, redone, data, idle, tmp_path, monkeypatch
+    run, start, at_checkpoint, supervised, ended, training, redone, data, idle, tmp_path, monkeypatch
 ) -> None:
     began = time.time() - process_seconds()
     if supervised is not None:
         monkeypatch.setenv(FOLDER, str(tmp_path))
         (tmp_path / SINCE).write_text(str(began + supervised))
+    if ended is not None:
+        (tmp_path / ENDED).write_text(str(began + ended))
     last = datetime.datetime.fromtimestamp(began - 75, datetime.UTC).isoformat(timespec="seconds")
     parts = {"training": 900, "data": 100, "idle": 40}
     before = {"seconds": 1100, "step": 8, "updated": last, "time_breakdown": parts}
@@ -189,6 +192,6 @@ def test_time_of_earlier_attempts_is_counted(
     run.lock()
     run.add_redone_steps(start, at_checkpoint)
     found = run.time_breakdown()
-    assert (found["training"], found["redone"], found["data"]) == (training, redone, data)
-    assert found["idle"] == pytest.approx(idle, abs=1.1)
+    assert (found["training"], found["data"]) == (training, data)
+    assert (found["redone"], found["idle"]) == (pytest.approx(redone, abs=1.1), pytest.approx(idle, abs=1.1))
     assert run.seconds() == pytest.approx(sum(found.values()), abs=0.2)
