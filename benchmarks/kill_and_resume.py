@@ -47,11 +47,10 @@ def compare_saves(words: list[str], run: Path) -> None:
         log = run.with_name(f"{background}.log")
         output = ["--output_dir", f"{run}-{background}", "--background_save", background]
         run_python([*words, *output], log=log, timeout=3600, stop=lambda: False)
-        for kind, pattern in (("complete after", r"MB in ([0-9.]+) s"), ("pause", r"paused for ([0-9.]+) s")):
-            print(
-                f"--background_save {background}, {kind}: {', '.join(re.findall(pattern, log.read_text()))} s",
-                flush=True,
-            )
+        found = re.findall(r"([0-9.,]+) MB in ([0-9.]+) s, training paused for ([0-9.]+) s", log.read_text())
+        sizes, totals, pauses = zip(*found, strict=True)
+        print(f"--background_save {background}: {sizes[-1]} MB", flush=True)
+        print(f"  complete after {', '.join(totals)} s\n  training paused for {', '.join(pauses)} s", flush=True)
 
 
 def main() -> None:
@@ -85,10 +84,9 @@ def main() -> None:
             else:
                 print(f"first start to step {step}: {when - done.began:.1f} s", flush=True)
             killed = done.ended
-        status = json.loads((run / "run_status.json").read_text())
         files = [path for path in (run / f"checkpoint-{newest(run)}").rglob("*") if path.is_file()]
         megabytes = sum(path.stat().st_size for path in files) / 1e6
-        print(f"checkpoint: {megabytes:,.1f} MB, saved in {status['save_seconds']} s")
+        print(f"checkpoint: {megabytes:,.1f} MB")
 
 
 if __name__ == "__main__":
