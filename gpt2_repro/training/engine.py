@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import accelerate.optimizer
 import torch
@@ -38,10 +39,14 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return
     import deepspeed.ops
+    import deepspeed.runtime.compiler
 
     # Use gloo between CPU processes. DeepSpeed would compile an operator, which takes 26 s and needs a compiler. After
     # a killed compilation, the next compilation waits forever for a lock (deepspeed/comm/torch.py, 0.19.8).
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # DeepSpeed imports its own Muon to check the optimizer. This would also import torch's compiler, which takes 2 s.
+    with mock.patch.object(deepspeed.runtime.compiler, "compile", lambda: lambda function: function):
+        import deepspeed.runtime.zero.muon.original_muon
 
 
 def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> None:

@@ -4,6 +4,7 @@ A finished run writes the final model to final/.
 """
 
 import functools
+import gc
 import logging
 import shutil
 
@@ -86,6 +87,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         trainer.start_writer()
         shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
+        gc.freeze()  # collections do not visit the objects that imports have created
+        gc.enable()
         trainer.train(resume_from_checkpoint=folder)
         with trainer.meter.on("saving"):
             trainer.saver.finish()
