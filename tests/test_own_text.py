@@ -127,6 +127,21 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
         prepare_data.main([RECIPE, "--data_files", "empty.zip", "--sequence_length", "32"])
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("table.tsv", b"a\tb\n", "Save it as CSV"),
+        ("texts.zip", b"PK\3\4", "Unpack it"),
+        ("paper.pdf.gz", b"\x1f\x8b", "Unpack it"),
+        ("latin1.txt", "caf\u00e9 \u00e0 la carte\n".encode("latin-1"), "No text found .*1 were skipped.*latin1"),
+    ],
+)
+def test_a_file_that_is_not_text_is_refused_with_a_fix(here: Path, name: str, content: bytes, told: str) -> None:
+    Path(name).write_bytes(content)
+    with pytest.raises(UserError, match=told):
+        prepare_data.main([RECIPE, "--data_files", name, "--max_bad_documents", "9"])
+
+
 def test_one_document_is_enough(here: Path, capsys, caplog) -> None:
     prepare_data.main([RECIPE, "--data_files", "plays/hamlet.v1.txt", "--sequence_length", "32"])
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])

@@ -68,7 +68,9 @@ def test_run_stops_at_its_budget_and_resumes_with_a_larger_one(train, typed, eve
     assert list(rates(events, run)) == list(range(1, 9)) and events(run)[-2]["usd"] > told["seconds"]
 
 
-def test_changed_setting_is_refused_unless_allowed(train, typed, events, tmp_path: Path) -> None:
+def test_changed_setting_is_refused_unless_allowed(
+    train, typed, events, type_command, tiny_recipe: Path, tmp_path: Path
+) -> None:
     run = train(tmp_path / "run", "--stop_at_step", 4)
     train(run, "--stop_at_step", 4)  # the run has reached this step already
     told = status(run)
@@ -77,6 +79,11 @@ def test_changed_setting_is_refused_unless_allowed(train, typed, events, tmp_pat
     refused = typed(run, *change)
     assert refused.returncode == 2 and "learning_rate 0.01 -> 0.02" in refused.stderr
     assert "--allow_resume_change" in refused.stderr and status(run) == told
+    # The model's code is imported after the comparison, because the import takes seconds.
+    code = "import runpy, sys; sys.argv.pop(0)\ntry: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    code += "finally: print(sorted({'torch', 'transformers.modeling_utils'} & set(sys.modules)))"
+    done = type_command("python", "-c", code, "train.py", tiny_recipe, "--output_dir", run, *change)
+    assert done.returncode == 2 and done.stdout.endswith("['torch']\n"), done.stdout + done.stderr
     train(run, *change, "--allow_resume_change")
     assert rates(events, run)[5] == pytest.approx(2e-2 * learning_rate_factor(4, warmup_steps=3, max_steps=8))
     assert typed(run, *change).returncode == 0  # the change is now part of the run
