@@ -53,11 +53,7 @@ def main(argv: list[str]) -> None:
 
     tokenizer = load_tokenizer(checkpoint.source)
     _check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
-    recipe = RunRecord(checkpoint.run).recipe() if checkpoint.run else {}
-    own_data = Path(name) if (name := recipe.get("data", {}).get("dataset_dir")) else None
-    if checkpoint.run and own_data and not options.dataset_dir:
-        RunRecord(checkpoint.run).check_data(own_data, "--dataset_dir")
-    dataset_dir = options.dataset_dir or (own_data if own_data and own_data.is_dir() else None)
+    own_data, dataset_dir = _find_data(checkpoint.run, options.dataset_dir)
     device = choose_device(options.device)
     models = [open_model(one, functools.partial(load_pair, one.source)) for one in (checkpoint, baseline)]
     # Positions that a model was not trained on are one of the causes to find, so they are scored too.
@@ -85,6 +81,19 @@ def main(argv: list[str]) -> None:
     }
     output = options.output_dir or default_output_dir(checkpoint) / "diagnosis"
     print(write_results(output, "diagnosis", json.dumps(diagnosis, indent=2) + "\n", diagnosis_markdown(diagnosis)))
+
+
+def _find_data(run: Path | None, asked: Path | None) -> tuple[Path | None, Path | None]:
+    """Return the data of the run RUN, and the folder whose validation text is scored.
+
+    Args:
+        asked: the folder that the user passed as --dataset_dir.
+    """
+    recipe = RunRecord(run).recipe() if run else {}
+    own = Path(name) if (name := recipe.get("data", {}).get("dataset_dir")) else None
+    if run and own and not asked:
+        RunRecord(run).check_data(own, "--dataset_dir")
+    return own, asked or (own if own and own.is_dir() else None)
 
 
 def _parse(argv: list[str]) -> Namespace:

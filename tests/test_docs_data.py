@@ -114,7 +114,7 @@ def test_the_tables_of_sources_are_those_of_the_presets() -> None:
     few, many = ({name: cells for name, *cells in form.findall(table(workers))} for workers in (2, 8))
     expected = [[f"`{name}`", of.repository, *few[name], many[name][-1]] for name, of in PRESETS.items()]
     assert rows_under("Sizes and times") == expected
-    assert [row[0] for row in rows_under("Which source for what")] == [f"`{name}`" for name in SOURCE_NAMES]
+    assert [row[0] for row in rows_under("Choose a source")] == [f"`{name}`" for name in SOURCE_NAMES]
 
 
 def test_the_table_of_the_manifest_has_every_key_of_one(own_files: None) -> None:
