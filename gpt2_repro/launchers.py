@@ -41,8 +41,8 @@ class Launcher(NamedTuple):
     name: str
     form: CheckpointForm
     deepspeed_json: str = ""
-    torch_compile: bool = True  # not with sharded weights, which are gathered and freed while the loss is computed
-    muon: bool = False  # needs complete (not sharded) weight matrices
+    # Whether each process has all weights. Compiling the loss and Muon need them.
+    whole_weights: bool = True
 
     @property
     def config(self) -> str:
@@ -60,19 +60,19 @@ LAUNCHERS = {
     launcher.name: launcher
     for launcher in (
         Launcher("zero1", ZERO, "zero1.json"),
-        Launcher("ddp", PLAIN, muon=True),
+        Launcher("ddp", PLAIN),
         Launcher("zero2", ZERO, "zero2.json"),
-        Launcher("zero3", ZERO3, "zero3.json", torch_compile=False),
-        Launcher("fsdp2", FSDP2, torch_compile=False),
-        Launcher("single_gpu", PLAIN, muon=True),
+        Launcher("zero3", ZERO3, "zero3.json", whole_weights=False),
+        Launcher("fsdp2", FSDP2, whole_weights=False),
+        Launcher("single_gpu", PLAIN),
         Launcher("zero1_multinode", ZERO, "zero1.json"),
     )
 }
 
 
-def recommended_launcher(*, muon: bool = False) -> Launcher:
-    """Return the recommended launcher, which supports Muon if `muon` is set."""
-    return next(launcher for launcher in LAUNCHERS.values() if launcher.muon or not muon)
+def recommended_launcher() -> Launcher:
+    """Return the recommended launcher."""
+    return next(iter(LAUNCHERS.values()))
 
 
 def check_variables() -> None:

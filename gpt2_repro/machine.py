@@ -27,7 +27,7 @@ from gpt2_repro.preflight import links, memory
 from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.preflight.environment import Finding
 from gpt2_repro.preflight.links import check_all_reduce
-from gpt2_repro.training.arguments import MUON, TrainingRecipe
+from gpt2_repro.training.arguments import TrainingRecipe
 from gpt2_repro.training.workload import plan_run
 
 
@@ -151,7 +151,7 @@ def estimate_memory(
         model_type=model.model_type,
         parameters=work.parameters,
         ranks=cards,
-        sharded=training.optim != MUON,
+        sharded=True,
         n_layer=model.n_layer,
         n_embd=model.n_embd,
         sequence_length=recipe.data.sequence_length,
@@ -238,7 +238,7 @@ def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float
     rows = training.tokens_per_step // length // cards
     say = functools.partial(print, file=sys.stderr, flush=True)
     say("Searching for the largest micro-batch. Each attempt is a new process and takes 2 to 3 minutes (assumed).")
-    launcher = recommended_launcher(muon=training.optim == MUON).command(cards)
+    launcher = recommended_launcher().command(cards)
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
         path.write_text(recipe.to_yaml())

@@ -91,7 +91,7 @@ def test_a_recipe_divides_on_the_gpus_that_its_header_names(path: Path) -> None:
 @pytest.mark.parametrize("path", GPT2, ids=lambda path: path.stem)
 def test_a_header_names_the_commands(path: Path) -> None:
     header, recipe = header_of(path), f"recipes/{path.name}"
-    launcher = recommended_launcher(muon=values_of(path)["training"]["optim"] == "muon")
+    launcher = recommended_launcher()
     assert f"accelerate launch --config_file {launcher.config} train.py {recipe}" in header
     assert f"python prepare_data.py {recipe}" in header
     assert path.stem == "check_124m" or f"bash evaluate.sh runs/{path.stem}" in header

@@ -36,7 +36,6 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "_get_fsdp_state": ("torch.distributed.fsdp._fully_shard._fully_shard",),
     "_mp_policy": ("torch.distributed.fsdp._fully_shard._fsdp_state",),
     "_last_lr": ("torch.optim.lr_scheduler",),
-    "_init_group": ("torch.optim._muon",),
     "_instances": ("tqdm.std",),
     **dict.fromkeys(("_loglikelihood_tokens", "_rank", "_world_size"), ("lm_eval.models.huggingface",)),
 }

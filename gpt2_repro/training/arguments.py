@@ -78,7 +78,7 @@ class TrainingSection(TrainingArguments):
     lr_scheduler_type: Schedule = _field("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = _field(0.0, "Final learning rate, as a fraction of the peak.")
     decay_fraction: float = _field(0.2, "For warmup_stable_decay: fraction of steps at the end with a falling rate.")
-    optim: str = _field("adamw_torch_fused", "An optimizer of transformers, or muon (not under ZeRO or FSDP).")
+    optim: str = _field("adamw_torch_fused", "An optimizer of transformers, or muon (not under ZeRO-3 or FSDP).")
     weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
     adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")

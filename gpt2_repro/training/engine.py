@@ -49,6 +49,13 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
         import deepspeed.runtime.zero.muon.original_muon
 
 
+def let_zero_use(optimizer: type[torch.optim.Optimizer]) -> None:
+    """Make ZeRO accept an optimizer that DeepSpeed does not know."""
+    from deepspeed.runtime.zero import utils
+
+    utils.ZERO_SUPPORTED_OPTIMIZERS.append(optimizer)
+
+
 def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> None:
     """Remove host work that Trainer and accelerate repeat in every step.
 

@@ -3,14 +3,20 @@
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from gpt2_repro.training.arguments import MUON, PretrainingArguments, Schedule
+from gpt2_repro.training.engine import let_zero_use
+
+
+MOMENTUM = 0.95  # of Muon
+PRODUCTS = torch.bfloat16  # dtype in which Muon multiplies matrices
 
 
 def learning_rate_factor(
@@ -93,6 +99,8 @@ def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, 
     """Return Trainer's `optimizer_cls_and_kwargs` for Muon, or None without Muon."""
     if args.optim != MUON:
         return None
+    if args.deepspeed_plugin is not None:
+        let_zero_use(MuonWithAdamW)
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     return MuonWithAdamW, {"pieces": count_pieces(model), **options}
 
@@ -108,104 +116,125 @@ def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
     return {weight: 3 if name.endswith("c_attn.weight") else 1 for name, weight in matrices}
 
 
-class _BatchedMuon(torch.optim.Muon):
-    """torch's Muon, with one batch of matrix products for all matrices of a shape."""
-
-    # torch 2.13 orthogonalizes each matrix alone, with 15 products: 1,080 for the 72 matrices of GPT-2 124M.
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            weights: list[Tensor] = []
-            gradients: list[Tensor] = []
-            momenta: list[Tensor] = []
-            self._init_group(group, weights, gradients, momenta)
-            by_shape: dict[torch.Size, list[int]] = {}
-            for number, weight in enumerate(weights):
-                momenta[number].lerp_(gradients[number], 1 - group["momentum"])
-                by_shape.setdefault(weight.shape, []).append(number)
-            for shape, numbers in by_shape.items():
-                # Nesterov momentum
-                stacked = torch.stack([gradients[n].lerp(momenta[n], group["momentum"]) for n in numbers])
-                rate = 0.2 * group["lr"] * math.sqrt(max(shape))  # match_rms_adamw
-                for n, update in zip(numbers, orthogonalize(stacked, group), strict=True):
-                    weights[n].mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
-
-
-def orthogonalize(matrices: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Return matrices with the same singular vectors and singular values near 1.
-
-    The Newton-Schulz iteration of torch.optim.Muon in bf16, for a batch of shape [matrices, m, n].
-    """
-    a, b, c = group["ns_coefficients"]
-    is_tall = matrices.shape[1] > matrices.shape[2]
-    result = (matrices.mT if is_tall else matrices).bfloat16()
-    result = result / result.norm(dim=(1, 2), keepdim=True).clamp(min=group["eps"])
-    for _ in range(group["ns_steps"]):
-        gram = result @ result.mT
-        result = torch.baddbmm(result, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
-    return result.mT if is_tall else result
-
-
-class MuonWithAdamW(torch.optim.Optimizer):
+class MuonWithAdamW(torch.optim.AdamW):
     """Updates the weights in `pieces` with Muon, and all other weights with AdamW.
 
-    Muon is by Jordan et al. 2024 (kellerjordan.github.io/posts/muon).
+    Muon is by Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Its updates are scaled to the size of AdamW's
+    (Liu et al. 2025, arXiv:2502.16982), so both use the same learning rate, decay and schedule.
+
+    ZeRO-1 and ZeRO-2 replace the weights of a group by this rank's part of one flat tensor. Each rank then
+    orthogonalizes only the matrices that overlap with its part.
 
     Args:
         params: parameter groups, each with a `weight_decay`.
         pieces: the weights that Muon updates, each with the number of matrices that it contains side by side.
-        lr: the learning rate of both optimizers.
-        adamw: additional keyword arguments for AdamW.
+        adamw: keyword arguments for AdamW. Muon uses `lr`.
     """
 
-    def __init__(
-        self, params: Iterable[dict[str, Any]], *, pieces: Mapping[Tensor, int], lr: float, **adamw: Any
-    ) -> None:
+    param_groups: list[dict[str, Any]]
+
+    def __init__(self, params: Iterable[dict[str, Any]], *, pieces: Mapping[Tensor, int], **adamw: Any) -> None:
         groups = []
         for group in params:
             own = [weight for weight in group["params"] if weight in pieces]
             rest = [weight for weight in group["params"] if weight not in pieces]
-            groups += [group | {"params": part, "by": by} for part, by in ((own, MUON), (rest, "adamw")) if part]
-        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
-        self._split = {
-            weight: [nn.Parameter(part) for part in weight.detach().chunk(count, dim=-1)]
-            for weight, count in pieces.items()
-        }
-        inner: dict[str, list[dict[str, Any]]] = {MUON: [], "adamw": []}
-        for group in self.param_groups:
-            weights = [part for weight in group["params"] for part in self._split.get(weight, [weight])]
-            inner[group["by"]].append({"params": weights, "lr": lr, "weight_decay": group["weight_decay"]})
-        self._inner: dict[str, torch.optim.Optimizer] = {
-            # Updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982), so both optimizers use
-            # the same learning rate, decay and schedule.
-            MUON: _BatchedMuon(inner[MUON], lr=lr, adjust_lr_fn="match_rms_adamw"),
-            "adamw": torch.optim.AdamW(inner["adamw"], lr=lr, fused=True, **adamw),
-        }
+            matrices = [(*weight.shape, pieces[weight]) for weight in own]  # rows, columns, number of matrices
+            groups += [group | {"params": own, "by": MUON, "matrices": matrices}] if own else []
+            groups += [group | {"params": rest, "by": "adamw", "fused": True}] if rest else []
+        super().__init__(groups, **adamw)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Update all weights that have a gradient."""
-        for weight, parts in self._split.items():
-            gradients = [None] * len(parts) if weight.grad is None else weight.grad.chunk(len(parts), dim=-1)
-            # The weight may have moved since __init__: to a device or into a buffer of the launcher.
-            values_of_parts = weight.detach().chunk(len(parts), dim=-1)
-            for part, values, gradient in zip(parts, values_of_parts, gradients, strict=True):
-                part.data, part.grad = values, gradient
-        for by, optimizer in self._inner.items():
-            groups = [group for group in self.param_groups if group["by"] == by]
-            for inner, group in zip(optimizer.param_groups, groups, strict=True):
-                inner |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}
-            optimizer.step()
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if group["by"] != MUON]
+        super().step()
+        self.param_groups = groups
+        for group in groups:
+            if group["by"] == MUON:
+                is_sharded = group["params"][0].ndim == 1
+                self._step_muon(group, self._part_updates(group) if is_sharded else self._updates(group))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of Muon and AdamW, and the parameter groups."""
-        state = {by: optimizer.state_dict() for by, optimizer in self._inner.items()}
-        return {"state": state, "param_groups": super().state_dict()["param_groups"]}
+    def _updates(self, group: Mapping[str, Any]) -> list["_Update"]:
+        found = []
+        for weight, (_, _, count) in zip(group["params"], group["matrices"], strict=True):
+            if weight.grad is not None:
+                update = self._average(weight)
+                found.append(_Update(update, count, weight, update))
+        return found
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the states of Muon and AdamW and the parameter groups."""
-        for by, optimizer in self._inner.items():
-            optimizer.load_state_dict(state_dict["state"][by])
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group |= {key: value for key, value in saved.items() if key != "params"}
+    def _part_updates(self, group: Mapping[str, Any]) -> list["_Update"]:
+        [weight] = group["params"]
+        if weight.grad is None:
+            return []
+        part = self._average(weight).to(PRODUCTS)
+        begin = dist.get_rank() * len(part)
+        whole = part.new_empty(dist.get_world_size() * len(part))
+        dist.all_gather_into_tensor(whole, part)
+        found, end = [], 0
+        for rows, columns, count in group["matrices"]:
+            start, end = end, end + rows * columns
+            first, last = max(start, begin), min(end, begin + len(part))
+            if first < last:
+                matrix = whole[start:end].view(rows, columns)
+                found.append(_Update(matrix, count, weight[first - begin : last - begin], whole[first:last]))
+        return found
+
+    def _average(self, weight: Tensor) -> Tensor:
+        """Return Nesterov's average of the gradients of `weight`."""
+        state = self.state[weight]
+        if "exp_avg" not in state:
+            # AdamW and DeepSpeed's conversion of checkpoints expect the state of Adam.
+            state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight)}
+            if weight.ndim == 1:
+                state["exp_avg_sq"] = torch.zeros_like(weight)
+        state["step"] += 1
+        state["exp_avg"].lerp_(weight.grad, 1 - MOMENTUM)
+        return weight.grad.lerp(state["exp_avg"], MOMENTUM)
+
+    def _step_muon(self, group: Mapping[str, Any], updates: Iterable["_Update"]) -> None:
+        # One batch of products for all matrices of a shape. torch 2.13 orthogonalizes each matrix alone, with 15
+        # products: 1,080 for the 72 matrices of GPT-2 124M.
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for update in updates:
+            for matrix in update.matrix.chunk(update.pieces, dim=-1):
+                by_shape.setdefault(matrix.shape, []).append(matrix)
+        for matrices in by_shape.values():
+            for matrix, result in zip(matrices, orthogonalize(torch.stack(matrices)), strict=True):
+                matrix.copy_(result)
+        rate = group["lr"]
+        for update in updates:
+            rows, columns = update.matrix.shape
+            size = 0.2 * math.sqrt(max(rows, columns // update.pieces))  # of AdamW's updates
+            update.weight.mul_(1 - rate * group["weight_decay"]).add_(update.own, alpha=-rate * size)
+
+
+class _Update(NamedTuple):
+    """The update of a weight by Muon.
+
+    Args:
+        matrix: the average gradient of the complete weight, then the orthogonalized update.
+        pieces: number of matrices side by side in `matrix`.
+        weight: the elements of the weight that this rank updates.
+        own: these elements in `matrix`.
+    """
+
+    matrix: Tensor
+    pieces: int
+    weight: Tensor
+    own: Tensor
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Return matrices with the same singular vectors and singular values near 1.
+
+    The Newton-Schulz iteration of torch.optim.Muon, for a batch of shape [matrices, m, n].
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    result = (matrices.mT if is_tall else matrices).to(PRODUCTS)
+    result = result / result.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = result @ result.mT
+        result = torch.baddbmm(result, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
+    return result.mT if is_tall else result

@@ -47,12 +47,12 @@ def resolve_arguments(
     bf16, precision = hardware.choose_bf16(training.bf16, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     plan = plan_run(training, recipe.data, num_processes=processes, epoch_targets=epoch_targets)
-    if training.torch_compile and not launcher.torch_compile:
+    if training.torch_compile and not launcher.whole_weights:
         fix = f"Omit --torch_compile, or launch with --config_file {recommended_launcher().config}."
         raise UserError(
             f"--torch_compile does not work with {launcher.name}, because this launcher shards the weights. {fix}"
         )
-    compile_requested = training.torch_compile if launcher.torch_compile and not plan.by_length else False
+    compile_requested = training.torch_compile if launcher.whole_weights and not plan.by_length else False
     compiles = hardware.choose_compile(compile_requested, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     derived = {
         "output_dir": output_dir_of(recipe),
@@ -74,9 +74,9 @@ def resolve_arguments(
     }
     if training.max_usd and not training.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
-    if training.optim == MUON and not launcher.muon:
-        fix = f"Launch with --config_file {recommended_launcher(muon=True).config}."
-        raise UserError(f"Muon needs complete weight matrices, but {launcher.name} shards the matrices. {fix}")
+    if training.optim == MUON and not launcher.whole_weights:
+        fix = f"Launch with --config_file {recommended_launcher().config}."
+        raise UserError(f"Muon needs complete weights, but {launcher.name} shards the weights. {fix}")
     settings = values_of(training) | derived
     if check:
         check(SimpleNamespace(**settings), plan)
@@ -94,7 +94,7 @@ def resolve_arguments(
     logger.info("precision: %s", precision)
     if plan.by_length:
         logger.info("compilation: off, because with group_by_length the batches have different shapes")
-    elif not launcher.torch_compile:
+    elif not launcher.whole_weights:
         logger.info("compilation: off, because %s shards the weights", launcher.name)
     return args, plan
 

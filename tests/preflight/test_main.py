@@ -99,16 +99,15 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
     assert code == 1 and "✗ data" in out and "sequence_length 32" in out
 
 
-@pytest.mark.parametrize(("optim", "launcher"), [("adamw_torch_fused", "zero1"), ("muon", "ddp")])
-def test_the_memory_probe_is_launched_as_the_optimizer_needs(
-    optim: str, launcher: str, look, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_memory_probe_uses_the_recommended_launcher(
+    look, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = Mock(side_effect=lambda command, trial, seconds: Outcome(trial, "fits"))
     monkeypatch.setattr(machine.memory, "attempt_command", attempt)
     for words in ((), ("--use_cpu", "false")):
-        assert "✓ memory" in look(tiny_recipe, "--memory", "--optim", optim, *words)[1]
+        assert "✓ memory" in look(tiny_recipe, "--memory", *words)[1]
     for command in (attempt.call_args_list[number].args[0] for number in (0, -1)):
-        assert command[command.index("--config_file") + 1].endswith(f"accelerate_configs/{launcher}.yaml")
+        assert command[command.index("--config_file") + 1].endswith("accelerate_configs/zero1.yaml")
 
 
 def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:

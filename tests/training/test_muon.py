@@ -1,6 +1,8 @@
 """Muon updates the matrices of the blocks, and AdamW all other weights."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gpt2_repro.training.optimization import MuonWithAdamW, count_pieces
+from gpt2_repro.training import optimization
+from gpt2_repro.training.optimization import MuonWithAdamW, count_pieces, orthogonalize
 
 
 RATES = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -80,6 +83,71 @@ def test_skipped_update_changes_nothing() -> None:
     optimizer.zero_grad()
     optimizer.step()
     assert state() == before
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_parts_of_a_flat_tensor_are_updated_like_whole_matrices(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ZeRO-1 and 2, a rank has a part of all matrices, cut anywhere."""
+    monkeypatch.setattr(optimization, "PRODUCTS", torch.float32)  # bf16 would hide differences
+    whole, reference = optimizer_of(model := small_model()), small_model()
+    matrices = [weight for weight in reference.parameters() if weight in count_pieces(reference)]
+    flat = torch.nn.utils.parameters_to_vector(matrices).detach()
+    flat = torch.cat([flat, flat.new_zeros(-len(flat) % (2 * ranks))])  # padded as in DeepSpeed
+    parts = [nn.Parameter(part.clone()) for part in flat.chunk(ranks)]
+    here, barrier, work = threading.local(), threading.Barrier(ranks), [0] * ranks
+    sent: list[torch.Tensor] = [torch.empty(0)] * ranks
+
+    def gather(out: torch.Tensor, part: torch.Tensor) -> None:
+        sent[here.rank] = part
+        barrier.wait()
+        torch.cat(sent, out=out)
+        barrier.wait()
+
+    def counted(batch: torch.Tensor) -> torch.Tensor:
+        work[getattr(here, "rank", 0)] += batch.numel()
+        return orthogonalize(batch)
+
+    monkeypatch.setattr(optimization.dist, "get_rank", lambda: here.rank)
+    monkeypatch.setattr(optimization.dist, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(optimization.dist, "all_gather_into_tensor", gather)
+    optimizers = [optimizer_of(small_model()) for _ in range(ranks)]
+    for optimizer, part in zip(optimizers, parts, strict=True):
+        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["by"] == "muon"]
+        optimizer.param_groups[0]["params"] = [part]
+
+    def step(rank: int) -> None:
+        here.rank = rank
+        optimizers[rank].step()
+
+    for number in range(20):
+        draw_gradients(model, number)
+        flat_gradient = torch.cat(
+            [weight.grad.flatten() for weight in model.parameters() if weight in count_pieces(model)]
+        )
+        padded = torch.cat([flat_gradient, flat_gradient.new_zeros(len(flat) - len(flat_gradient))])
+        for part, gradient in zip(parts, padded.chunk(ranks), strict=True):
+            part.grad = gradient.clone()
+        whole.step()
+        with monkeypatch.context() as patch, ThreadPoolExecutor(ranks) as pool:
+            patch.setattr(optimization, "orthogonalize", counted)
+            list(pool.map(step, range(ranks)))
+    expected = torch.cat([weight.detach().flatten() for weight in model.parameters() if weight in count_pieces(model)])
+    torch.testing.assert_close(torch.cat(parts).detach()[: len(expected)], expected, rtol=0, atol=1e-5)
+    largest = 64 * 16 * 20
+    assert max(work) <= len(expected) * 20 / ranks + 2 * largest  # at most two matrices are shared with neighbours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 4])
+def test_muon_under_zero1_resumes_on_another_number_of_processes(
+    train, events, processes: int, tmp_path: Path
+) -> None:
+    options = ("--optim", "muon", "--accept_any_hardware", "true", "--per_device_train_batch_size")
+    straight = train(tmp_path / "straight", *options, 8)
+    run = train(tmp_path / "run", *options, 4, "--stop_at_step", 4, launcher=("launch", 2))
+    train(run, *options, 8 // processes, launcher=("launch", processes))
+    losses = [[event["loss"] for event in events(its) if "loss" in event] for its in (straight, run)]
+    assert len(losses[1]) == 8 and losses[1] == pytest.approx(losses[0], abs=2e-3)  # Muon's products are in bf16
 
 
 @pytest.mark.slow
