@@ -40,7 +40,8 @@ def draw_gradients(model: nn.Module, seed: int) -> None:
         weight.grad = torch.randn_like(weight)
 
 
-def test_updates_match_torchs_optimizers() -> None:
+def test_updates_match_torchs_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimization, "product_dtype", lambda device: torch.bfloat16)  # torch's Muon
     ours, theirs = small_model(), small_model()
     optimizer = optimizer_of(ours)
     for weight in ours.parameters():  # weights may have moved to a device or into a buffer of the launcher
@@ -88,7 +89,8 @@ def test_skipped_update_changes_nothing() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_parts_of_a_flat_tensor_are_updated_like_whole_matrices(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ZeRO-1 and 2, a rank has a part of all matrices, cut anywhere."""
-    monkeypatch.setattr(optimization, "PRODUCTS", torch.float32)  # bf16 would hide differences
+    # bf16 would hide differences.
+    monkeypatch.setattr(optimization, "product_dtype", lambda device: torch.float32)
     whole, reference = optimizer_of(model := small_model()), small_model()
     matrices = [weight for weight in reference.parameters() if weight in count_pieces(reference)]
     flat = torch.nn.utils.parameters_to_vector(matrices).detach()
