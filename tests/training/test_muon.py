@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gpt2_repro.training import optimization
-from gpt2_repro.training.optimization import MuonWithAdamW, count_pieces, orthogonalize
+from gpt2_repro.training import muon as module
+from gpt2_repro.training.muon import MuonWithAdamW, count_pieces, orthogonalize
 
 
 RATES = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -41,7 +41,7 @@ def draw_gradients(model: nn.Module, seed: int) -> None:
 
 
 def test_updates_match_torchs_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimization, "product_dtype", lambda device: torch.bfloat16)  # torch's Muon
+    monkeypatch.setattr(module, "product_dtype", lambda device: torch.bfloat16)  # torch's Muon
     ours, theirs = small_model(), small_model()
     optimizer = optimizer_of(ours)
     for weight in ours.parameters():  # weights may have moved to a device or into a buffer of the launcher
@@ -90,7 +90,7 @@ def test_skipped_update_changes_nothing() -> None:
 def test_parts_of_a_flat_tensor_are_updated_like_whole_matrices(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ZeRO-1 and 2, a rank has a part of all matrices, cut anywhere."""
     # bf16 would hide differences.
-    monkeypatch.setattr(optimization, "product_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(module, "product_dtype", lambda device: torch.float32)
     whole, reference = optimizer_of(model := small_model()), small_model()
     matrices = [weight for weight in reference.parameters() if weight in count_pieces(reference)]
     flat = torch.nn.utils.parameters_to_vector(matrices).detach()
@@ -109,9 +109,9 @@ def test_parts_of_a_flat_tensor_are_updated_like_whole_matrices(ranks: int, monk
         work[getattr(here, "rank", 0)] += batch.numel()
         return orthogonalize(batch)
 
-    monkeypatch.setattr(optimization.dist, "get_rank", lambda: here.rank)
-    monkeypatch.setattr(optimization.dist, "get_world_size", lambda: ranks)
-    monkeypatch.setattr(optimization.dist, "all_gather_into_tensor", gather)
+    monkeypatch.setattr(module.dist, "get_rank", lambda: here.rank)
+    monkeypatch.setattr(module.dist, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(module.dist, "all_gather_into_tensor", gather)
     optimizers = [optimizer_of(small_model()) for _ in range(ranks)]
     for optimizer, part in zip(optimizers, parts, strict=True):
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["by"] == "muon"]
@@ -131,7 +131,7 @@ def test_parts_of_a_flat_tensor_are_updated_like_whole_matrices(ranks: int, monk
             part.grad = gradient.clone()
         whole.step()
         with monkeypatch.context() as patch, ThreadPoolExecutor(ranks) as pool:
-            patch.setattr(optimization, "orthogonalize", counted)
+            patch.setattr(module, "orthogonalize", counted)
             list(pool.map(step, range(ranks)))
     expected = torch.cat([weight.detach().flatten() for weight in model.parameters() if weight in count_pieces(model)])
     torch.testing.assert_close(torch.cat(parts).detach()[: len(expected)], expected, rtol=0, atol=1e-5)

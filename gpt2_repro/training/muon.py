@@ -1,0 +1,159 @@
+"""Combine the optimizer Muon with AdamW, on whole weights and under ZeRO."""
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gpt2_repro.hardware import cpu_multiplies_bf16
+from gpt2_repro.training.arguments import MUON
+
+
+MOMENTUM = 0.95  # of Muon
+
+
+def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
+    """Return how many matrices each 2-D weight of the transformer blocks contains.
+
+    The number is 3 for the joint weight of query, key and value in GPT-2, otherwise 1.
+    """
+    blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    # Weights of experts are stacked in one tensor. Such a tensor is not a matrix, so AdamW updates it.
+    matrices = [(name, weight) for name, weight in blocks.named_parameters() if weight.ndim == 2]
+    return {weight: 3 if name.endswith("c_attn.weight") else 1 for name, weight in matrices}
+
+
+class MuonWithAdamW(torch.optim.AdamW):
+    """Updates the weights in `pieces` with Muon, and all other weights with AdamW.
+
+    Muon is by Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Its updates are scaled to the size of AdamW's
+    (Liu et al. 2025, arXiv:2502.16982), so both use the same learning rate, decay and schedule.
+
+    ZeRO-1 and ZeRO-2 replace the weights of a group by this rank's part of one flat tensor. Each rank then
+    orthogonalizes only the matrices that overlap with its part.
+
+    Args:
+        params: parameter groups, each with a `weight_decay`.
+        pieces: the weights that Muon updates, each with the number of matrices that it contains side by side.
+        adamw: keyword arguments for AdamW. Muon uses `lr`.
+    """
+
+    param_groups: list[dict[str, Any]]
+
+    def __init__(self, params: Iterable[dict[str, Any]], *, pieces: Mapping[Tensor, int], **adamw: Any) -> None:
+        groups = []
+        for group in params:
+            own = [weight for weight in group["params"] if weight in pieces]
+            rest = [weight for weight in group["params"] if weight not in pieces]
+            matrices = [(*weight.shape, pieces[weight]) for weight in own]  # rows, columns, number of matrices
+            groups += [group | {"params": own, "by": MUON, "matrices": matrices}] if own else []
+            groups += [group | {"params": rest, "by": "adamw", "fused": True}] if rest else []
+        super().__init__(groups, **adamw)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update all weights that have a gradient."""
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if group["by"] != MUON]
+        super().step()
+        self.param_groups = groups
+        for group in groups:
+            if group["by"] == MUON:
+                is_sharded = group["params"][0].ndim == 1
+                self._step_muon(group, self._part_updates(group) if is_sharded else self._updates(group))
+
+    def _updates(self, group: Mapping[str, Any]) -> list["_Update"]:
+        found = []
+        for weight, (_, _, count) in zip(group["params"], group["matrices"], strict=True):
+            if weight.grad is not None:
+                update = self._average(weight)
+                found.append(_Update(update, count, weight, update))
+        return found
+
+    def _part_updates(self, group: Mapping[str, Any]) -> list["_Update"]:
+        [weight] = group["params"]
+        if weight.grad is None:
+            return []
+        part = self._average(weight).to(product_dtype(weight.device))
+        begin = dist.get_rank() * len(part)
+        whole = part.new_empty(dist.get_world_size() * len(part))
+        dist.all_gather_into_tensor(whole, part)
+        found, end = [], 0
+        for rows, columns, count in group["matrices"]:
+            start, end = end, end + rows * columns
+            first, last = max(start, begin), min(end, begin + len(part))
+            if first < last:
+                matrix = whole[start:end].view(rows, columns)
+                found.append(_Update(matrix, count, weight[first - begin : last - begin], whole[first:last]))
+        return found
+
+    def _average(self, weight: Tensor) -> Tensor:
+        """Return Nesterov's average of the gradients of `weight`."""
+        state = self.state[weight]
+        if "exp_avg" not in state:
+            # AdamW and DeepSpeed's conversion of checkpoints expect the state of Adam.
+            state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight)}
+            if weight.ndim == 1:
+                state["exp_avg_sq"] = torch.zeros_like(weight)
+        state["step"] += 1
+        state["exp_avg"].lerp_(weight.grad, 1 - MOMENTUM)
+        return weight.grad.lerp(state["exp_avg"], MOMENTUM)
+
+    def _step_muon(self, group: Mapping[str, Any], updates: Iterable["_Update"]) -> None:
+        # One batch of products for all matrices of a shape. torch 2.13 orthogonalizes each matrix alone, with 15
+        # products: 1,080 for the 72 matrices of GPT-2 124M.
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for update in updates:
+            for matrix in update.matrix.chunk(update.pieces, dim=-1):
+                by_shape.setdefault(matrix.shape, []).append(matrix)
+        for matrices in by_shape.values():
+            for matrix, result in zip(matrices, orthogonalize(torch.stack(matrices)), strict=True):
+                matrix.copy_(result)
+        rate = group["lr"]
+        for update in updates:
+            rows, columns = update.matrix.shape
+            size = 0.2 * math.sqrt(max(rows, columns // update.pieces))  # of AdamW's updates
+            update.weight.mul_(1 - rate * group["weight_decay"]).add_(update.own, alpha=-rate * size)
+
+
+class _Update(NamedTuple):
+    """The update of a weight by Muon.
+
+    Args:
+        matrix: the average gradient of the complete weight, then the orthogonalized update.
+        pieces: number of matrices side by side in `matrix`.
+        weight: the elements of the weight that this rank updates.
+        own: these elements in `matrix`.
+    """
+
+    matrix: Tensor
+    pieces: int
+    weight: Tensor
+    own: Tensor
+
+
+@functools.cache
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype in which Muon multiplies matrices."""
+    # Without bf16 instructions, products in bf16 take fifty times as long as in fp32.
+    return torch.bfloat16 if device.type != "cpu" or cpu_multiplies_bf16() else torch.float32
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Return matrices with the same singular vectors and singular values near 1.
+
+    The Newton-Schulz iteration of torch.optim.Muon, for a batch of shape [matrices, m, n].
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    result = (matrices.mT if is_tall else matrices).to(product_dtype(matrices.device))
+    result = result / result.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = result @ result.mT
+        result = torch.baddbmm(result, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
+    return result.mT if is_tall else result
