@@ -41,7 +41,7 @@ class Launcher(NamedTuple):
     name: str
     form: CheckpointForm
     deepspeed_json: str = ""
-    # Whether each process has all weights. Compiling the loss and Muon need them.
+    # Whether each process has all weights. Compiling the loss, Muon and MARS need them.
     whole_weights: bool = True
 
     @property

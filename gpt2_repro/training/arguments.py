@@ -17,7 +17,8 @@ from gpt2_repro.model.arguments import ModelArguments, check_model, follow_check
 from gpt2_repro.recipe import Recipe, parse_recipe
 
 
-MUON = "muon"
+MUON, MARS = "muon", "mars"
+OWN_OPTIMIZERS = (MUON, MARS)
 _LAST_WEIGHTS = "pre-training keeps the weights of the last step"
 _PUSH_LATER = "train.py does not push to the Hub. Push final/ after the training"
 _LOSSES_ONLY = "validation computes losses only"
@@ -44,7 +45,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
     "from 0 to 1": (lambda value: 0 <= value <= 1, ("final_learning_rate_fraction", "decay_fraction")),
     "at least 0 and less than 1": (lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
 }
-OPTIMIZERS = (MUON, *(name.value for name in OptimizerNames))
+OPTIMIZERS = (*OWN_OPTIMIZERS, *(name.value for name in OptimizerNames))
 Schedule = Literal["cosine", "warmup_stable_decay", "constant"]  # the formulas are in optimization.py
 
 
@@ -78,7 +79,9 @@ class TrainingSection(TrainingArguments):
     lr_scheduler_type: Schedule = _field("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = _field(0.0, "Final learning rate, as a fraction of the peak.")
     decay_fraction: float = _field(0.2, "For warmup_stable_decay: fraction of steps at the end with a falling rate.")
-    optim: str = _field("adamw_torch_fused", "An optimizer of transformers, or muon (not under ZeRO-3 or FSDP).")
+    optim: str = _field(
+        "adamw_torch_fused", "An optimizer of transformers, or muon or mars (not under ZeRO-3 or FSDP)."
+    )
     weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
     adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
@@ -158,7 +161,7 @@ class TrainingSection(TrainingArguments):
         **dict.fromkeys(("eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"), _LOSSES_ONLY),
         "average_tokens_across_devices": "the loss is always the mean over the tokens of all devices",
         "include_num_input_tokens_seen": "target tokens are logged. Counting inputs adds a host sync per micro-batch",
-        "optim_args": "AdamW and muon have their own options. Pass --adam_beta1, --adam_beta2 or --adam_epsilon",
+        "optim_args": "AdamW, muon and mars have their own options. Pass --adam_beta1, --adam_beta2 or --adam_epsilon",
         "local_rank": "the launchers `deepspeed` and torch.distributed.launch add it. Launch with torchrun, or with "
         "accelerate launch --config_file accelerate_configs/zero1.yaml",
         "resume_from_checkpoint": "resuming is automatic. Run the same command, or pass --resume_from checkpoint-N",
@@ -200,11 +203,11 @@ class PretrainingArguments(TrainingSection):
     def __post_init__(self) -> None:
         # model/compilation.py compiles the loss function. Trainer would compile the DDP or DeepSpeed wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
-        # transformers rejects muon and schedules that it does not have. The Trainer subclass builds both.
-        muon, self.optim = self.optim == MUON, "adamw_torch_fused" if self.optim == MUON else self.optim
+        # transformers rejects optimizers and schedules that it does not have. The Trainer subclass builds them.
+        optim, self.optim = self.optim, "adamw_torch_fused" if self.optim in OWN_OPTIMIZERS else self.optim
         schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
         TrainingArguments.__post_init__(self)
-        self.optim = MUON if muon else self.optim
+        self.optim = optim if optim in OWN_OPTIMIZERS else self.optim
         self.lr_scheduler_type = schedule
 
     @property

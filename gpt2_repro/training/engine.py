@@ -49,11 +49,11 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
         import deepspeed.runtime.zero.muon.original_muon
 
 
-def let_zero_use(optimizer: type[torch.optim.Optimizer]) -> None:
-    """Make ZeRO accept an optimizer that DeepSpeed does not know."""
+def let_zero_use(*optimizers: type[torch.optim.Optimizer]) -> None:
+    """Make ZeRO accept optimizers that DeepSpeed does not know."""
     from deepspeed.runtime.zero import utils
 
-    utils.ZERO_SUPPORTED_OPTIMIZERS.append(optimizer)
+    utils.ZERO_SUPPORTED_OPTIMIZERS.extend(optimizers)
 
 
 def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> None:

@@ -8,8 +8,9 @@ from typing import Any, assert_never
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from gpt2_repro.training.arguments import MUON, PretrainingArguments, Schedule
+from gpt2_repro.training.arguments import MARS, OWN_OPTIMIZERS, PretrainingArguments, Schedule
 from gpt2_repro.training.engine import let_zero_use
+from gpt2_repro.training.mars import MarsAdamW
 from gpt2_repro.training.muon import MuonWithAdamW, count_pieces
 
 
@@ -83,17 +84,20 @@ def follow(schedule: LambdaLR, learning_rate: float) -> None:
         learning_rate: the new peak of the schedule.
     """
     # A checkpoint restores the rate and the peak of the save. The recipe's peak may have changed since then.
-    schedule.base_lrs = [learning_rate for _ in schedule.base_lrs]
-    for group, factor in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):
-        group["lr"] = learning_rate * factor(schedule.last_epoch)
+    groups = schedule.optimizer.param_groups
+    schedule.base_lrs = [learning_rate * group.get("lr_factor", 1.0) for group in groups]
+    for group, rate, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = rate * factor(schedule.last_epoch)
     schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 
 
-def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return Trainer's `optimizer_cls_and_kwargs` for Muon, or None without Muon."""
-    if args.optim != MUON:
+def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
+    """Return Trainer's `optimizer_cls_and_kwargs` for Muon or MARS, or None for transformers' optimizers."""
+    options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    if args.optim not in OWN_OPTIMIZERS:
         return None
     if args.deepspeed_plugin is not None:
-        let_zero_use(MuonWithAdamW)
-    options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+        let_zero_use(MuonWithAdamW, MarsAdamW)
+    if args.optim == MARS:
+        return MarsAdamW, options
     return MuonWithAdamW, {"pieces": count_pieces(model), **options}

@@ -12,7 +12,13 @@ from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launch
 from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.recipe import values_of
 from gpt2_repro.supervision import WENT_BACK, noted
-from gpt2_repro.training.arguments import MUON, PretrainingArguments, TrainingRecipe, output_dir_of, warmup_steps
+from gpt2_repro.training.arguments import (
+    OWN_OPTIMIZERS,
+    PretrainingArguments,
+    TrainingRecipe,
+    output_dir_of,
+    warmup_steps,
+)
 from gpt2_repro.training.engine import allow_fsdp_on_cpu, build_whole, prepare_deepspeed
 from gpt2_repro.training.launcher import check_launcher
 from gpt2_repro.training.tracking import check_reporting
@@ -74,9 +80,11 @@ def resolve_arguments(
     }
     if training.max_usd and not training.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
-    if training.optim == MUON and not launcher.whole_weights:
+    if training.optim in OWN_OPTIMIZERS and not launcher.whole_weights:
         fix = f"Launch with --config_file {recommended_launcher().config}."
-        raise UserError(f"Muon needs complete weights, but {launcher.name} shards the weights. {fix}")
+        raise UserError(
+            f"--optim {training.optim} needs complete weights, but {launcher.name} shards the weights. {fix}"
+        )
     settings = values_of(training) | derived
     if check:
         check(SimpleNamespace(**settings), plan)

@@ -28,7 +28,7 @@ from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
-from gpt2_repro.training.optimization import build_schedule, follow, muon_for
+from gpt2_repro.training.optimization import build_schedule, follow, own_optimizer
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.when import StepControl, Watchdog
@@ -53,7 +53,7 @@ class PretrainingTrainer(Trainer):
             train_dataset=inputs.train,
             eval_dataset=inputs.validation,
             processing_class=inputs.tokenizer,
-            optimizer_cls_and_kwargs=muon_for(kwargs["model"], kwargs["args"]),
+            optimizer_cls_and_kwargs=own_optimizer(kwargs["model"], kwargs["args"]),
             **kwargs,
         )
         self.run, self.environment, self.plan = run, environment, environment.plan
