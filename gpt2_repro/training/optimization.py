@@ -92,7 +92,7 @@ def follow(schedule: LambdaLR, learning_rate: float) -> None:
 
 
 def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return Trainer's `optimizer_cls_and_kwargs` for Muon or MARS, or None for transformers' optimizers."""
+    """Return Trainer's `optimizer_cls_and_kwargs` for Muon or MARS, otherwise None."""
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     if args.optim not in OWN_OPTIMIZERS:
         return None

@@ -17,7 +17,10 @@ RATES = {"lr": 6e-3, "betas": (0.9, 0.95), "eps": 1e-8}
 
 
 class Reference:
-    """MARS-AdamW of one weight, written after algorithm 2 of arXiv:2411.10438 and the authors' constants."""
+    """MARS-AdamW of one weight, in the order of the authors' code.
+
+    Source: `update_fn` in MARS/optimizers/mars.py of github.com/AGI-Arena/MARS at 4831e28.
+    """
 
     def __init__(self, weight: Tensor, decay: float) -> None:
         self.weight, self.decay = weight.detach().clone(), decay
