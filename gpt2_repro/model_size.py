@@ -57,11 +57,16 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
     return 6 * parameters + 12 * n_layer * n_embd * sequence_length
 
 
-def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
+def checkpoint_bytes(parameters: int, *, bf16: bool, optim: str) -> int:
     """Return the size of a `checkpoint-N` in bytes, including the optimizer state."""
-    # Master weights and the Adam moments m and v in fp32, and two copies of the model in bf16 or fp32: one that the
-    # training engine writes, and one in safetensors format.
-    return parameters * (12 + 2 * (2 if bf16 else 4))
+    # The state, and two copies of the model in bf16 or fp32: one that the training engine writes, and one in
+    # safetensors format.
+    return parameters * (state_bytes(optim) + 2 * (2 if bf16 else 4))
+
+
+def state_bytes(optim: str) -> int:
+    """Return the bytes per parameter of master weights and optimizer state."""
+    return 16 if optim == "mars" else 12  # Adam's moments; MARS also has the previous gradient
 
 
 def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
@@ -79,12 +84,13 @@ def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
     return 1 << max(0, (logits // vocab_size).bit_length() - 1)
 
 
-def bytes_of_rank(parameters: int, *, bf16: bool, rank: int, shards: int) -> int:
+def bytes_of_rank(parameters: int, *, bf16: bool, optim: str, rank: int, shards: int) -> int:
     """Return the size of the files that a rank writes into a `checkpoint-N`.
 
     Args:
         shards: the number of ranks that DeepSpeed shards the optimizer state over, or 0 without DeepSpeed.
     """
+    state = state_bytes(optim) * parameters
     if not shards:
-        return 0 if rank else 12 * parameters  # weights and moments in fp32
-    return 12 * parameters // shards + (0 if rank else checkpoint_bytes(parameters, bf16=bf16) - 12 * parameters)
+        return 0 if rank else state  # which contains the weights
+    return state // shards + (0 if rank else checkpoint_bytes(parameters, bf16=bf16, optim=optim) - state)

@@ -67,7 +67,7 @@ class PretrainingTrainer(Trainer):
         self.validation = Validation(inputs, self.args, self.plan, self.when)
         self.guard = UpdateGuard(self.args.skip_loss_z, self.args.skip_grad_z, self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
-        size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
+        size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16, optim=self.args.optim)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
         self._restored_losses: dict[str, Any] | None = None
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
@@ -147,8 +147,9 @@ class PretrainingTrainer(Trainer):
         This is a collective: call it on all ranks.
         """
         shards = self.args.world_size if self.is_deepspeed_enabled else 0
-        about = {"bf16": self.args.bf16, "rank": self.args.process_index, "shards": shards}
-        self.saver.start(bytes_of_rank(self.model.num_parameters(), **about), lock=self.run.lock_descriptor)
+        about = {"bf16": self.args.bf16, "optim": self.args.optim, "rank": self.args.process_index}
+        size = bytes_of_rank(self.model.num_parameters(), shards=shards, **about)
+        self.saver.start(size, lock=self.run.lock_descriptor)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         # The first step has a learning rate above 0, as in llm.c. Trainer's warm-up begins at 0.

@@ -94,7 +94,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     kept = min(training.keep_checkpoints or saves, max(1, saves))
     kept += steps // training.keep_every_steps if training.keep_every_steps else 0
     kept += 1 if saves and training.save_rolling_minutes else 0
-    one, final = checkpoint_bytes(scale.trained, bf16=training.bf16), 4 * scale.parameters
+    one, final = checkpoint_bytes(scale.trained, bf16=training.bf16, optim=training.optim), 4 * scale.parameters
     is_compiled = training.torch_compile is not False and not training.activation_checkpointing
     peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
     return Workload(
