@@ -13,7 +13,7 @@ ROOT = PACKAGE.parent
 SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
 # Modules of layer 3 besides the scripts and every __main__.py. Modules that are in no other layer are in layer 0.
 ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "dry_run", "diff_recipe", "machine"}
-SUBPACKAGES = {"data", "model", "evaluation", "report", "preflight"}
+SUBPACKAGES = {"data", "model", "optim", "evaluation", "report", "preflight"}
 PURE = [
     *("errors", "batch_plan", "model_size", "comparison", "time_breakdown", "references", "manifest"),
     *("formatting", "model_card", "data/packing", "data/preparation/splits", "data/sources/presets"),

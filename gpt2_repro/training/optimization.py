@@ -8,10 +8,10 @@ from typing import Any, assert_never
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from gpt2_repro.optim.mars import MarsAdamW
+from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
 from gpt2_repro.training.arguments import MARS, OWN_OPTIMIZERS, PretrainingArguments, Schedule
 from gpt2_repro.training.engine import let_zero_use
-from gpt2_repro.training.mars import MarsAdamW
-from gpt2_repro.training.muon import MuonWithAdamW, count_pieces
 
 
 def learning_rate_factor(

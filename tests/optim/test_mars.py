@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2_repro.training import mars
-from gpt2_repro.training.mars import MarsAdamW
-from tests.training.test_muon import draw_gradients, groups_of, small_model
+from gpt2_repro.optim import mars
+from gpt2_repro.optim.mars import MarsAdamW
+from tests.optim.test_muon import draw_gradients, groups_of, small_model
 
 
 RATES = {"lr": 6e-3, "betas": (0.9, 0.95), "eps": 1e-8}

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gpt2_repro.hardware import cpu_multiplies_bf16
-from gpt2_repro.training.arguments import MUON
 
 
 MOMENTUM = 0.95  # of Muon
@@ -51,7 +50,7 @@ class MuonWithAdamW(torch.optim.AdamW):
             own = [weight for weight in group["params"] if weight in pieces]
             rest = [weight for weight in group["params"] if weight not in pieces]
             matrices = [(*weight.shape, pieces[weight]) for weight in own]  # rows, columns, number of matrices
-            groups += [group | {"params": own, "by": MUON, "matrices": matrices}] if own else []
+            groups += [group | {"params": own, "by": "muon", "matrices": matrices}] if own else []
             groups += [group | {"params": rest, "by": "adamw", "fused": True}] if rest else []
         super().__init__(groups, **adamw)
 
@@ -59,11 +58,11 @@ class MuonWithAdamW(torch.optim.AdamW):
     def step(self, closure: Any = None) -> None:
         """Update all weights that have a gradient."""
         groups = self.param_groups
-        self.param_groups = [group for group in groups if group["by"] != MUON]
+        self.param_groups = [group for group in groups if group["by"] != "muon"]
         super().step()
         self.param_groups = groups
         for group in groups:
-            if group["by"] == MUON:
+            if group["by"] == "muon":
                 is_sharded = group["params"][0].ndim == 1
                 self._step_muon(group, self._part_updates(group) if is_sharded else self._updates(group))
 

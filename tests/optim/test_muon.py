@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gpt2_repro.training import muon as module
-from gpt2_repro.training.muon import MuonWithAdamW, count_pieces, orthogonalize
+from gpt2_repro.optim import muon as module
+from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces, orthogonalize
 
 
 RATES = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}

@@ -7,8 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpt2_repro.training.arguments import MARS
-
 
 GAMMA, BETAS = 0.025, (0.95, 0.99)  # of the authors, for GPT-2 small
 LEARNING_RATE_OF_VECTORS = 0.5  # relative to that of the matrices
@@ -36,7 +34,7 @@ class MarsAdamW(torch.optim.AdamW):
             matrices = [weight for weight in group["params"] if weight.ndim > 1]
             vectors = [weight for weight in group["params"] if weight.ndim <= 1]
             sizes = [weight.numel() for weight in matrices]
-            groups += [group | {"params": matrices, "by": MARS, "sizes": sizes, "betas": BETAS}] if matrices else []
+            groups += [group | {"params": matrices, "by": "mars", "sizes": sizes, "betas": BETAS}] if matrices else []
             if vectors:
                 groups += [group | {"params": vectors, "by": "adamw", "lr_factor": LEARNING_RATE_OF_VECTORS}]
         super().__init__(groups, lr=lr, fused=True, **adamw)
@@ -47,7 +45,7 @@ class MarsAdamW(torch.optim.AdamW):
         seen: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            if group["by"] != MARS or not weights:
+            if group["by"] != "mars" or not weights:
                 continue
             gradients = [weight.grad for weight in weights]
             corrected = [self._correct(weight, group["betas"][0]) for weight in weights]

@@ -1,0 +1,1 @@
+"""Optimizers that torch and transformers lack, also under ZeRO."""
