@@ -1,120 +1,163 @@
-"""Compare how many tokens Muon and AdamW need to reach the same validation loss.
+"""Compare AdamW, MARS-AdamW and Muon on GPT-2 shapes of three sizes, with the same tokens.
 
-    python benchmarks/optimizers.py prose.jsonl
+    python benchmarks/optimizers.py prose.jsonl --folder optimizers --hours 12
 
-All runs use train.py on prose, on a CPU, with three seeds by default. The schedule is warmup_stable_decay without the
-decay. With this schedule, the validation loss at any step is the final loss of a run that ends at this step. Each
-optimizer trains with several learning rates, and with all seeds at each rate. For each optimizer, the rate with the
-lowest mean final loss over the seeds is chosen. The mean is used because the losses of different seeds differ by half
-a nat if the rate is slightly too high. The target loss is AdamW's mean final loss.
+Each run trains a GPT-2 with train.py on a CPU: a vocabulary of 2,048, 5M tokens of prose, in steps of 8,192 tokens.
+"adamw-6e-4" has the learning rate and the schedule of GPT-2 124M. Each other arm tries the same number of learning
+rates at the smallest size with one seed. At the next sizes it tries the best of them and one neighbour. The best rate
+of a size then trains with all seeds of this size.
+
+The script can be interrupted at any time. The same command continues, because finished runs are kept and an
+interrupted run is resumed. `--hours 0` only prints the table of the finished runs.
 """
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
-import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 
 ROOT = Path(__file__).parents[1]
-CONTEXT, STEP = 256, 8_192
+CONTEXT, STEP, STEPS = 256, 8_192, 610  # 5.0M tokens
+SIZES = {"0.3M": (3, 96, (1, 2, 3)), "1M": (5, 128, (1, 2, 3)), "4M": (5, 256, (1, 2))}  # layers, width, seeds
+WSD = ["--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", "0.4"]
+BASELINE = "adamw-6e-4"
+ARMS: dict[str, tuple[list[str], list[float]]] = {  # options, learning rates
+    BASELINE: (["--optim", "adamw_torch_fused"], [6e-4]),
+    "adamw": (["--optim", "adamw_torch_fused", *WSD], [1e-3, 2e-3, 4e-3, 8e-3]),
+    "mars": (["--optim", "mars", *WSD], [3e-3, 6e-3, 1.2e-2, 2.4e-2]),
+    "muon": (["--optim", "muon", *WSD], [4e-3, 8e-3, 1.6e-2, 3.2e-2]),
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path, help="Documents, .jsonl or .txt.")
-    parser.add_argument("--steps", type=int, default=160, help=f"Optimizer steps of {STEP:,} tokens. (default: 160)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--adamw_rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
-    parser.add_argument("--muon_rates", type=float, nargs="+", default=[4e-3, 8e-3])
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="optimizers-") as folder:
-        work = Path(folder)
-        recipe = prepare(work, args.text, args.steps)
-        curves: dict[str, list[dict[int, float]]] = {}
-        chosen: dict[str, float] = {}
-        for optim, rates in (("adamw_torch", args.adamw_rates), ("muon", args.muon_rates)):
-            tried = {}
-            for rate in rates:
-                tried[rate] = [curve(work, recipe, optim, rate, seed) for seed in args.seeds]
-                print(
-                    f"{optim} {rate:g}: last losses {', '.join(map('{:.4f}'.format, ends(tried[rate])))}", flush=True
-                )
-            chosen[optim] = min(tried, key=lambda rate: statistics.mean(ends(tried[rate])))
-            curves[optim] = tried[chosen[optim]]
-        print(outcome(curves, chosen))
+class Curve(NamedTuple):
+    """The validation losses of a finished run by step, and its seconds per step."""
+
+    losses: dict[int, float]
+    seconds: float
+
+    @property
+    def last(self) -> float:
+        return self.losses[STEPS]
 
 
-def ends(curves: list[dict[int, float]]) -> list[float]:
-    """Return the last loss of each curve.
+class Study:
+    """Runs what is missing, in order, until the time is over."""
 
-    A curve is a dictionary from step to validation loss.
-    """
-    return [list(losses.values())[-1] for losses in curves]
+    def __init__(self, folder: Path, recipe: Path, deadline: float) -> None:
+        self.folder, self.recipe, self.deadline = folder, recipe, deadline
+
+    def curve(self, size: str, arm: str, rate: float, seed: int) -> Curve | None:
+        """Return a finished run. Train it first if there is time, otherwise return None."""
+        run = self.folder / f"{size}-{arm}-{rate:g}-{seed}"
+        if not (run / "final").is_dir():
+            layers, width, _ = SIZES[size]
+            words = ["train.py", self.recipe, *ARMS[arm][0], "--learning_rate", rate, "--seed", seed]
+            words += ["--n_layer", layers, "--n_embd", width, "--n_head", width // 32, "--output_dir", run]
+            left = (self.deadline - time.time()) / 3600
+            if left <= 0:
+                return None
+            words += ["--max_hours", self._hours(run) + left]
+            subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, check=True, capture_output=True)
+            if not (run / "final").is_dir():
+                return None
+            print(f"{run.name}: {read(run).last:.4f}", flush=True)
+        return read(run)
+
+    def _hours(self, run: Path) -> float:
+        status = run / "run_status.json"
+        return json.loads(status.read_text()).get("seconds", 0.0) / 3600 if status.is_file() else 0.0
+
+    def tune(self, size: str, arm: str, rates: list[float]) -> dict[float, Curve]:
+        """Return the curves of the first seed by learning rate."""
+        tried = {rate: self.curve(size, arm, rate, 1) for rate in rates}
+        return {rate: curve for rate, curve in tried.items() if curve}
+
+    def arm(self, arm: str) -> Iterator[tuple[str, float, list[Curve]]]:
+        """Yield the size, the best learning rate and its curves, one for each finished seed."""
+        rates = ARMS[arm][1]
+        for size, (_, _, seeds) in SIZES.items():
+            tried = self.tune(size, arm, rates)
+            if len(tried) < len(rates):
+                return
+            ranked = sorted(tried, key=lambda rate: tried[rate].last)
+            best = ranked[0]
+            curves = [self.curve(size, arm, best, seed) for seed in seeds]
+            yield size, best, [curve for curve in curves if curve]
+            # The neighbour with the lower loss is tried at the next size.
+            near = [rate for rate in ranked[1:] if abs(rates.index(rate) - rates.index(best)) == 1]
+            rates = sorted([best, *near[:1]])
 
 
-def prepare(work: Path, text: Path, steps: int) -> Path:
-    data = {"source": "files", "data_files": [str(text)], "tokenizer": "train:4096", "sequence_length": CONTEXT}
-    data |= {"dataset_dir": str(work / "data"), "split": "hash", "validation_fraction": 0.03}
-    training: dict[str, Any] = {"tokens_per_step": STEP, "max_steps": steps, "per_device_train_batch_size": 16}
-    training |= {"warmup_steps": 20, "lr_scheduler_type": "warmup_stable_decay", "decay_fraction": 0.0}
-    training |= {
-        "accept_any_hardware": True,
-        "eval_tokens": 65_536,
-        "eval_steps": 10,
-        "per_device_eval_batch_size": 32,
-    }
-    training |= {"sample_steps": 0, "save_strategy": "no", "dataloader_num_workers": 0}
-    recipe = work / "recipe.yaml"
-    model = {"n_layer": 4, "n_head": 4, "n_embd": 128}
-    recipe.write_text(yaml.safe_dump({"data": data, "model": model, "training": training}))
+def read(run: Path) -> Curve:
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    speeds = [event["tokens_per_second"] for event in events if "tokens_per_second" in event]
+    losses = {event["step"]: event["eval_loss"] for event in events if "eval_loss" in event}
+    return Curve(losses, STEP / statistics.median(speeds))
+
+
+def prepare(folder: Path, text: Path) -> Path:
+    """Prepare the data once, and return the recipe that all runs share."""
+    data: dict[str, Any] = {"source": "files", "data_files": [str(text.resolve())], "tokenizer": "train:2048"}
+    data |= {"dataset_dir": str(folder / "data"), "sequence_length": CONTEXT, "max_tokens": 6_000_000}
+    data |= {"split": "hash", "validation_fraction": 0.03}
+    training: dict[str, Any] = {"tokens_per_step": STEP, "max_steps": STEPS, "per_device_train_batch_size": 32}
+    training |= {"warmup_steps": 60, "eval_steps": 10, "eval_tokens": 131_072, "per_device_eval_batch_size": 32}
+    training |= {"accept_any_hardware": True, "sample_steps": 0, "dataloader_num_workers": 0, "keep_checkpoints": 1}
+    training |= {"keep_best_checkpoint": False, "report_to": "none"}
+    recipe = folder / "recipe.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe.write_text(yaml.safe_dump({"data": data, "training": training}))
     subprocess.run([sys.executable, "prepare_data.py", recipe], cwd=ROOT, check=True, capture_output=True)
     return recipe
 
 
-def curve(work: Path, recipe: Path, optim: str, rate: float, seed: int) -> dict[int, float]:
-    """Train a run with train.py, and return the validation losses by step."""
-    run = work / f"{optim}-{rate}-{seed}"
-    options = ["--optim", optim, "--learning_rate", str(rate), "--seed", str(seed), "--output_dir", str(run)]
-    subprocess.run([sys.executable, "train.py", recipe, *options], cwd=ROOT, check=True, capture_output=True)
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {event["step"]: event["eval_loss"] for event in events if "eval_loss" in event}
-
-
-def reached(losses: dict[int, float], target: float) -> float | None:
-    """Return the step, interpolated, at which the loss reaches the target, or None."""
-    before = None
+def reached(losses: dict[int, float], target: float) -> float:
+    """Return the step, interpolated, at which the loss reaches the target, or infinity."""
+    before: tuple[int, float] | None = None
     for step, loss in losses.items():
         if loss <= target:
             return (
                 step if before is None else before[0] + (step - before[0]) * (before[1] - target) / (before[1] - loss)
             )
         before = (step, loss)
-    return None
+    return math.inf
 
 
-def outcome(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
-    """Return a Markdown table of final losses, and a line about a target loss.
+def spread(numbers: list[float], digits: int) -> str:
+    shown = ", ".join(f"{number:.{digits}f}" for number in numbers)
+    return f"{statistics.mean(numbers):.{digits}f} ({shown})" if len(numbers) > 1 else shown
 
-    The line contains the tokens that AdamW and Muon need to reach the target loss. The target loss is AdamW's mean
-    final loss over the seeds.
-    """
-    # By definition, AdamW needs the tokens of a complete run, on average, to reach this loss.
-    target, steps = statistics.mean(ends(curves["adamw_torch"])), max(curves["adamw_torch"][0])
-    taken = [reached(losses, target) for losses in curves["muon"]]
-    lines = ["| optimizer | learning rate | last validation losses |", "| --- | --- | --- |"]
-    for optim, runs in curves.items():
-        lines.append(f"| {optim} | {chosen[optim]:g} | {', '.join(f'{loss:.4f}' for loss in ends(runs))} |")
-    shown = ", ".join("never" if step is None else f"{step:.0f}" for step in taken)
-    lines.append(f"To loss {target:.4f}: AdamW {steps * STEP:,} tokens, Muon by seed {shown} steps of {STEP:,} tokens")
-    if there := [step for step in taken if step is not None]:
-        lines[-1] += f", on average {statistics.mean(there) / steps:.2f} of AdamW's"
-    return "\n".join(lines)
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="Documents, .jsonl or .txt.")
+    parser.add_argument("--folder", type=Path, default=Path("optimizers"), help="Folder of all runs.")
+    parser.add_argument("--hours", type=float, default=12.0, help="Time for this call. (default: 12)")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    study = Study(folder, prepare(folder, args.text), time.time() + args.hours * 3600)
+    targets: dict[str, float] = {}
+    print(
+        "| size | arm | learning rate | last validation loss (seeds) | share of the tokens to AdamW's | s per step |"
+    )
+    print("| --- | --- | --- | --- | --- | --- |")
+    for arm in ARMS:
+        for size, rate, curves in study.arm(arm):
+            if arm == BASELINE:
+                targets[size] = statistics.mean(curve.last for curve in curves)
+            share = [reached(curve.losses, targets[size]) / STEPS for curve in curves] if size in targets else []
+            seconds = statistics.mean(curve.seconds for curve in curves)
+            cells = (size, arm, f"{rate:g}", spread([curve.last for curve in curves], 4), spread(share, 2))
+            print(f"| {' | '.join(cells)} | {seconds:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
