@@ -1,4 +1,4 @@
-"""Compare AdamW, MARS-AdamW and Muon on GPT-2 shapes of three sizes, with the same tokens.
+"""Compare AdamW, MARS-AdamW and Muon on GPT-2 shapes of three sizes.
 
     python benchmarks/optimizers.py prose.jsonl --folder optimizers --hours 12
 
@@ -121,7 +121,10 @@ def prepare(folder: Path, text: Path) -> Path:
 
 
 def reached(losses: dict[int, float], target: float) -> float:
-    """Return the step, interpolated, at which the loss reaches the target, or infinity."""
+    """Return the interpolated step at which the loss reaches the target.
+
+    The result is infinity if the loss stays above the target.
+    """
     before: tuple[int, float] | None = None
     for step, loss in losses.items():
         if loss <= target:
