@@ -56,7 +56,7 @@ class Study:
         self.folder, self.recipe, self.deadline = folder, recipe, deadline
 
     def curve(self, size: str, arm: str, rate: float, seed: int) -> Curve | None:
-        """Return a finished run. Train it first if there is time, otherwise return None."""
+        """Return a run, trained now if necessary, or None if there is no time."""
         run = self.folder / f"{size}-{arm}-{rate:g}-{seed}"
         if not (run / "final").is_dir():
             layers, width, _ = SIZES[size]
@@ -82,7 +82,7 @@ class Study:
         return {rate: curve for rate, curve in tried.items() if curve}
 
     def arm(self, arm: str) -> Iterator[tuple[str, float, list[Curve]]]:
-        """Yield the size, the best learning rate and its curves, one for each finished seed."""
+        """Yield each size with the best learning rate and the curves of its seeds."""
         rates = ARMS[arm][1]
         for size, (_, _, seeds) in SIZES.items():
             tried = self.tune(size, arm, rates)
