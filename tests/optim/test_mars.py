@@ -1,16 +1,16 @@
 """MARS-AdamW equals a reference, on whole weights and on parts of a flat tensor."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from gpt2_repro.optim import mars
 from gpt2_repro.optim.mars import MarsAdamW
-from tests.optim.test_muon import draw_gradients, groups_of, small_model
+from gpt2_repro.training.optimization import follow
+from tests.optim.simulation import Ranks, compare_parts_with_whole, draw_gradients, groups_of, small_model
 
 
 RATES = {"lr": 6e-3, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -44,7 +44,7 @@ class Reference:
 
 
 def optimizer_of(model: nn.Module) -> MarsAdamW:
-    return MarsAdamW(groups_of(list(model.parameters())), **RATES)
+    return MarsAdamW(groups_of(model), **RATES)
 
 
 def set_rate(optimizer: MarsAdamW, rate: float) -> None:
@@ -71,44 +71,19 @@ def test_twenty_steps_equal_the_reference() -> None:
         torch.testing.assert_close(weight.detach(), reference.weight, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_parts_of_a_flat_tensor_are_updated_like_whole_weights(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under ZeRO-1 and 2, a rank has a part of all matrices, cut anywhere."""
-    model = small_model()
-    matrices = [weight for weight in model.parameters() if weight.ndim == 2]
-    flat = torch.nn.utils.parameters_to_vector(matrices).detach()
-    padding = flat.new_zeros(-len(flat) % (2 * ranks))
-    parts = [nn.Parameter(part.clone()) for part in torch.cat([flat, padding]).chunk(ranks)]
-    here, barrier = threading.local(), threading.Barrier(ranks)
-    sent: list[Tensor] = [torch.empty(0)] * ranks
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_parts_of_a_flat_tensor_are_updated_like_whole_weights(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare_parts_with_whole(Ranks(number, mars, monkeypatch), optimizer_of, by="mars")
 
-    def add(values: Tensor) -> None:
-        sent[here.rank] = values.clone()
-        barrier.wait()
-        values.copy_(sum(sent))
-        barrier.wait()
 
-    monkeypatch.setattr(mars.dist, "get_rank", lambda: here.rank)
-    monkeypatch.setattr(mars.dist, "all_reduce", add)
-    whole, optimizers = optimizer_of(model), [optimizer_of(small_model()) for _ in range(ranks)]
-    for optimizer, part in zip(optimizers, parts, strict=True):
-        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["by"] == "mars"]
-        optimizer.param_groups[0]["params"] = [part]
-
-    def step(rank: int) -> None:
-        here.rank = rank
-        optimizers[rank].step()
-
-    for number in range(20):
-        draw_gradients(model, number)
-        gradients = torch.cat([weight.grad.flatten() for weight in matrices] + [padding])
-        for part, gradient in zip(parts, gradients.chunk(ranks), strict=True):
-            part.grad = gradient.clone()
-        whole.step()
-        with ThreadPoolExecutor(ranks) as pool:
-            list(pool.map(step, range(ranks)))
-    expected = torch.nn.utils.parameters_to_vector(matrices).detach()
-    torch.testing.assert_close(torch.cat(parts).detach()[: len(expected)], expected, rtol=0, atol=1e-5)
+def test_the_schedule_keeps_the_lower_rate_of_vectors() -> None:
+    optimizer = optimizer_of(small_model())
+    schedule = LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    follow(schedule, 4e-3)
+    assert {group["by"]: group["lr"] for group in optimizer.param_groups} == {"mars": 4e-3, "adamw": 2e-3}
+    optimizer.step()
+    schedule.step()
+    assert {group["by"]: group["lr"] for group in optimizer.param_groups} == {"mars": 2e-3, "adamw": 1e-3}
 
 
 def test_an_update_that_is_not_finite_leaves_no_trace() -> None:

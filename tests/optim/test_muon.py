@@ -1,43 +1,24 @@
 """Muon updates the matrices of the blocks, and AdamW all other weights."""
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 from gpt2_repro.optim import muon as module
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces, orthogonalize
+from tests.optim.simulation import Ranks, compare_parts_with_whole, draw_gradients, groups_of, small_model
 
 
 RATES = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
 
 
-def small_model() -> GPT2LMHeadModel:
-    torch.manual_seed(0)
-    special = {"bos_token_id": None, "eos_token_id": None}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=8, n_embd=16, n_layer=2, n_head=2, **special))
-
-
-def groups_of(weights: list[nn.Parameter]) -> list[dict]:
-    """Return the two parameter groups that Trainer creates: with and without decay."""
-    matrices = {"params": [weight for weight in weights if weight.ndim == 2], "weight_decay": 0.1}
-    return [matrices, {"params": [weight for weight in weights if weight.ndim != 2], "weight_decay": 0.0}]
-
-
 def optimizer_of(model: GPT2LMHeadModel) -> MuonWithAdamW:
-    return MuonWithAdamW(groups_of(list(model.parameters())), pieces=count_pieces(model), **RATES)
-
-
-def draw_gradients(model: nn.Module, seed: int) -> None:
-    torch.manual_seed(seed)
-    for weight in model.parameters():
-        weight.grad = torch.randn_like(weight)
+    return MuonWithAdamW(groups_of(model), pieces=count_pieces(model), **RATES)
 
 
 def test_updates_match_torchs_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +36,8 @@ def test_updates_match_torchs_optimizers(monkeypatch: pytest.MonkeyPatch) -> Non
     matrices = [part for parts in own.values() for part in parts]
     muon = torch.optim.Muon(matrices, lr=3e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     outside = {name: weight for name, weight in theirs.named_parameters() if name not in own}
-    adamw = torch.optim.AdamW(groups_of(list(outside.values())), **RATES)
+    decayed = [{"params": [weight], "weight_decay": 0.1 if weight.ndim == 2 else 0.0} for weight in outside.values()]
+    adamw = torch.optim.AdamW(decayed, **RATES)
     for step, rate in enumerate((3e-3, 1e-3, 0.0)):
         draw_gradients(ours, step)
         for name, weight in ours.named_parameters():
@@ -86,57 +68,20 @@ def test_skipped_update_changes_nothing() -> None:
     assert state() == before
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_parts_of_a_flat_tensor_are_updated_like_whole_matrices(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under ZeRO-1 and 2, a rank has a part of all matrices, cut anywhere."""
-    # bf16 would hide differences.
-    monkeypatch.setattr(module, "product_dtype", lambda device: torch.float32)
-    whole, reference = optimizer_of(model := small_model()), small_model()
-    matrices = [weight for weight in reference.parameters() if weight in count_pieces(reference)]
-    flat = torch.nn.utils.parameters_to_vector(matrices).detach()
-    flat = torch.cat([flat, flat.new_zeros(-len(flat) % (2 * ranks))])  # padded as in DeepSpeed
-    parts = [nn.Parameter(part.clone()) for part in flat.chunk(ranks)]
-    here, barrier, work = threading.local(), threading.Barrier(ranks), [0] * ranks
-    sent: list[torch.Tensor] = [torch.empty(0)] * ranks
-
-    def gather(out: torch.Tensor, part: torch.Tensor) -> None:
-        sent[here.rank] = part
-        barrier.wait()
-        torch.cat(sent, out=out)
-        barrier.wait()
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_each_rank_orthogonalizes_its_part_of_the_matrices(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "product_dtype", lambda device: torch.float32)  # bf16 would hide differences
+    ranks, work = Ranks(number, module, monkeypatch), [0] * number
 
     def counted(batch: torch.Tensor) -> torch.Tensor:
-        work[getattr(here, "rank", 0)] += batch.numel()
+        if hasattr(ranks.here, "rank"):  # otherwise the optimizer of the whole weights
+            work[ranks.rank()] += batch.numel()
         return orthogonalize(batch)
 
-    monkeypatch.setattr(module.dist, "get_rank", lambda: here.rank)
-    monkeypatch.setattr(module.dist, "get_world_size", lambda: ranks)
-    monkeypatch.setattr(module.dist, "all_gather_into_tensor", gather)
-    optimizers = [optimizer_of(small_model()) for _ in range(ranks)]
-    for optimizer, part in zip(optimizers, parts, strict=True):
-        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["by"] == "muon"]
-        optimizer.param_groups[0]["params"] = [part]
-
-    def step(rank: int) -> None:
-        here.rank = rank
-        optimizers[rank].step()
-
-    for number in range(20):
-        draw_gradients(model, number)
-        flat_gradient = torch.cat(
-            [weight.grad.flatten() for weight in model.parameters() if weight in count_pieces(model)]
-        )
-        padded = torch.cat([flat_gradient, flat_gradient.new_zeros(len(flat) - len(flat_gradient))])
-        for part, gradient in zip(parts, padded.chunk(ranks), strict=True):
-            part.grad = gradient.clone()
-        whole.step()
-        with monkeypatch.context() as patch, ThreadPoolExecutor(ranks) as pool:
-            patch.setattr(module, "orthogonalize", counted)
-            list(pool.map(step, range(ranks)))
-    expected = torch.cat([weight.detach().flatten() for weight in model.parameters() if weight in count_pieces(model)])
-    torch.testing.assert_close(torch.cat(parts).detach()[: len(expected)], expected, rtol=0, atol=1e-5)
-    largest = 64 * 16 * 20
-    assert max(work) <= len(expected) * 20 / ranks + 2 * largest  # at most two matrices are shared with neighbours
+    monkeypatch.setattr(module, "orthogonalize", counted)
+    elements = compare_parts_with_whole(ranks, optimizer_of, by="muon")
+    largest = 4 * 16 * 16
+    assert max(work) <= 20 * (elements / number + 2 * largest)  # neighbours share at most two matrices
 
 
 @pytest.mark.slow

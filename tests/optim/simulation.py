@@ -1,0 +1,95 @@
+"""A small GPT-2, random gradients, and ranks that are threads of one process."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def small_model() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    special = {"bos_token_id": None, "eos_token_id": None}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=8, n_embd=16, n_layer=2, n_head=2, **special))
+
+
+def groups_of(model: nn.Module) -> list[dict]:
+    """Return the two parameter groups that Trainer creates: with and without decay."""
+    weights = list(model.parameters())
+    matrices = {"params": [weight for weight in weights if weight.ndim == 2], "weight_decay": 0.1}
+    return [matrices, {"params": [weight for weight in weights if weight.ndim != 2], "weight_decay": 0.0}]
+
+
+def draw_gradients(model: nn.Module, seed: int) -> None:
+    torch.manual_seed(seed)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+
+
+class Ranks:
+    """Simulates torch.distributed for a module of optimizers. Each rank is a thread."""
+
+    def __init__(self, number: int, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.number, self.here, self.barrier = number, threading.local(), threading.Barrier(number)
+        self.sent: list[Tensor] = [torch.empty(0)] * number
+        monkeypatch.setattr(module.dist, "get_rank", self.rank)
+        monkeypatch.setattr(module.dist, "get_world_size", lambda: number)
+        monkeypatch.setattr(module.dist, "all_reduce", lambda part: part.copy_(sum(self._exchange(part.clone()))))
+        monkeypatch.setattr(
+            module.dist, "all_gather_into_tensor", lambda out, part: torch.cat(self._exchange(part), out=out)
+        )
+
+    def rank(self) -> int:
+        return self.here.rank
+
+    def _exchange(self, part: Tensor) -> list[Tensor]:
+        self.barrier.wait()  # all ranks have read the parts of the collective before this one
+        self.sent[self.here.rank] = part
+        self.barrier.wait()
+        return list(self.sent)
+
+    def step(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Call the step of each rank's optimizer at the same time."""
+
+        def run(rank: int) -> None:
+            self.here.rank = rank
+            optimizers[rank].step()
+
+        with ThreadPoolExecutor(self.number) as pool:
+            list(pool.map(run, range(self.number)))
+
+
+def compare_parts_with_whole(ranks: Ranks, optimizer_of: Callable[[nn.Module], torch.optim.Optimizer], by: str) -> int:
+    """Check that 20 steps on parts of a flat tensor equal 20 steps on whole weights.
+
+    Under ZeRO-1 and 2, a rank has a part of all weights of a group, cut anywhere and padded at the end.
+
+    Args:
+        by: the group of parameters that is compared.
+
+    Returns the number of elements of these weights.
+    """
+    model = small_model()
+    whole, optimizers = optimizer_of(model), [optimizer_of(small_model()) for _ in range(ranks.number)]
+    [group] = [group for group in whole.param_groups if group["by"] == by]
+    flat = torch.nn.utils.parameters_to_vector(group["params"]).detach()
+    padding = flat.new_zeros(-len(flat) % (2 * ranks.number))
+    parts = [nn.Parameter(part.clone()) for part in torch.cat([flat, padding]).chunk(ranks.number)]
+    for optimizer, part in zip(optimizers, parts, strict=True):
+        optimizer.param_groups[:] = [own for own in optimizer.param_groups if own["by"] == by]
+        optimizer.param_groups[0]["params"] = [part]
+    for number in range(20):
+        draw_gradients(model, number)
+        gradients = torch.cat([weight.grad.flatten() for weight in group["params"]] + [padding])
+        for part, gradient in zip(parts, gradients.chunk(ranks.number), strict=True):
+            part.grad = gradient.clone()
+        ranks.step(optimizers)
+        whole.step()
+    expected = torch.nn.utils.parameters_to_vector(group["params"]).detach()
+    assert (expected - flat).abs().max() > 0.01  # the weights have moved
+    torch.testing.assert_close(torch.cat(parts).detach()[: len(flat)], expected, rtol=0, atol=1e-5)
+    return len(flat)
