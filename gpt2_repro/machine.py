@@ -22,7 +22,7 @@ from gpt2_repro.model.attention import Machine, choose_attention
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.scale import scale_of
-from gpt2_repro.model_size import tokens_per_chunk
+from gpt2_repro.model_size import state_bytes, tokens_per_chunk
 from gpt2_repro.preflight import links, memory
 from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.preflight.environment import Finding
@@ -151,7 +151,6 @@ def estimate_memory(
         model_type=model.model_type,
         parameters=work.parameters,
         ranks=cards,
-        sharded=True,
         n_layer=model.n_layer,
         n_embd=model.n_embd,
         sequence_length=recipe.data.sequence_length,
@@ -159,6 +158,7 @@ def estimate_memory(
         chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
         bf16=training.bf16,
         compiled=training.torch_compile is not False,
+        state_bytes=state_bytes(training.optim),
     )
 
 

@@ -103,7 +103,7 @@ class MuonWithAdamW(torch.optim.AdamW):
         state["exp_avg"].lerp_(weight.grad, 1 - MOMENTUM)
         return weight.grad.lerp(state["exp_avg"], MOMENTUM)
 
-    def _step_muon(self, group: Mapping[str, Any], updates: Iterable["_Update"]) -> None:
+    def _step_muon(self, group: Mapping[str, Any], updates: list["_Update"]) -> None:
         # One batch of products for all matrices of a shape. torch 2.13 orthogonalizes each matrix alone, with 15
         # products: 1,080 for the 72 matrices of GPT-2 124M.
         by_shape: dict[torch.Size, list[Tensor]] = {}
@@ -139,7 +139,7 @@ class _Update(NamedTuple):
 @functools.cache
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype in which Muon multiplies matrices."""
-    # Without bf16 instructions, products in bf16 take fifty times as long as in fp32.
+    # Without bf16 instructions, a step of the demo took 6.6 s with products in bf16 and 0.9 s in fp32.
     return torch.bfloat16 if device.type != "cpu" or cpu_multiplies_bf16() else torch.float32
 
 

@@ -48,12 +48,12 @@ class MemoryEstimate(NamedTuple):
         sharded: whether the optimizer state is divided among the processes (ZeRO-1). If not, as with DDP, the weights
             are fp32 and autocast computes in bf16.
         chunk: number of tokens whose logits are in memory at the same time.
+        state_bytes: bytes per parameter of the fp32 master weights and the optimizer state.
     """
 
     model_type: str
     parameters: int
     ranks: int
-    sharded: bool
     n_layer: int
     n_embd: int
     sequence_length: int
@@ -61,13 +61,15 @@ class MemoryEstimate(NamedTuple):
     chunk: int
     bf16: bool = True
     compiled: bool = True
+    sharded: bool = True
+    state_bytes: int = 12
 
     def bytes_of(self, trial: MemoryTrial) -> float:
         """Return the GPU memory in bytes of a training step with the setting `trial`."""
         tokens, autocast = trial.micro_batch * self.sequence_length, self.bf16 and not self.sharded
         # ZeRO-1: weight and gradient in bf16 and the fp32 gradient sum; divided over the ranks, the fp32 master weight
         # and the two Adam moments. DDP: weight, gradient and moments in fp32, the weight in bf16, the buckets of DDP.
-        states = self.parameters * (8 + 12 / self.ranks if self.sharded else 18 + 4 * (self.ranks > 1))
+        states = self.parameters * (8 + self.state_bytes / self.ranks if self.sharded else 18 + 4 * (self.ranks > 1))
         saved = SAVED_BYTES[self.model_type]["eager" if not self.compiled else "autocast" if autocast else "bf16"]
         inputs = 4 if autocast else 2  # of a block, which is all that is saved with activation checkpointing
         blocks = saved + inputs * self.n_layer if trial.checkpointing else saved * self.n_layer
