@@ -91,10 +91,11 @@ class PreparedData:
         if difference := first_difference(data.manifest.request, requested):
             key, holds, value = difference
             option = f" --{key} {value}" if key in typed else ""
-            files = f" --data_files {' '.join(data.manifest.request.get('data_files') or ['FILE'])}" if files else ""
+            if files or "data_files" in typed:
+                files = f" --data_files {' '.join(data.manifest.request.get('data_files') or ['FILE'])}"
             again = f"python prepare_data.py {recipe}{files}{option}"
             fix = f"Pass --{key} {holds}, or run `{again}` with another --dataset_dir."
-            if passed and (fitting := _recipe_of(data.manifest)) not in (None, recipe):
+            if (passed or "data_files" in typed) and (fitting := _recipe_of(data.manifest)) not in (None, recipe):
                 fix = f"Pass {fitting}, which has the settings of this folder, or --{key} {holds}."
             raise UserError(
                 f"{args.dataset_dir} was prepared with --{key} {holds or 'none'}, not --{key} {value or 'none'}. {fix}"

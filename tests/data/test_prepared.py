@@ -48,9 +48,10 @@ def test_the_recipe_that_fits_a_typed_folder_is_named(corpus, tmp_path: Path, mo
         )
     )
     for recipe, is_named in ((Path("recipes/gpt2_124m.yaml"), True), (own_text, False)):
-        with pytest.raises(UserError, match="--sequence_length 256") as refused:
-            PreparedData.open(default, typed=["dataset_dir"], recipe=recipe)
-        assert (f"Pass {own_text}" in str(refused.value)) == is_named
+        for typed in ("dataset_dir", "data_files"):  # the name of a folder follows from its files
+            with pytest.raises(UserError, match="was prepared with") as refused:
+                PreparedData.open(default, typed=[typed], recipe=recipe)
+            assert (f"Pass {own_text}" in str(refused.value)) == is_named
 
 
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 5}], ids=["concat", "wrap"])
