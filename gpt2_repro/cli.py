@@ -41,7 +41,7 @@ KINDS = {  # name of an option's type: description of the value, and an example
 OTHER_NAMES = Path(__file__).with_name("other_names.yaml")
 MODEL_OPTION = re.compile("--?(model|checkpoint|ckpt|run|m)(_?(path|dir|name|name_or_path|args|file))?")
 OUTPUT_OPTION = re.compile("--?(out|output|save|o)(_?(path|dir|file))?")
-DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LINE_SECONDS = 30.0  # between two progress lines if stderr is not a terminal
 
 
@@ -339,7 +339,9 @@ class CommandParser(OneLineErrors):
                 )
             if places[1:] and OUTPUT_OPTION.fullmatch(flag):
                 if places[1].metavar == "PROMPT":
-                    raise UserError(f"{flag} is not an option of {self.prog}. To write to a file, add: > FILE")
+                    # In nanoGPT, --out_dir is the folder of the checkpoint.
+                    model = f"Pass the {_place(places[0])} without an option name"
+                    raise UserError(f"{self.prog} has no option {flag}. {model}. To write to a file, add: > FILE")
                 raise UserError(
                     f"Pass {_place(places[1])} directly after the {_place(places[0])}, without an option name."
                 )

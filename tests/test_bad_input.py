@@ -160,6 +160,7 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("generate", "runs/none FILE:none.txt", "none.txt"),
         ("diagnose", "runs/a runs/b", "'runs/b'"),
         ("generate", "--model x", "CHECKPOINT"),
+        ("generate", "--out_dir=runs/none", "CHECKPOINT without"),
         ("generate", "x --greedy", "--temperature 0"),
         ("export", "x --output y", "OUT"),
         ("export", "x y.gguf", ".gguf"),
