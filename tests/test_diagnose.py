@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gpt2_repro import diagnose
 from gpt2_repro.errors import UserError
@@ -11,8 +12,7 @@ from gpt2_repro.errors import UserError
 
 @pytest.mark.slow
 def test_a_run_brings_its_own_data_and_baseline(train, tmp_path: Path, caplog) -> None:
-    longer = ("--config_overrides", "n_positions=48")  # than the rows of 32 tokens
-    one, other = train(tmp_path / "one", *longer), train(tmp_path / "other", "--seed", "7", *longer)
+    one, other = train(tmp_path / "one"), train(tmp_path / "other", "--seed", "7")
     with pytest.raises(UserError, match="untrained.*--baseline"):
         diagnose.main([str(one)])
     with pytest.raises(UserError, match="--max_length"):  # more than the model has positions
@@ -20,8 +20,15 @@ def test_a_run_brings_its_own_data_and_baseline(train, tmp_path: Path, caplog) -
     caplog.set_level("WARNING")
     diagnose.main([str(one), "--baseline", str(other), "--tokens", "2000"])
     found = json.loads((one / "evaluation" / "diagnosis" / "diagnosis.json").read_text())
-    assert found["window"] == 48 and any("untrained" in line for line in caplog.messages)
     assert [bucket["label"] for bucket in found["domains"]] == ["validation text"]
     assert found["causes"] == [] and any(its.startswith("domains") for its in found["not_judged"])
     # Without network and local files, the two texts of the Hub are skipped with a warning.
     assert sum("--local_data DIR" in line for line in caplog.messages) == 2
+    # Positions that a model was not trained on are scored: they are one of the causes to find.
+    recipe = yaml.safe_load((one / "recipe.yaml").read_text())
+    (one / "recipe.yaml").write_text(
+        yaml.safe_dump(recipe | {"data": recipe["data"] | {"sequence_length": found["window"] - 8}})
+    )
+    diagnose.main([str(one), "--baseline", str(other), "--tokens", "2000", "--output_dir", str(tmp_path / "again")])
+    assert json.loads((tmp_path / "again" / "diagnosis.json").read_text())["window"] == found["window"] == 32
+    assert any("untrained" in line for line in caplog.messages)
