@@ -31,7 +31,7 @@ from gpt2_repro.supervision import MISTAKE, note
 
 KINDS = {  # name of an option's type: description of the value, and an example
     "int": ("a whole number", "100"),
-    "positive_count": ("a whole number of at least 1", "100"),
+    "positive_count": ("a whole number of at least 1", "8"),
     "positive_number": ("a number above 0", "100"),
     "float": ("a number", "0.5"),
     "TokenCount": ("a whole number of tokens", "1e6"),

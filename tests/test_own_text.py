@@ -122,6 +122,8 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
         prepare_data.main([RECIPE, "plays"])
     with pytest.raises(UserError, match="--data_files plays"):
         PreparedData.read("plays")
+    with pytest.raises(UserError, match="no folder poems/old "):
+        prepare_data.main([RECIPE, "--data_files", "plays/*.csv", "poems/old/*/*.txt"])
     Path("empty.zip").touch()  # the file is refused before the folder data/empty is compared
     with pytest.raises(UserError, match=r"empty\.zip is not supported"):
         prepare_data.main([RECIPE, "--data_files", "empty.zip", "--sequence_length", "32"])

@@ -51,10 +51,11 @@ class PreparedData:
         """
         folder, file = Path(path), Path(path, MANIFEST)
         if not folder.exists():
-            others = [str(path.parent) for path in folder.parent.glob(f"*/{MANIFEST}")]
+            others = [path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}")]
             if Path("data", path, MANIFEST).is_file():
                 raise UserError(f"{folder} does not exist. Did you mean {Path('data', path)}?")
-            hint = f"Did you mean {near}? Otherwise, prepare" if (near := nearest(str(folder), others)) else "Prepare"
+            near = nearest(folder.name, others)
+            hint = f"Did you mean {folder.parent / near}? Otherwise, prepare" if near else "Prepare"
             raise UserError(f"{folder} does not exist. {hint} the data with `{command}`.")
         if folder.is_file():
             files = f"python prepare_data.py recipes/own_text.yaml --data_files {folder}"

@@ -72,7 +72,7 @@ def _download_tokenizer(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     except (HTTPError, HFValidationError, OSError) as error:
-        fix = "Pass a local folder as --tokenizer, or --tokenizer train to train a BPE on your text."
+        fix = "Pass a local folder as --tokenizer. For text files, --tokenizer train (a BPE made from the text) also works."
         raise UserError(f"The tokenizer {name} cannot be fetched from the Hub ({hub_reason(error)}). {fix}") from None
 
 

@@ -26,7 +26,7 @@ from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
 from gpt2_repro.evaluation.output import check_output, default_output_dir, run_metadata, write_comparison
 from gpt2_repro.evaluation.scores import EvaluationSettings
-from gpt2_repro.evaluation.scoring import score_models
+from gpt2_repro.evaluation.scoring import check_offline_data, score_models
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, own_documents, with_completion
 from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -50,8 +50,9 @@ def main(argv: list[str]) -> None:
     folder = options.local_data or own_documents(run, tasks)
     local = find_local_files(folder, tasks) if folder else {}
     check_tasks(tasks, local)
-    if set(tasks) - local.keys():
+    if from_hub := [task for task in tasks if task not in local]:
         check_hub()
+        check_offline_data(from_hub)
     # Imported after the checks, so that mistakes are reported before the slow imports.
     from gpt2_repro.model.export import load_pair
 

@@ -18,7 +18,7 @@ from gpt2_repro import hardware
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.scores import EvaluationSettings
-from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS
+from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS
 from gpt2_repro.launchers import LAUNCHERS
 
 
@@ -79,7 +79,7 @@ def evaluate_model(
         scorer.accelerator = accelerator
         scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
     # The harness prints its progress to stdout, but stdout is for the table.
-    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error():
+    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error(task):
         found = simple_evaluate(
             model=scorer,
             tasks=[task],
@@ -102,18 +102,21 @@ def fetch_data(task: str, task_folder: Path | None) -> None:
 
     Raises UserError if the data cannot be downloaded or read.
     """
-    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error():
+    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error(task):
         _task_manager(task_folder, task).load([task])
 
 
 @contextlib.contextmanager
-def _missing_data_as_user_error() -> Iterator[None]:
+def _missing_data_as_user_error(task: str) -> Iterator[None]:
     from datasets.exceptions import DatasetsError
 
     try:
         yield
     except (ConnectionError, DatasetsError) as error:
-        raise UserError(f"Cannot load task data ({in_a_line(error)}). Pass a data folder as --local_data.") from None
+        fix = f"Check the network, or remove {task} from --tasks."
+        if task in LOCAL_TASKS:
+            fix = f"Pass a folder with {LOCAL_TASKS[task].files[0]} as --local_data."
+        raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
         found = f"{checkpoint.source}: the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids."
         raise UserError(f"{found} Pass a folder with this model and its own tokenizer files.")
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
-        fix = "The log of the training has its validation loss. Prepare data with --separator before to score a model."
+        fix = "The log of the training has its validation loss. Models on data prepared with --tokenizer train can be scored."
         raise UserError(f"{checkpoint.name} cannot be scored, because its tokenizer has no end-of-text token. {fix}")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained

@@ -15,7 +15,7 @@ from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, fet
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name
 from gpt2_repro.evaluation.scores import EvaluationSettings, ScoredModel, TaskScores, read_scores
-from gpt2_repro.evaluation.tasks import write_task_files
+from gpt2_repro.evaluation.tasks import LOCAL_TASKS, write_task_files
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.typed_json import from_json
 
@@ -74,6 +74,23 @@ def score_models(
                 scores += [dataclasses.replace(its, data=source or its.data) for its in of_task]
             scored.append((model.column, scores))
     return scored
+
+
+def check_offline_data(tasks: Sequence[str]) -> None:
+    """Raise UserError if the Hub is not used and the data of a task is in no cache.
+
+    Only the tasks of LOCAL_TASKS are checked, because lm-eval needs ten seconds to find other tasks.
+    """
+    from huggingface_hub import constants
+
+    scored = {path.name.rpartition("-")[0] for path in CACHE.glob("*.json")}
+    tasks = [task for task in tasks if task in LOCAL_TASKS and task not in scored]
+    if not constants.HF_HUB_OFFLINE or not tasks:
+        return
+    with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
+        write_task_files({}, Path(scratch), tasks)
+        for task in tasks:
+            fetch_data(task, Path(scratch))
 
 
 def _evaluate(

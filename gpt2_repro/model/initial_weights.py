@@ -46,7 +46,8 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
     shapes = {option: (getattr(theirs, key), getattr(ours, key)) for option, key in options.items()}
     if fix := " ".join(f"--{option} {their}" for option, (their, our) in shapes.items() if their != our):
-        raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}")
+        length = " Also prepare the data with this --sequence_length." if "--sequence_length" in fix else ""
+        raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}.{length}")
     plain = plain_config(ours)
     shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
     compared = sorted(own_keys(ours) - shaped - FREE)

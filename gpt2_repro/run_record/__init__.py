@@ -115,6 +115,8 @@ class RunRecord:
         The folder must be a run directory, be empty, or not exist. It must not be inside another run directory or
         inside a prepared folder.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file. Pass a folder as --output_dir.")
         for parent in self.path.resolve().parents:
             if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
                 kind = "prepared folder" if (parent / SPLITS).is_file() else "run directory"

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,11 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.recipe import values_of
-from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record import RunRecord, checkpoints
 from gpt2_repro.supervision import RUN, note
-from gpt2_repro.training.arguments import TrainingRecipe
+from gpt2_repro.training.arguments import TrainingRecipe, output_dir_of
 from gpt2_repro.training.resolve import resolve_arguments
-from gpt2_repro.training.resuming import choose_start, require_same_run, run_identity_of
+from gpt2_repro.training.resuming import choose_start, require_same_form, require_same_run, run_identity_of
 
 
 logger = logging.getLogger(__name__)
@@ -37,9 +38,16 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     manifest = data.manifest
     identity_of = functools.partial(run_identity_of, data=manifest, model=values_of(recipe.model))
 
+    run = RunRecord(output_dir_of(recipe))
+
     def check(settings: SimpleNamespace, plan: BatchPlan) -> None:
-        run = RunRecord(str(settings.output_dir))
         run.check_owner()
+        if run.path.is_dir() and run.status().state != "complete":
+            if os.environ.get("RANK", "0") == "0":
+                run.lock()
+            # choose_start repeats this check for the checkpoint that it chooses.
+            if not settings.resume_from and (found := checkpoints.complete_checkpoints(run.path)):
+                require_same_form(found[0], checkpoints.read_manifest(found[0])["files"])
         data.check_tokenizer()
         for split in manifest.shards:
             data.check_shards(split)
@@ -49,7 +57,7 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
             )
 
     args, plan = resolve_arguments(recipe, epoch_targets=manifest.counts["train"].row_tokens, check=check)
-    run, run_identity = RunRecord(str(args.output_dir)), identity_of(args, plan)
+    run_identity = identity_of(args, plan)
     if 0 < args.extend_to < plan.total_tokens:
         raise UserError(
             f"--extend_to {args.extend_to} is less than the {plan.total_tokens} tokens of the run. Pass a larger "

@@ -166,6 +166,10 @@ def choose_start(
                 f"{run.final} is damaged ({run.final_defect()}). Replace this folder with an undamaged copy, or pass "
                 "another --output_dir."
             )
+        if main_process and (reached := run.status().step):
+            logger.warning(
+                "%s had reached step %d, but it has no checkpoint. Training starts again at step 0.", run.path, reached
+            )
         return start, args, plan, extensions
     saved, where = start.manifest["run_identity"], start.checkpoint
     by = launcher_of_checkpoint(start.manifest["files"])
@@ -178,10 +182,20 @@ def choose_start(
             f"{where} is beyond the last step of the run (--max_steps {plan.max_steps}). Pass a larger --max_steps, or "
             "an earlier checkpoint as --resume_from."
         )
+    require_same_form(where, start.manifest["files"])
+    return start, args, plan, extensions
+
+
+def require_same_form(checkpoint: Path, files: Collection[str]) -> None:
+    """Raise UserError if this launcher cannot load a checkpoint.
+
+    Args:
+        files: the paths of the files that the manifest of the checkpoint lists.
+    """
+    by = launcher_of_checkpoint(files)
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
-        raise UserError(f"{where} was written {by.form.words}, and this launcher cannot load it. {fix}")
-    return start, args, plan, extensions
+        raise UserError(f"{checkpoint} was written {by.form.words}, and this launcher cannot load it. {fix}")
 
 
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:

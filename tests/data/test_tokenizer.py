@@ -138,6 +138,9 @@ def test_shakespeare_is_nanogpt_s(real_data: Path, tmp_path: Path, monkeypatch: 
     for split, part in (("train", wanted[:1_003_854]), ("validation", wanted[1_003_854:])):
         rows = open_rows(tmp_path / "out" / split).joined()[0].reshape(-1, 65)
         assert [*rows[:, :-1].ravel(), rows[-1, -1]] == part[: len(rows) * 64 + 1].tolist()
+    monkeypatch.setattr(small_texts, "URL", "http://localhost:9/input.txt")
+    with pytest.raises(UserError, match="Connection refused.*--data_files FILE --split head"):
+        small_texts.Shakespeare(0, 1, str(tmp_path / "unreachable")).fetch()
     # Another text at the same URL is refused.
     monkeypatch.setattr(small_texts, "SHA256", "0" * 64)
     args = DataArguments(source="tiny-shakespeare", tokenizer="char", dataset_dir=str(tmp_path / "other"))

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation import __main__ as evaluation
 from gpt2_repro.evaluation import scoring
 from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.arguments import EvaluationArguments, override_arguments, parse_options
@@ -266,12 +267,16 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
     assert not (tiny_run / "evaluation").exists() and not Path("evaluations").exists()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [0, 1, 2])
 def test_unreachable_task_data_names_local_data(tiny_run, monkeypatch, processes):
-    """If task data cannot be loaded, the error message names --local_data."""
-    monkeypatch.setattr(scoring, "count_processes", lambda _: processes)
-    monkeypatch.setattr(scoring, "evaluate_launched", lambda *_, **__: pytest.fail("launched"))
-    with pytest.raises(UserError, match="EleutherAI/lambada_openai.*--local_data") as refused:
+    """The message names a file and --local_data. Offline (0), no model is loaded."""
+    if processes:
+        monkeypatch.setattr(evaluation, "check_offline_data", lambda tasks: None)
+        monkeypatch.setattr(scoring, "count_processes", lambda _: processes)
+        monkeypatch.setattr(scoring, "evaluate_launched", lambda *_, **__: pytest.fail("launched"))
+    else:
+        monkeypatch.setattr(evaluation, "open_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(UserError, match="EleutherAI/lambada_openai.* lambada_openai.jsonl as --local_data") as refused:
         main(["runs/tiny", "--tasks", "lambada_openai", "--device", "cpu", "--baseline", "none"])
     assert "\n" not in str(refused.value)
 

@@ -13,6 +13,7 @@ import torch
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import publish, seal
 from gpt2_repro.training import resuming
 from gpt2_repro.training.resuming import choose_start, find_start, refuse_code
@@ -101,8 +102,11 @@ def test_checkpoint_with_dangerous_files_is_refused(name: str, attack, tmp_path:
 def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, **asked: object):
     args = SimpleNamespace(resume_from="", process_index=0, extend_to=0, allow_resume_change=False)
     vars(args).update(eval_steps=4, last_step=8, eval_strategy="steps", eval_on_start=True, **asked)
-    record = SimpleNamespace(path=tmp_path, final=tmp_path / "final", lock=lambda: None)
-    with mock.patch.object(resuming, "current_launcher", lambda: LAUNCHERS[launcher]):
+    record = RunRecord(tmp_path)
+    with (
+        mock.patch.object(resuming, "current_launcher", lambda: LAUNCHERS[launcher]),
+        mock.patch.object(RunRecord, "lock"),  # the exception that pytest keeps would keep the lock
+    ):
         start, own, plan, extensions = choose_start(record, args, PLAN, dict(run_identity))
     assert not hasattr(args, "max_steps") and own.max_steps == plan.max_steps  # the caller's arguments do not change
     return start.step, plan.max_steps, extensions
@@ -113,8 +117,10 @@ def refused(match: str, *args, **asked) -> None:
         start_of(*args, **asked)
 
 
-def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path) -> None:
-    assert start_of(tmp_path) == (0, 8, [])
+def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path, caplog) -> None:
+    assert start_of(tmp_path) == (0, 8, []) and not caplog.messages
+    (tmp_path / "run_status.json").write_text('{"step": 7}')
+    assert start_of(tmp_path) == (0, 8, []) and "step 7" in caplog.text  # its checkpoints were deleted
     save(2)
     (save(4) / "optimizer.pt").unlink()
     assert start_of(tmp_path)[0] == 2

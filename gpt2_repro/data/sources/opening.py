@@ -6,6 +6,7 @@ A source is a preset of this project, a Hub dataset or a set of local files.
 import dataclasses
 import difflib
 import glob
+import itertools
 import json
 import logging
 import re
@@ -208,6 +209,11 @@ class SourceOpener:
         # A file that is passed under two names is read once.
         paths = sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
         if not paths:
+            for pattern in globs:
+                # The folder in front of the first part of the path with a wildcard.
+                folder = Path(*itertools.takewhile(lambda part: not set("*?[") & set(part), Path(pattern).parts))
+                if not folder.is_dir():
+                    raise UserError(f"There is no folder {folder} (--data_files {pattern}). Check the path.")
             fix = "Pass --data_files with a file, a folder or a quoted glob such as 'books/*.txt'."
             raise UserError(f"{' '.join(globs)} contains no {', '.join(KINDS)} file. {fix}")
         for path in paths:

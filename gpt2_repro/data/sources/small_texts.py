@@ -4,13 +4,13 @@ import ast
 import dataclasses
 import shutil
 import sysconfig
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 from gpt2_repro.data.sources.base import Batch, WholeFile, in_batches
-from gpt2_repro.data.sources.hub import hub_errors
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import sha256_of
 
 
@@ -46,9 +46,12 @@ class Shakespeare(WholeFile):
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(".partial")
-
-        with hub_errors(f"fetch {URL}"), urllib.request.urlopen(URL, timeout=60) as answer, partial.open("wb") as file:
-            shutil.copyfileobj(answer, file)
+        try:
+            with urllib.request.urlopen(URL, timeout=60) as answer, partial.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            fix = "Check the network, or pass your own copy of the text: --data_files FILE --split head."
+            raise UserError(f"Cannot fetch {URL} ({in_a_line(getattr(error, 'reason', error))}). {fix}") from None
         if sha256_of(partial) != SHA256:
             partial.unlink()
             raise UserError(f"{URL} does not have the expected text. Pass your own copy as --data_files.")
