@@ -6,6 +6,7 @@
 import dataclasses
 import difflib
 import functools
+import gzip
 import hashlib
 import json
 import logging
@@ -32,33 +33,39 @@ class LocalTask:
     Args:
         stock: the path, in lm_eval/tasks, of the stock task to include.
         files: possible names of the data file in --local_data. The first file that exists is used.
+        columns: the keys that the task needs on each line of the file.
         changes: keys of the stock task to replace, with the new values.
     """
 
     stock: str
     split: str
     files: tuple[str, ...]
+    columns: tuple[str, ...]
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 LAMBADA, WIKITEXT, HELLASWAG = "lambada/lambada_openai.yaml", "wikitext/wikitext.yaml", "hellaswag/hellaswag.yaml"
 HELLASWAG_FILES = ("hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl", "hellaswag/hellaswag_val.jsonl.gz")
+HELLASWAG_COLUMNS = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
+ORIGINAL_COLUMNS = ("ctx", "endings", "label")
 WIKITEXT_FILES = ("wikitext.jsonl", "wikitext/wikitext2_test_pages.jsonl", "wikitext/wikitext2_validation_pages.jsonl")
 DOCUMENT_FILES = ("validation.jsonl", "text/validation.jsonl")
 # Tasks made from validation.jsonl, which prepare_data.py writes with {"text": document} on each line. Stock wikitext
 # counts the words and bytes of `page`, but removes WikiText's tokenization from the text that the model gets.
 OWN_VERSION = {"metadata": {"version": 1.0}}
 OWN_TASKS = {
-    "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, {"tag": None, **OWN_VERSION}),
-    "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, {"doc_to_target": "page", **OWN_VERSION}),
+    "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, ("text",), {"tag": None, **OWN_VERSION}),
+    "document_perplexity": LocalTask(
+        WIKITEXT, "test", DOCUMENT_FILES, ("text",), {"doc_to_target": "page", **OWN_VERSION}
+    ),
 }
 # HellaSwag as in llm.c and build-nanogpt: on the original text. The stock task rewrites it.
 ORIGINAL_TEXT = {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
 LOCAL_TASKS = {
-    "lambada_openai": LocalTask(LAMBADA, "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl")),
-    "hellaswag": LocalTask(HELLASWAG, "validation", HELLASWAG_FILES),
-    COMPLETION: LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, ORIGINAL_TEXT),
-    "wikitext": LocalTask(WIKITEXT, "test", WIKITEXT_FILES),
+    "lambada_openai": LocalTask(LAMBADA, "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl"), ("text",)),
+    "hellaswag": LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, HELLASWAG_COLUMNS),
+    COMPLETION: LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, ORIGINAL_COLUMNS, ORIGINAL_TEXT),
+    "wikitext": LocalTask(WIKITEXT, "test", WIKITEXT_FILES, ("page",)),
     **OWN_TASKS,
 }
 # Prefixes of tasks with a perplexity per document. The harness would bootstrap the standard error 100,000 times in
@@ -74,7 +81,8 @@ def with_completion(tasks: Iterable[str]) -> list[str]:
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     """Return the data file of each task that has one in the folder `local_data`.
 
-    Raises UserError if `local_data` is not a folder, or has no data file for any of the tasks.
+    Raises UserError if `local_data` is not a folder, has no data file for any of the tasks, or has a file without the
+    columns of its task.
     """
     if not local_data.is_dir():
         raise UserError(f"--local_data {local_data} is not a folder. Pass a folder with task data as jsonl files.")
@@ -84,7 +92,21 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     if not found:
         names = sorted({files[0] for files in wanted.values()}) or ["a file for any of these tasks"]
         raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Add {', '.join(names)}.")
+    for task, path in found.items():
+        _check_columns(path, LOCAL_TASKS[task].columns)
     return found
+
+
+def _check_columns(path: Path, columns: Collection[str]) -> None:
+    """Raise UserError if the first line of a file is not a JSON object with `columns`."""
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+            first = json.loads(next(lines, ""))
+    except (ValueError, gzip.BadGzipFile):
+        first = None
+    if not isinstance(first, dict) or not set(columns) <= first.keys():
+        fix = f"Each line must be a JSON object with {', '.join(columns)}."
+        raise UserError(f"{path} does not have the data of the task. {fix}")
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:

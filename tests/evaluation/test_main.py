@@ -236,6 +236,8 @@ def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
         ("runs/tiny", "--local_data DIR"),
         ("runs/tiny --local_data data/none", "data/none"),
         ("runs/tiny --local_data data", "last_word"),
+        ("runs/tiny --local_data broken --tasks wikitext", "object with page"),
+        ("runs/tiny --local_data broken --tasks lambada_openai", "object with text"),
         ("runs/tiny --local_data data/tiny --device nvidia", "--device nvidia"),
         ("runs/tiny --local_data data/tiny --device cpu --baseline ./gone", "./gone"),
         ("runs/tiny --local_data data/tiny --device cpu --baseline broken", "--baseline none"),
@@ -250,6 +252,8 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
     """A user error is reported in one line, and no files are written."""
     Path("broken").mkdir()
     shutil.copy(tiny_run / "final" / "config.json", "broken")
+    Path("broken/wikitext.jsonl").touch()
+    Path("broken/lambada_openai.jsonl").write_text('{"passage": "a b"}\n')
     for name in ("nan", "more", "endless"):
         shutil.copytree(tiny_run / "final", name)
     weights = load_file("nan/model.safetensors")

@@ -39,8 +39,9 @@ class Domain:
 
     Args:
         documents: the ids to score, one array per document. A packed row counts as one document.
-        starts: first ids of documents, without the separator before the document.
-        ends: last ids of documents, with the separator after the document.
+        starts: the first ids of some documents, without the separator, to score the beginning of documents. One array
+            per document.
+        ends: the last ids of some documents, with the separator, to score the separator. One array per document.
         passages: texts whose last word the model predicts, as in LAMBADA.
     """
 
