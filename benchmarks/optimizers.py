@@ -1,11 +1,12 @@
-"""Compare AdamW, MARS-AdamW and Muon on GPT-2 shapes of three sizes.
+"""Compare AdamW, MARS-AdamW, Muon and averaging on GPT-2 shapes of three sizes.
 
     python benchmarks/optimizers.py prose.jsonl --folder optimizers --hours 12
 
 Each run trains a GPT-2 with train.py on a CPU: a vocabulary of 2,048, 5M tokens of prose, in steps of 8,192 tokens.
 "adamw-6e-4" has the learning rate and the schedule of GPT-2 124M. Each other arm tries the same number of learning
 rates at the smallest size with one seed. At the next sizes it tries the best of them and one neighbour. The best rate
-of a size then trains with all seeds of this size.
+of a size then trains with all seeds of this size. The arm "muon-average" has a constant learning rate after the
+warm-up, and averages the weights over a tenth of the steps. Its loss is that of the average.
 
 The script can be interrupted at any time. The same command continues, because finished runs are kept and an
 interrupted run is resumed. `--hours 0` only prints the table of the finished runs.
@@ -29,12 +30,16 @@ ROOT = Path(__file__).parents[1]
 CONTEXT, STEP, STEPS = 256, 8_192, 610  # 5.0M tokens
 SIZES = {"0.3M": (3, 96, (1, 2, 3)), "1M": (5, 128, (1, 2, 3)), "4M": (5, 256, (1, 2))}  # layers, width, seeds
 WSD = ["--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", "0.4"]
-BASELINE = "adamw-6e-4"
+BASELINE, AVERAGED = "adamw-6e-4", "muon-average"
 ARMS: dict[str, tuple[list[str], list[float]]] = {  # options, learning rates
     BASELINE: (["--optim", "adamw_torch_fused"], [6e-4]),
     "adamw": (["--optim", "adamw_torch_fused", *WSD], [1e-3, 2e-3, 4e-3, 8e-3]),
     "mars": (["--optim", "mars", *WSD], [3e-3, 6e-3, 1.2e-2, 2.4e-2]),
     "muon": (["--optim", "muon", *WSD], [4e-3, 8e-3, 1.6e-2, 3.2e-2]),
+    AVERAGED: (
+        ["--optim", "muon", "--lr_scheduler_type", "constant", "--ema_steps", str(STEPS // 10)],
+        [2e-3, 4e-3, 8e-3, 1.6e-2],
+    ),
 }
 
 
@@ -100,7 +105,9 @@ class Study:
 def read(run: Path) -> Curve:
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     speeds = [event["tokens_per_second"] for event in events if "tokens_per_second" in event]
-    losses = {event["step"]: event["eval_loss"] for event in events if "eval_loss" in event}
+    validations = [event for event in events if "eval_loss" in event]
+    # Before the first step there is no average.
+    losses = {event["step"]: event.get("eval_average_loss", event["eval_loss"]) for event in validations}
     return Curve(losses, STEP / statistics.median(speeds))
 
 
@@ -110,7 +117,7 @@ def prepare(folder: Path, text: Path) -> Path:
     data |= {"dataset_dir": str(folder / "data"), "sequence_length": CONTEXT, "max_tokens": 6_000_000}
     data |= {"split": "hash", "validation_fraction": 0.03}
     training: dict[str, Any] = {"tokens_per_step": STEP, "max_steps": STEPS, "per_device_train_batch_size": 32}
-    training |= {"warmup_steps": 60, "eval_steps": 10, "eval_tokens": 131_072, "per_device_eval_batch_size": 32}
+    training |= {"warmup_steps": 60, "eval_steps": 20, "eval_tokens": 65_536, "per_device_eval_batch_size": 32}
     training |= {"accept_any_hardware": True, "sample_steps": 0, "dataloader_num_workers": 0, "keep_checkpoints": 1}
     training |= {"keep_best_checkpoint": False, "report_to": "none"}
     recipe = folder / "recipe.yaml"

@@ -158,7 +158,7 @@ def estimate_memory(
         chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
         bf16=training.bf16,
         compiled=training.torch_compile is not False,
-        state_bytes=state_bytes(training.optim),
+        state_bytes=state_bytes(training.optim, averaged=training.ema_steps > 0),
     )
 
 

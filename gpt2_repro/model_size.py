@@ -57,16 +57,24 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
     return 6 * parameters + 12 * n_layer * n_embd * sequence_length
 
 
-def checkpoint_bytes(parameters: int, *, bf16: bool, optim: str) -> int:
-    """Return the size of a `checkpoint-N` in bytes, including the optimizer state."""
+def checkpoint_bytes(parameters: int, *, bf16: bool, state: int) -> int:
+    """Return the size of a `checkpoint-N` in bytes, including the optimizer state.
+
+    Args:
+        state: the result of `state_bytes`.
+    """
     # The state, and two copies of the model in bf16 or fp32: one that the training engine writes, and one in
     # safetensors format.
-    return parameters * (state_bytes(optim) + 2 * (2 if bf16 else 4))
+    return parameters * (state + 2 * (2 if bf16 else 4))
 
 
-def state_bytes(optim: str) -> int:
-    """Return the bytes per parameter of master weights and optimizer state."""
-    return 16 if optim == "mars" else 12  # Adam's moments; MARS also has the previous gradient
+def state_bytes(optim: str, *, averaged: bool) -> int:
+    """Return the bytes per parameter of master weights and optimizer state.
+
+    Args:
+        averaged: whether the state has an average of the weights (--ema_steps).
+    """
+    return 12 + 4 * (optim == "mars") + 4 * averaged  # Adam's moments; MARS also has the previous gradient
 
 
 def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
@@ -84,13 +92,14 @@ def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
     return 1 << max(0, (logits // vocab_size).bit_length() - 1)
 
 
-def bytes_of_rank(parameters: int, *, bf16: bool, optim: str, rank: int, shards: int) -> int:
+def bytes_of_rank(parameters: int, *, bf16: bool, state: int, rank: int, shards: int) -> int:
     """Return the size of the files that a rank writes into a `checkpoint-N`.
 
     Args:
+        state: the result of `state_bytes`.
         shards: the number of ranks that DeepSpeed shards the optimizer state over, or 0 without DeepSpeed.
     """
-    state = state_bytes(optim) * parameters
+    of_state = state * parameters
     if not shards:
-        return 0 if rank else state  # which contains the weights
-    return state // shards + (0 if rank else checkpoint_bytes(parameters, bf16=bf16, optim=optim) - state)
+        return 0 if rank else of_state  # which contains the weights
+    return of_state // shards + (0 if rank else checkpoint_bytes(parameters, bf16=bf16, state=state) - of_state)

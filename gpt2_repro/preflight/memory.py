@@ -69,7 +69,7 @@ class MemoryEstimate(NamedTuple):
         tokens, autocast = trial.micro_batch * self.sequence_length, self.bf16 and not self.sharded
         # ZeRO-1: weight and gradient in bf16 and the fp32 gradient sum; divided over the ranks, the fp32 master weight
         # and the two Adam moments. DDP: weight, gradient and moments in fp32, the weight in bf16, the buckets of DDP.
-        states = self.parameters * (8 + self.state_bytes / self.ranks if self.sharded else 18 + 4 * (self.ranks > 1))
+        of_weight = 8 + self.state_bytes / self.ranks if self.sharded else 6 + self.state_bytes + 4 * (self.ranks > 1)
         saved = SAVED_BYTES[self.model_type]["eager" if not self.compiled else "autocast" if autocast else "bf16"]
         inputs = 4 if autocast else 2  # of a block, which is all that is saved with activation checkpointing
         blocks = saved + inputs * self.n_layer if trial.checkpointing else saved * self.n_layer
@@ -78,7 +78,7 @@ class MemoryEstimate(NamedTuple):
         # The logits of a chunk and their gradient, in bf16. Eager mode also has the logits in fp32, and keeps the fp32
         # probabilities and the gradient of the last chunk.
         logits = min(tokens, self.chunk) * self.vocab_size * (12 if not self.compiled else 4 if self.bf16 else 8)
-        return states + activations + logits + CONTEXT_BYTES
+        return self.parameters * of_weight + activations + logits + CONTEXT_BYTES
 
     def fits(self, trial: MemoryTrial, memory_bytes: float) -> bool:
         """Return whether the memory setting `trial` fits in `memory_bytes` of GPU memory."""

@@ -236,6 +236,6 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
 
 
 def to_continue(run: Path) -> str:
-    """Return from where a failed run continues, as the end of a sentence for a message."""
+    """Return from where a failed run continues, as the end of a sentence."""
     newest = next(iter(complete_checkpoints(run)), None)
     return f"to continue from {newest.name}" if newest else "to start again at step 0: no checkpoint was saved"

@@ -36,7 +36,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
             *("max_grad_norm", "warmup_steps", "max_steps", "stop_at_step", "eval_steps"),
             *("hellaswag_steps", "sample_steps", "sample_tokens", "save_steps", "save_minutes", "keep_checkpoints"),
             *("keep_every_steps", "max_hours", "max_usd", "usd_per_hour", "skip_loss_z", "skip_grad_z"),
-            *("dataloader_num_workers", "save_rolling_minutes"),
+            *("dataloader_num_workers", "save_rolling_minutes", "ema_steps"),
         ),
     ),
     "0 or at least 10": (lambda value: value == 0 or value >= 10, ("hang_timeout",)),
@@ -81,6 +81,9 @@ class TrainingSection(TrainingArguments):
     decay_fraction: float = _field(0.2, "For warmup_stable_decay: fraction of steps at the end with a falling rate.")
     optim: str = _field(
         "adamw_torch_fused", "An optimizer of transformers, or muon or mars (not under ZeRO-3 or FSDP)."
+    )
+    ema_steps: int = _field(
+        0, "Also average the weights over about N steps, and save the average in final/. 0: never."
     )
     weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
     adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")

@@ -3,6 +3,7 @@
 A finished run writes the final model to final/.
 """
 
+import contextlib
 import functools
 import gc
 import logging
@@ -135,9 +136,10 @@ def judge(trainer: PretrainingTrainer) -> None:
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:
-    """Write final/ with the fp32 master weights, and mark the run as complete."""
+    """Write final/ from the fp32 weights or their average, and complete the run."""
     main = trainer.is_world_process_zero()
-    weights = fp32_weights(trainer.model, keep=main)
+    with trainer.average.applied() if trainer.average.exists else contextlib.nullcontext():
+        weights = fp32_weights(trainer.model, keep=main)
     if not main:
         return
     trainer.record("running")
@@ -150,7 +152,11 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         readable(staged)
         trainer.processing_class.save_pretrained(staged)
         step = trainer.state.global_step
-        facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_losses(step)}
+        losses = run.validation_losses(step)
+        if trainer.average.exists:
+            of_average = {key: loss for key, loss in losses.items() if key.startswith("eval_average")}
+            losses = {key.replace("_average", "", 1): loss for key, loss in of_average.items()}
+        facts = {"step": step, "tokens": trainer.tokens_trained, "losses": losses}
         checkpoints.seal(staged, {}, **facts, environment=trainer.environment.to_json())
         record = TrainingRecord(**facts, environment=trainer.environment)
         # The model card is not in the manifest, because an evaluation adds its results to it.

@@ -80,11 +80,11 @@ def resolve_arguments(
     }
     if training.max_usd and not training.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
-    if training.optim in OWN_OPTIMIZERS and not launcher.whole_weights:
+    needs_whole = f"--optim {training.optim}" if training.optim in OWN_OPTIMIZERS else ""
+    needs_whole = needs_whole or (f"--ema_steps {training.ema_steps}" if training.ema_steps else "")
+    if needs_whole and not launcher.whole_weights:
         fix = f"Launch with --config_file {recommended_launcher().config}."
-        raise UserError(
-            f"--optim {training.optim} needs complete weights, but {launcher.name} shards the weights. {fix}"
-        )
+        raise UserError(f"{needs_whole} needs complete weights, but {launcher.name} shards the weights. {fix}")
     settings = values_of(training) | derived
     if check:
         check(SimpleNamespace(**settings), plan)

@@ -270,6 +270,7 @@ def run_identity_of(
         "bf16": args.bf16,
         **{key: value for key, value in model.items() if key != "attn_implementation"},
         **{name: getattr(args, name) for name in (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER)},
+        **({"ema_steps": args.ema_steps} if args.ema_steps else {}),
     }
 
 

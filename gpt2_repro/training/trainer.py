@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerControl
 
 from gpt2_repro.model.export import load_experts
-from gpt2_repro.model_size import bytes_of_rank, checkpoint_bytes, tokens_per_chunk
+from gpt2_repro.model_size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
+from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
@@ -67,13 +68,15 @@ class PretrainingTrainer(Trainer):
         self.validation = Validation(inputs, self.args, self.plan, self.when)
         self.guard = UpdateGuard(self.args.skip_loss_z, self.args.skip_grad_z, self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
-        size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16, optim=self.args.optim)
+        self.average = WeightAverage(self.args.ema_steps)
+        self.state_bytes = state_bytes(self.args.optim, averaged=self.args.ema_steps > 0)
+        size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16, state=self.state_bytes)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
         self._restored_losses: dict[str, Any] | None = None
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
         self._held_reports: list[Callable[[], None]] | None = None
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
-        for own in (self.guard, self.when, self.watchdog):
+        for own in (self.guard, self.when, self.watchdog, self.average):
             self.add_callback(own)
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
@@ -94,6 +97,7 @@ class PretrainingTrainer(Trainer):
         engine.check_engine(facts, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         norm, engine_skips = engine.zero_gradient_norm(self.model_wrapped)
         self.guard.attach(optimizer, norm, engine_skips=engine_skips)
+        self.average.attach(optimizer, self.model_wrapped.optimizer if self.is_deepspeed_enabled else None)
         facts |= {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss}
         memory = self.environment.accelerator.memory_bytes or 0
         self.record_engine(facts | {"tokens_per_chunk": tokens_per_chunk(self.model.config.vocab_size, memory)})
@@ -147,7 +151,7 @@ class PretrainingTrainer(Trainer):
         This is a collective: call it on all ranks.
         """
         shards = self.args.world_size if self.is_deepspeed_enabled else 0
-        about = {"bf16": self.args.bf16, "optim": self.args.optim, "rank": self.args.process_index}
+        about = {"bf16": self.args.bf16, "state": self.state_bytes, "rank": self.args.process_index}
         size = bytes_of_rank(self.model.num_parameters(), shards=shards, **about)
         self.saver.start(size, lock=self.run.lock_descriptor)
 
@@ -265,7 +269,12 @@ class PretrainingTrainer(Trainer):
             report = self.callback_handler.on_prediction_step
             after_batch = functools.partial(report, self.args, self.state, self.control)
             # Trainer would average the means of batches and count padded duplicates.
-            metrics = self.validation.measure(self.model.eval(), step=self.state.global_step, after_batch=after_batch)
+            how: Any = {"step": self.state.global_step, "after_batch": after_batch}
+            metrics = self.validation.measure(self.model.eval(), **how)
+            if metrics is not None and self.average.exists:
+                with self.average.applied():
+                    averaged = self.validation.measure(self.model, **how, averaged=True)
+                metrics = None if averaged is None else metrics | averaged
             if metrics is None:
                 self.when.stop(self.when.interruption(), self.control)
                 self.control.should_save = not is_saved

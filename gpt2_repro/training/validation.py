@@ -40,11 +40,12 @@ class Validation:
         """Return the number of forward passes of rank 0 in the validation at `step`."""
         shares = [-(-len(rows) // self.args.world_size) for rows in self.sets.values()]
         losses = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
+        losses *= 2 if self.args.ema_steps and step else 1
         hellaswag = self._hellaswag(step)
         return losses + (-(-len(hellaswag.batches(self._positions)) // self.args.world_size) if hellaswag else 0)
 
     def measure(
-        self, model: Callable[..., Any], *, step: int, after_batch: Callable[[], None]
+        self, model: Callable[..., Any], *, step: int, after_batch: Callable[[], None], averaged: bool = False
     ) -> dict[str, float] | None:
         """Return the metrics of a validation, or None if a signal interrupted it.
 
@@ -53,9 +54,12 @@ class Validation:
         Args:
             model: the model in evaluation mode.
             after_batch: a function to call after each forward pass.
+            averaged: whether the model has the average of its weights. The keys then begin with `eval_average`, and
+                HellaSwag is not scored.
         """
         sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])
-        endings, hellaswag = None, self._hellaswag(step)
+        endings, hellaswag = None, None if averaged else self._hellaswag(step)
+        prefix = "eval_average" if averaged else "eval"
         if hellaswag is not None:
             endings = hellaswag.losses(
                 lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
@@ -70,7 +74,7 @@ class Validation:
             return None
         found: dict[str, float] = {}
         for name, (nll, targets) in zip(self.sets, reduce(sums, reduction="sum").tolist(), strict=True):
-            key = f"eval_{name}" if name else "eval"
+            key = f"{prefix}_{name}" if name else prefix
             found |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
             if not math.isfinite(nll):
                 logger.warning("The validation loss %s_loss is not finite at step %d.", key, step)

@@ -11,7 +11,7 @@ from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
-from gpt2_repro.model_size import checkpoint_bytes
+from gpt2_repro.model_size import checkpoint_bytes, state_bytes
 from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, count_steps
 
@@ -94,7 +94,8 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     kept = min(training.keep_checkpoints or saves, max(1, saves))
     kept += steps // training.keep_every_steps if training.keep_every_steps else 0
     kept += 1 if saves and training.save_rolling_minutes else 0
-    one, final = checkpoint_bytes(scale.trained, bf16=training.bf16, optim=training.optim), 4 * scale.parameters
+    state = state_bytes(training.optim, averaged=training.ema_steps > 0)
+    one, final = checkpoint_bytes(scale.trained, bf16=training.bf16, state=state), 4 * scale.parameters
     is_compiled = training.torch_compile is not False and not training.activation_checkpointing
     peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
     return Workload(

@@ -51,7 +51,7 @@ def test_sharded_weights_are_not_compiled(resolve, launcher: str, monkeypatch: p
     monkeypatch.setattr("gpt2_repro.training.resolve.current_launcher", lambda: LAUNCHERS[launcher])
     monkeypatch.setattr("gpt2_repro.training.resolve.allow_fsdp_on_cpu", lambda: None)
     assert not resolve()[0].compile_loss
-    for words in (("--torch_compile",), ("--optim", "muon")):
+    for words in (("--torch_compile",), ("--optim", "muon"), ("--ema_steps", "3")):
         with pytest.raises(UserError, match=f"{launcher}.*zero1.yaml"):
             resolve(*words)
 

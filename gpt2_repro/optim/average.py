@@ -1,0 +1,90 @@
+"""Average the weights of the last steps."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from transformers import TrainerCallback
+
+
+logger = logging.getLogger(__name__)
+
+AVERAGE = "average"  # key of the optimizer state, which checkpoints contain
+
+
+class WeightAverage(TrainerCallback):
+    """Keeps an fp32 average of the weights in the state of the optimizer.
+
+    After step t, the average moves to the weights by the fraction max(1 / steps, 1 / t). This is the mean of all steps
+    until t = steps, and then an exponential moving average.
+
+    Under ZeRO-1 and ZeRO-2, each rank averages its part of the fp32 master weights.
+
+    Args:
+        steps: 0 keeps no average.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._optimizer: Any = None
+        self._zero: Any = None
+
+    def attach(self, optimizer: Any, zero: Any) -> None:
+        """Average the weights of `optimizer` from now on.
+
+        Args:
+            optimizer: torch's optimizer, without the wrappers of accelerate and DeepSpeed.
+            zero: DeepSpeed's ZeRO optimizer, or None without DeepSpeed.
+        """
+        self._optimizer, self._zero = optimizer, zero
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move the average after an optimizer step."""
+        if not self.steps:
+            return
+        step = state.global_step + 1  # Trainer counts the step later
+        updated = [weight for weight in self._weights() if self._optimizer.state[weight]]
+        new = [weight for weight in updated if AVERAGE not in self._optimizer.state[weight]]
+        if new and step > 1:
+            # DeepSpeed's conversion of a checkpoint to another number of processes keeps only the state of Adam.
+            logger.warning("--ema_steps: the average begins at step %d, because the checkpoint has none.", step)
+        for weight in new:
+            self._optimizer.state[weight][AVERAGE] = weight.detach().clone()
+        if updated:
+            averages = [self._optimizer.state[weight][AVERAGE] for weight in updated]
+            get_ema_multi_avg_fn(1 - max(1 / self.steps, 1 / step))(averages, updated, 0)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is an average of the weights."""
+        return bool(self.steps and self._optimizer) and all(
+            AVERAGE in self._optimizer.state[weight] for weight in self._weights()
+        )
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Replace the weights of the model by the average, until the context ends.
+
+        This is a collective: call it on all ranks.
+        """
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for weight in self._weights():
+            average = self._optimizer.state[weight][AVERAGE]
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)
+        if self._zero is not None:
+            self._zero.update_lp_params()
+
+    def _weights(self) -> list[torch.Tensor]:
+        return [weight for group in self._optimizer.param_groups for weight in group["params"]]
