@@ -14,11 +14,10 @@ from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.files import expand
 from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
+from gpt2_repro.optim import OWN_OPTIMIZERS, Schedule
 from gpt2_repro.recipe import Recipe, parse_recipe
 
 
-MUON, MARS = "muon", "mars"
-OWN_OPTIMIZERS = (MUON, MARS)
 _LAST_WEIGHTS = "pre-training keeps the weights of the last step"
 _PUSH_LATER = "train.py does not push to the Hub. Push final/ after the training"
 _LOSSES_ONLY = "validation computes losses only"
@@ -46,7 +45,6 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
     "at least 0 and less than 1": (lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
 }
 OPTIMIZERS = (*OWN_OPTIMIZERS, *(name.value for name in OptimizerNames))
-Schedule = Literal["cosine", "warmup_stable_decay", "constant"]  # the formulas are in optimization.py
 
 
 def _field(default: Any, help: str, **parsing: Any) -> Any:

@@ -1,94 +1,14 @@
-"""Build the learning-rate schedule of llm.c, and choose the optimizer."""
+"""Choose the optimizer."""
 
-import functools
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any
 
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from gpt2_repro.optim import MARS, OWN_OPTIMIZERS
 from gpt2_repro.optim.mars import MarsAdamW
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
-from gpt2_repro.training.arguments import MARS, OWN_OPTIMIZERS, PretrainingArguments, Schedule
+from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import let_zero_use
-
-
-def learning_rate_factor(
-    step: int,
-    *,
-    warmup_steps: int,
-    max_steps: int,
-    final_factor: float = 0.0,
-    extensions: Sequence[Sequence[int]] = (),
-    kind: Schedule = "cosine",
-    decay_fraction: float = 0.2,
-) -> float:
-    """Return the learning rate of an update as a fraction of the peak.
-
-    The formulas are from llm.c (llmc/schedulers.h).
-
-    Args:
-        step: the number of the update, counted from 0.
-        max_steps: the step at which the decay ends, without the steps added by extensions.
-        final_factor: the learning rate at the end of the decay, as a fraction of the peak.
-        extensions: ranges of steps, as [from, to], that were added to the run. In each range the rate rises to the
-            peak and decays again (Ibrahim et al. 2024, arXiv:2403.08763).
-        decay_fraction: the length of the decay as a fraction of all steps, if `kind` is warmup_stable_decay.
-    """
-    before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
-
-    def factor(at: int) -> float:
-        if at - begin < rise:
-            # The first update has a rate above 0.
-            return before + (1 - before) * (at - begin + 1) / rise
-        if kind == "constant":
-            return 1.0
-        if kind == "warmup_stable_decay":
-            falling = round(decay_fraction * (end - begin))
-            fallen = min(1.0, max(0, at - (end - falling)) / max(1, falling))
-            return final_factor + (1.0 - math.sqrt(fallen)) * (1.0 - final_factor)
-        if kind == "cosine":
-            decay = min(1.0, (at - begin - rise) / max(1, end - begin - rise))
-            return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
-        assert_never(kind)
-
-    for first, last in extensions:
-        if step >= first:
-            before, begin, end, rise = factor(first), first, last, min(warmup_steps, (last - first) // 2)
-    return factor(step)
-
-
-def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Mapping[str, Any]) -> LambdaLR:
-    """Return the learning-rate schedule of a run, including its extensions.
-
-    Args:
-        run_identity: provides `extensions`, and `max_steps` without the steps added by extensions.
-    """
-    factor = functools.partial(
-        learning_rate_factor,
-        warmup_steps=int(args.warmup_steps),
-        max_steps=run_identity["max_steps"],
-        final_factor=args.final_learning_rate_fraction,
-        extensions=run_identity["extensions"],
-        kind=args.lr_scheduler_type,
-        decay_fraction=args.decay_fraction,
-    )
-    return LambdaLR(optimizer, factor)
-
-
-def follow(schedule: LambdaLR, learning_rate: float) -> None:
-    """Set the learning rate of the next update from `schedule`.
-
-    Args:
-        learning_rate: the new peak of the schedule.
-    """
-    # A checkpoint restores the rate and the peak of the save. The recipe's peak may have changed since then.
-    groups = schedule.optimizer.param_groups
-    schedule.base_lrs = [learning_rate * group.get("lr_factor", 1.0) for group in groups]
-    for group, rate, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
-        group["lr"] = rate * factor(schedule.last_epoch)
-    schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 
 
 def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:

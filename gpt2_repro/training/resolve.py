@@ -9,11 +9,11 @@ from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launcher
+from gpt2_repro.optim import OWN_OPTIMIZERS
 from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.recipe import values_of
 from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import (
-    OWN_OPTIMIZERS,
     PretrainingArguments,
     TrainingRecipe,
     output_dir_of,

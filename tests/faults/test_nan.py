@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gpt2_repro.training.optimization import learning_rate_factor
+from gpt2_repro.optim.schedule import learning_rate_factor
 from tests.faults.runs import status
 
 

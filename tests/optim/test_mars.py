@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt2_repro.optim import mars
 from gpt2_repro.optim.mars import MarsAdamW
-from gpt2_repro.training.optimization import follow
+from gpt2_repro.optim.schedule import follow
 from tests.optim.simulation import Ranks, compare_parts_with_whole, draw_gradients, groups_of, small_model
 
 

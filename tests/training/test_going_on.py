@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.comparison import Comparison
 from gpt2_repro.model_card import add_results
+from gpt2_repro.optim.schedule import learning_rate_factor
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.training.optimization import learning_rate_factor
 
 
 def status(run: Path) -> dict:
