@@ -67,7 +67,7 @@ def model_card(
         **{key: f"{counts[key]:,}" for key in ("documents", "tokens")},
         **{key: data["request"][key] for key in ("packing", "separator")},
     }
-    settings = {key: run_identity[key] for key in SETTINGS if key in run_identity}
+    settings = {key: getattr(run_identity[key], "value", run_identity[key]) for key in SETTINGS if key in run_identity}
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {name}",
         f"{model}, {origin}. These are the results of one seed. Other seeds give other results.",
