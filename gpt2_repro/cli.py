@@ -76,7 +76,8 @@ def run(main: Callable[[list[str]], None]) -> None:
             if error.errno not in DISK_ERRORS:
                 raise
             fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
-            raise UserError(f"{error.strerror}: {error.filename or in_a_line(error)}. {fix}") from None
+            where = error.filename or "a file or the output of this command"
+            raise UserError(f"{error.strerror}: {where}. {fix}") from None
         except ImportError as error:
             if "pip install" not in str(error):
                 raise
@@ -159,7 +160,7 @@ class _LogHandler(logging.StreamHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exc_info()[1], BrokenPipeError):
             _discard(self.stream)  # the command continues without a reader
-        else:
+        elif not isinstance(sys.exc_info()[1], OSError):  # without space for the message, a run continues
             super().handleError(record)
 
 

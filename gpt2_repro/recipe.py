@@ -285,6 +285,8 @@ def _typed_fields(flags: Sequence[str], offered: Iterable[type], parser: argpars
         if field in refused:
             raise UserError(f"{name} cannot be set: {refused[field]}")
         if name not in known:
+            if Path(name).is_file():
+                raise UserError(f"{name} looks like an option. Pass the file as ./{name}.")
             if re.match("--no[_-]", name) and f"--{field}" in known:
                 raise UserError(f"{name} is not an option. Pass --{field} false.")
             # The parser also accepts each option with hyphens.

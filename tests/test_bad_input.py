@@ -2,7 +2,9 @@
 
 import errno
 import importlib
+import io
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -263,6 +265,15 @@ def test_a_disk_that_cannot_be_written(error: Exception, told: str, monkeypatch,
         cli.run(write)
     assert ended.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_log_on_a_full_disk_shows_no_traceback(capsys) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cli._LogHandler(Full()).handle(logging.makeLogRecord({"msg": "text"}))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_in_a_run_or_a_prepared_folder(refused, tiny_recipe: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
     trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
     report = functools.partial(report_text, trainer)
     sampler = TextSampler(trainer.run, trainer.processing_class, due=trainer.when.samples, report=report)
-    trainer.add_callback(Guarded(sampler))
+    trainer.callback_handler.callbacks.append(Guarded(sampler))  # add_callback warns of a second Guarded
     if trainer.args.compile_loss:
         time_compilation(functools.partial(trainer.meter.move, to="startup"))
         trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
