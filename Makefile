@@ -15,7 +15,7 @@ PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTHON) -m pytest --numprocesses a
 LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.yaml
 # If torch is already installed (for example in a pod image, built for its driver), use it: let the environment see the
 # system's packages.
-SYSTEM_TORCH := $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
+SYSTEM_TORCH = $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
 
 .PHONY: help demo test tests test-all test-faults test-chaos upgrade-check style quality
 .DELETE_ON_ERROR:

@@ -11,7 +11,6 @@ that override fields of the recipe:
 Run the same command again to resume an interrupted run. A finished run is not changed.
 """
 
-import gc
 from typing import Any
 
 from gpt2_repro import cli
@@ -41,7 +40,6 @@ HELP = {
 
 def main(argv: list[str]) -> None:
     """Train from a recipe, or only print the output of --dry_run or --diff_recipe."""
-    gc.disable()  # until the first step, because imports create millions of objects and then take 12 % less time
     end_with_launcher()
     check_cores(argv)
     # Imports take seconds, so each mistake is reported before the next import.

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, nearest
 from gpt2_repro.hub import check_hub
+from gpt2_repro.manifest import SPLITS
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import complete_checkpoints, training_record
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -78,9 +79,22 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     if not path.exists() and "," in name:
         raise UserError(f"Checkpoint not found: {name}. Separate several checkpoints with spaces.")
     if path.exists() or name.startswith("runs/") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?/?", name):
-        raise UserError(f"Checkpoint not found: {name}. Pass a run directory, a checkpoint-N/, a final/ or a Hub id.")
+        fix = suggest_run(path) or "Pass a run directory, a checkpoint-N/, a final/ or a Hub id."
+        raise UserError(f"Checkpoint not found: {name}. {fix}")
     check_hub()
     return Checkpoint(name.rstrip("/"), name, "hub")
+
+
+def suggest_run(path: Path) -> str:
+    """Return a sentence that suggests a run directory instead of `path`, or ""."""
+    if (path / SPLITS).is_file():
+        return f"{path} is a prepared folder. Train on it, and pass the run directory."
+    if run := next(filter(is_run, path.parents), None):
+        return f"Pass {run}."
+    if runs := sorted(filter(is_run, path.glob("*"))):
+        return f"Pass one of its runs, such as {runs[0]}."
+    near = nearest(path.name, [run.name for run in path.parent.glob("*") if is_run(run)])
+    return f"Did you mean {path.parent / near}?" if near else ""
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import gc
 import io
 import json
 import logging
@@ -55,6 +56,7 @@ def run(main: Callable[[list[str]], None]) -> None:
 
     The message of a UserError (exit code 2) or RunFailed (exit code 1) is printed on stderr as one line.
     """
+    gc.set_threshold(1_000_000)  # imports create millions of objects, and take 12 % less time without collections
     if {"--help", "-h"} & set(sys.argv[1:]):
         # Importing torch takes seconds. transformers can list its arguments without torch, after a warning.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
@@ -194,6 +196,9 @@ class OneLineErrors(argparse.ArgumentParser):
             raise UserError(f"{surplus[1]} takes no value. Remove the value.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
             fix = f"Quote values with spaces. Pass one recipe, before the options: {self.prog} RECIPE --key value"
+            name, equals, value = surplus[1].lstrip("-\u2013\u2014").partition("=")
+            if f"--{name}" in self._option_string_actions and (equals or name != surplus[1]):
+                fix = f"Write --{name}, with two hyphens" + (f": --{name} {value}" if equals else ".")
             if surplus[1].lower() in ("true", "false"):
                 fix = "An option such as --no_bf16 takes no value."
             is_text = Path(surplus[1]).exists() and Path(surplus[1]).suffix not in (".yaml", ".yml")

@@ -63,7 +63,7 @@ class PreparedData:
         try:
             return cls(folder, from_json(Manifest, read_object(file)))
         except (TypeError, AttributeError):
-            inside = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
+            inside = sorted(str(path.parent) for path in folder.glob(f"*/{SPLITS}"))
             fix = f"Pass --dataset_dir {inside[0]}." if inside else f"Move or delete {folder}, and run `{command}`."
             if not inside and not (folder / SPLITS).is_file():
                 files = f"python prepare_data.py recipes/own_text.yaml --data_files {folder}"

@@ -23,11 +23,11 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.compare import NUMBERS, compare, published_baseline
 from gpt2_repro.evaluation.harness import choose_device
-from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
+from gpt2_repro.evaluation.models import LoadedModel, check_length, common_window, open_model
 from gpt2_repro.evaluation.output import check_output, default_output_dir, run_metadata, write_comparison
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.scoring import check_offline_data, score_models
-from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, own_documents, with_completion
+from gpt2_repro.evaluation.tasks import check_names, check_tasks, find_local_files, own_documents, with_completion
 from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record.environment import TrainingRecord
 
@@ -47,6 +47,8 @@ def main(argv: list[str]) -> None:
     run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
     tasks = with_completion(arguments.tasks)
+    check_names(tasks)
+    check_length(checkpoints, options.max_length)
     folder = options.local_data or own_documents(run, tasks)
     local = find_local_files(folder, tasks) if folder else {}
     check_tasks(tasks, local)

@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpt2_repro.checkpoint import Checkpoint
 from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_object
 
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,22 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
+def check_length(checkpoints: Iterable[Checkpoint], requested: int | None) -> None:
+    """Raise UserError if `requested` tokens are too many for a local checkpoint.
+
+    Only config.json is read, so that the mistake is reported before the slow imports.
+    """
+    for checkpoint in checkpoints:
+        config = read_object(Path(checkpoint.source, "config.json"))
+        _require(checkpoint.name, config.get("n_positions", config.get("max_position_embeddings")), requested)
+
+
+def _require(name: str, positions: int | None, requested: int | None) -> None:
+    if requested and positions and requested > positions:
+        fix = f"Pass --max_length {positions} or less."
+        raise UserError(f"--max_length {requested} is more than the {positions} positions of {name}. {fix}")
+
+
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
     """Return `requested`, or fewer tokens if a model was trained on shorter sequences.
 
@@ -88,11 +106,7 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
     Raises UserError if `requested` is explicit and a model does not accept inputs of this length.
     """
     fewest = min(models, key=lambda model: model.positions)
-    if explicit and requested > fewest.positions:
-        fix = f"Pass --max_length {fewest.positions} or less."
-        raise UserError(
-            f"--max_length {requested} is more than the {fewest.positions} positions of {fewest.name}. {fix}"
-        )
+    _require(fewest.name, fewest.positions, requested if explicit else None)
     shortest = min(models, key=lambda model: model.trained_window)
     window = min(requested, shortest.trained_window)
     if explicit and window < requested:

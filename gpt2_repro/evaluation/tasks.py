@@ -119,14 +119,27 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
         return None
     record = RunRecord(run)
     name = record.recipe().get("data", {}).get("dataset_dir")
+    if name and not Path(name).exists():
+        fix = "Pass --local_data with its new path, or other --tasks."
+        raise UserError(f"{', '.join(OWN_TASKS.keys() & set(tasks))}: {name} with the documents does not exist. {fix}")
     if not name or not any(Path(name, file).is_file() for file in DOCUMENT_FILES):
         return None
     record.check_data(Path(name), "--local_data")
     return Path(name)
 
 
+def check_names(tasks: Iterable[str]) -> None:
+    """Raise UserError for unknown tasks."""
+    for task in tasks:
+        if task not in LOCAL_TASKS and task not in stock_task_names():
+            fix = "Pass paths of checkpoints before --tasks." if Path(task).exists() else ""
+            near = [name for name in LOCAL_TASKS if task in name]
+            near = near or difflib.get_close_matches(task, stock_task_names() | LOCAL_TASKS.keys(), n=1)
+            raise UserError(f"There is no task {task!r}. {fix or did_you_mean(task, near or LOCAL_TASKS)}")
+
+
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
-    """Raise UserError for unknown tasks, and for tasks whose local data is missing.
+    """Raise UserError for tasks whose local data is missing.
 
     Args:
         local: the names of the tasks that have a local data file.
@@ -135,11 +148,6 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
         if task in OWN_TASKS and task not in local:
             fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
             raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
-        if task not in LOCAL_TASKS and task not in stock_task_names():
-            fix = "Pass paths of checkpoints before --tasks." if Path(task).exists() else ""
-            near = [name for name in LOCAL_TASKS if task in name]
-            near = near or difflib.get_close_matches(task, stock_task_names() | LOCAL_TASKS.keys(), n=1)
-            raise UserError(f"There is no task {task!r}. {fix or did_you_mean(task, near or LOCAL_TASKS)}")
 
 
 @functools.cache

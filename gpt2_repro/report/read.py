@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.checkpoint import suggest_run
 from gpt2_repro.comparison import Comparison
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.run_record import RunRecord, events
@@ -91,7 +92,8 @@ def read_run(path: Path) -> Run:
     Raises UserError if `path` is not a run directory, or if one of its files is damaged.
     """
     if not is_run(path):
-        raise UserError(f"{path} is not a run directory. Pass the --output_dir of a train.py run, such as runs/demo.")
+        fix = suggest_run(path) or "Pass the --output_dir of a train.py run, such as runs/demo."
+        raise UserError(f"{path} is not a run directory. {fix}")
     record = RunRecord(path)
     if damaged := record.damaged():
         raise UserError(f"{damaged} is damaged. Repair or delete the file.")

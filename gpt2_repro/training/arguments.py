@@ -276,7 +276,8 @@ def check_warmup(training: TrainingSection, typed: Collection[str]) -> None:
     if training.warmup_steps >= max(1, steps):
         fix = f"Pass fewer, such as --warmup_steps {steps // 10}."
         if "warmup_steps" not in typed:
-            fix += " This is a value of the recipe. For your own text, pass recipes/own_text.yaml."
+            fix += " This is a value of the recipe."
+            fix += " For your own text, pass recipes/own_text.yaml." if "dataset_dir" in typed else ""
         raise UserError(
             f"--warmup_steps {training.warmup_steps} must be less than the {steps:,} steps of the run. {fix}"
         )

@@ -89,7 +89,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
         gc.freeze()  # collections do not visit the objects that imports have created
-        gc.enable()
+        gc.set_threshold(700, 10, 10)  # Python's default, see cli.run
         trainer.train(resume_from_checkpoint=folder)
         with trainer.meter.on("saving"):
             trainer.saver.finish()

@@ -10,6 +10,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
@@ -42,11 +43,14 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
 
     def check(settings: SimpleNamespace, plan: BatchPlan) -> None:
         run.check_owner()
+        found = checkpoints.complete_checkpoints(run.path) if run.path.is_dir() else []
+        if recipe.model.init_from and not found:
+            resolve_checkpoint(recipe.model.init_from)
         if run.path.is_dir() and run.status().state != "complete":
             if os.environ.get("RANK", "0") == "0":
                 run.lock()
             # choose_start repeats this check for the checkpoint that it chooses.
-            if not settings.resume_from and (found := checkpoints.complete_checkpoints(run.path)):
+            if found and not settings.resume_from:
                 require_same_form(found[0], checkpoints.read_manifest(found[0])["files"])
         data.check_tokenizer()
         for split in manifest.shards:

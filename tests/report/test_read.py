@@ -51,9 +51,12 @@ def test_a_sample_keeps_its_odd_line_ends(run_folder: Path) -> None:
 
 
 def test_a_path_that_is_not_a_run_is_refused(run_folder: Path) -> None:
-    for path in (run_folder.parent, run_folder / "final", run_folder / "gone"):
-        with pytest.raises(UserError, match=r"--output_dir"):
+    wrong = (run_folder.parent, run_folder / "final", run_folder / "gone", run_folder.with_name("demoo"))
+    for path in wrong:
+        with pytest.raises(UserError, match=f" {run_folder}[.?]"):
             read_run(path)
+    with pytest.raises(UserError, match="--output_dir"):
+        read_run(Path("nowhere"))
 
 
 def test_published_baselines_are_drawn_on_their_own_data_only(run_folder: Path) -> None:

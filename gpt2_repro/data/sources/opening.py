@@ -188,6 +188,8 @@ class SourceOpener:
                 hint = f"Did you mean {Path(pattern).with_name(near[0])}?" if near else "Check the path."
                 if Path(pattern).is_symlink():
                     hint = "It is a link to a file that does not exist."
+                if Path(" ".join(globs)).exists():
+                    hint = f'Quote names with spaces: "{" ".join(globs)}".'
                 if "#" in pattern:
                     hint = "To choose a column, pass --text_column."
                 if "," in pattern:
