@@ -69,8 +69,9 @@ def main(argv: list[str]) -> None:
 def training_command(recipe: Any, folder: Path) -> str:
     """Return the shell command that trains on a prepared folder with the recipe."""
     nvidia = Path("/dev/nvidia0").exists()
-    words = ["accelerate", "launch", "--config_file", "accelerate_configs/zero1.yaml"] if nvidia else ["python"]
-    words += ["train.py", str(recipe.path)]
+    root = Path(os.path.relpath(Path(__file__).parent))
+    launch = ["accelerate", "launch", "--config_file", str(root / "accelerate_configs" / "zero1.yaml")]
+    words = [*(launch if nvidia else ["python"]), str(root / "train.py"), str(recipe.path)]
     if str(folder) != recipe.written.get("data", {}).get("dataset_dir"):
         words += ["--dataset_dir", str(folder)]
     form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed]

@@ -43,6 +43,7 @@ OTHER_NAMES = Path(__file__).with_name("other_names.yaml")
 MODEL_OPTION = re.compile("--?(model|checkpoint|ckpt|run|m)(_?(path|dir|name|name_or_path|args|file))?")
 OUTPUT_OPTION = re.compile("--?(out|output|save|o)(_?(path|dir|file))?")
 DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WAIT_FOR_MESSAGE = 2.0  # seconds in which the main process of a machine can print its message
 LINE_SECONDS = 30.0  # between two progress lines if stderr is not a terminal
 
 
@@ -104,6 +105,8 @@ def run(main: Callable[[list[str]], None]) -> None:
             for bar in list(getattr(tqdm, "_instances", ())):
                 bar.close()
             print(line, file=sys.stderr, flush=True)
+        else:
+            time.sleep(WAIT_FOR_MESSAGE)  # the launcher ends all processes after the first exit
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         # The reader of stdout, such as `head`, has exited.

@@ -5,6 +5,7 @@ The length of the text and the hardware determine the model size.
 """
 
 import dataclasses
+import gzip
 import json
 import logging
 import shlex
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 import prepare_data
+import train
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import open_rows
@@ -124,6 +126,11 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
         PreparedData.read("plays")
     with pytest.raises(UserError, match="no folder poems/old "):
         prepare_data.main([RECIPE, "--data_files", "plays/*.csv", "poems/old/*/*.txt"])
+    Path("packed.txt").write_bytes(gzip.compress(b"To be, or not to be. " * 100))
+    with pytest.raises(UserError, match=r"Rename it to packed\.txt\.gz"):
+        prepare_data.main([RECIPE, "--data_files", "packed.txt"])
+    with pytest.raises(UserError, match="--dataset_dir 'data/my plays'"):
+        train.main([RECIPE, "--dataset_dir", "data/my plays"])
     Path("my poems").mkdir()
     with pytest.raises(UserError, match='"my poems"'):
         prepare_data.main([RECIPE, "--data_files", "my", "poems"])
@@ -160,7 +167,7 @@ def test_one_document_is_enough(here: Path, capsys, caplog) -> None:
     assert validation == ids[:held_out][: len(validation)] and held_out - len(validation) < 32
     assert train == ids[round(len(ids) / 10) :][: len(train)]
 
-    words = command[command.index("train.py") + 1 :]
+    words = command[[Path(word).name for word in command].index("train.py") + 1 :]
     with caplog.at_level(logging.INFO, "gpt2_repro"):
         follow_data(load_recipe([*words, "--epochs", "11"]))
     assert "more than 10 epochs" in caplog.text

@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import os
+import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # slow to import, so these are imported only when the rows or
 
 logger = logging.getLogger(__name__)
 
+MOST_NAMED = 4  # messages do not list more files
 FURTHER = "validation_"  # prefix of the split names of further validation sets
 
 
@@ -84,7 +86,7 @@ class PreparedData:
             fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the printed --dataset_dir."
             raise UserError(f"{recipe} names neither a text nor a prepared folder. {fix}")
         passed = "dataset_dir" in typed
-        folder = f" --dataset_dir {args.dataset_dir}" if passed else ""
+        folder = f" --dataset_dir {shlex.quote(args.dataset_dir)}" if passed else ""
         files = " --data_files FILE" if args.source == "files" and not args.data_files else ""
         data = cls.read(args.dataset_dir, command=f"python prepare_data.py {recipe}{files}{folder}")
         request = request_of(args)
@@ -93,7 +95,8 @@ class PreparedData:
             key, holds, value = difference
             option = f" --{key} {value}" if key in typed else ""
             if files or "data_files" in typed:
-                files = f" --data_files {' '.join(data.manifest.request.get('data_files') or ['FILE'])}"
+                names = data.manifest.request.get("data_files") or ["FILE"]
+                files = f" --data_files {shlex.join(names) if len(names) <= MOST_NAMED else 'FILES'}"
             again = f"python prepare_data.py {recipe}{files}{option}"
             fix = f"Pass --{key} {holds}, or run `{again}` with another --dataset_dir."
             if (passed or "data_files" in typed) and (fitting := _recipe_of(data.manifest)) not in (None, recipe):
@@ -263,4 +266,6 @@ def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tup
 
 def _as_typed(value: Any) -> Any:
     """Join a list with spaces, as on the command line. Return other values unchanged."""
-    return " ".join(value) if isinstance(value, list) else value
+    if isinstance(value, list) and len(value) > MOST_NAMED:
+        return f"{shlex.join(value[:1])} … ({len(value)} files)"
+    return shlex.join(value) if isinstance(value, list) else value

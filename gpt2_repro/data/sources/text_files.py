@@ -18,6 +18,7 @@ from gpt2_repro.errors import UserError, in_a_line
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 LONGEST_DOCUMENT = 2**27  # bytes; a worker needs twelve times as much memory
 BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a UTF-8 file; it is not text
+COMPRESSED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}  # the first bytes of a compressed file
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a UTF-16 file
 
 Line = tuple[bytes, int]  # bytes of the line, and its number counted from the start of the part
@@ -128,7 +129,10 @@ class TextPart(Part):
         except UnicodeDecodeError as error:
             encoding = "utf-16" if content.startswith(UTF16) else "cp1252"
             fix = f"Convert it with `iconv -f {encoding} -t utf-8 {self.name} > utf8.txt` and pass utf8.txt"
-            if encoding == "cp1252" and b"\0" in content:
+            kind = next((suffix for magic, suffix in COMPRESSED.items() if content.startswith(magic)), "")
+            if kind:
+                fix = f"It is compressed. Rename it to {self.name}{kind}"
+            elif encoding == "cp1252" and b"\0" in content:
                 fix = "It looks like a binary file, so remove it"
             yield None, f"{self.name} is not valid UTF-8 at byte {error.start}. {fix}"
 
