@@ -90,7 +90,8 @@ def suggest_run(path: Path) -> str:
     if (path / SPLITS).is_file():
         return f"{path} is a prepared folder. Train on it, and pass the run directory."
     if run := next(filter(is_run, path.parents), None):
-        return f"Pass {run}."
+        newest = next(iter(complete_checkpoints(run)), None) if step_of(path) >= 0 else None
+        return f"The newest checkpoint of {run} is {newest}." if newest else f"Pass {run}."
     if runs := sorted(filter(is_run, path.glob("*"))):
         return f"Pass one of its runs, such as {runs[0]}."
     near = nearest(path.name, [run.name for run in path.parent.glob("*") if is_run(run)])
