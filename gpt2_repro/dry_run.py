@@ -38,7 +38,12 @@ def dry_run(requested: TrainingRecipe) -> None:
         print(f"  active          {scale.active:,} parameters per token")
     by_length = training.train_sampling_strategy == BY_LENGTH
     rows = "targets, without padding" if by_length else f"{training.tokens_per_step // length:,} rows x {length:,}"
-    print(f"tokens per step   {training.tokens_per_step:,} {'' if by_length else '= '}{rows}")
+    divides = by_length or training.tokens_per_step % length == 0
+    print(
+        f"tokens per step   {training.tokens_per_step:,} {'' if by_length else '= '}{rows if divides else ''}".rstrip(
+            " ="
+        )
+    )
     for processes in (1, 2, 4, 8):
         if not requested.training.per_device_train_batch_size:
             micro_batch = rows_per_pass(training.tokens_per_step / length, processes)

@@ -61,9 +61,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.prompt.startswith("FILE:"):
         file = Path(args.prompt.removeprefix("FILE:"))
         if not file.is_file():
-            raise UserError(
-                f"{file} does not exist. To read the prompt from a file, pass FILE:PATH, such as FILE:prompt.txt."
-            )
+            found = f"{file} is a folder" if file.is_dir() else f"{file} does not exist"
+            raise UserError(f"{found}. To read the prompt from a file, pass FILE:PATH, such as FILE:prompt.txt.")
         args.prompt = file.read_text(errors="replace")
     return args
 

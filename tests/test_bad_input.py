@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import prepare_data
 import train as train_story
+from gpt2_repro import __main__ as package
 from gpt2_repro import cli, hardware
 from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
@@ -108,6 +109,15 @@ def test_a_source_that_does_not_fit(refused, tiny_recipe: Path, tmp_path: Path) 
     assert "--tokens_per_step 256" in refused(*typed, recipe=tmp_path / "changed.yaml")
 
 
+def test_the_package_lists_its_commands(capsys) -> None:
+    package.main([])
+    shown = capsys.readouterr().out
+    for path in [*ROOT.glob("gpt2_repro/*/__main__.py"), *ROOT.glob("gpt2_repro/*.py")]:
+        if "cli.run(main)" in path.read_text() and path.parent.name + path.stem != "gpt2_repro__main__":
+            name = path.parent.name if path.stem == "__main__" else path.stem
+            assert f"gpt2_repro.{name} " in shown
+
+
 def test_many_more_processes_than_cpu_cores(refused, monkeypatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     for processes, told in (("4", "--logging_steps 10"), ("5", "--num_processes 2")):
@@ -166,6 +176,7 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("generate", "runs/none --start=O\u2003Romeo", "--start"),
         ("generate", "runs/none abc --num_samples 1e8", "--num_samples 100000000"),
         ("generate", "runs/none FILE:none.txt", "none.txt"),
+        ("generate", "runs/none FILE:recipes", "recipes is a folder"),
         ("diagnose", "runs/a runs/b", "'runs/b'"),
         ("generate", "--model x", "CHECKPOINT"),
         ("generate", "--out_dir=runs/none", "CHECKPOINT without"),

@@ -91,7 +91,11 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     found = {task: there[0] for task, there in paths.items() if there}
     if not found:
         names = sorted({files[0] for files in wanted.values()}) or ["a file for any of these tasks"]
-        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Add {', '.join(names)}.")
+        others = [
+            name for name, task in LOCAL_TASKS.items() if any((local_data / file).is_file() for file in task.files)
+        ]
+        fix = f"Add {', '.join(names)}" + (f", or pass --tasks {' '.join(others)}." if others else ".")
+        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. {fix}")
     for task, path in found.items():
         _check_columns(path, LOCAL_TASKS[task].columns)
     return found

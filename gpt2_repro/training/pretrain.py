@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,8 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
             if os.environ.get("RANK", "0") == "0":
                 run.lock()
             # choose_start repeats this check for the checkpoint that it chooses.
+            if settings.resume_from and not (run.path / Path(settings.resume_from).name).is_dir():
+                checkpoints.named(run.path, settings.resume_from)
             if found and not settings.resume_from:
                 require_same_form(found[0], checkpoints.read_manifest(found[0])["files"])
         data.check_tokenizer()

@@ -103,6 +103,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
         return dataclasses.replace(current, **zeros)
 
     shape = GPU_MODEL if on_gpu else LARGE_CPU_MODEL if tokens >= LARGE_TEXT else CPU_MODEL
+    is_passed = all(getattr(recipe.model, name) for name in SHAPE)
     model = fill("model", dict(zip(SHAPE, shape, strict=True)))
     parameters = 12 * model.n_layer * model.n_embd**2
     total = recipe.training.total_tokens or min(EPOCHS * tokens, TOKENS_PER_PARAMETER * parameters)
@@ -116,6 +117,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
         training = dataclasses.replace(training, per_device_train_batch_size=rows)
     recipe = dataclasses.replace(recipe, model=model, training=training)
     origin = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
+    origin = "as passed" if is_passed else origin
     size = f"{model.n_layer} layers of width {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
     planned = training.max_steps * training.tokens_per_step or training.total_tokens
     schedule = f"{planned:,} tokens ({planned / tokens:.1f} epochs)"

@@ -239,6 +239,7 @@ def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
         ("runs/tiny --local_data broken --tasks wikitext", "object with page"),
         ("runs/tiny --local_data broken --tasks lambada_openai", "object with text"),
         ("runs/tiny --local_data data/tiny --tasks hellaswg", "'hellaswag'"),
+        ("runs/tiny --local_data data/tiny --tasks hellaswag", "or pass --tasks last_word document_perplexity."),
         ("runs/tiny --local_data data/tiny --max_length 129", "128 positions"),
         ("runs", "runs/tiny"),
         ("runs/tiny/final/x", "Pass runs/tiny."),
