@@ -129,6 +129,17 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
     Path("packed.txt").write_bytes(gzip.compress(b"To be, or not to be. " * 100))
     with pytest.raises(UserError, match=r"Rename it to packed\.txt\.gz"):
         prepare_data.main([RECIPE, "--data_files", "packed.txt"])
+    Path("zeros.txt").write_bytes(bytes(3000))
+    with pytest.raises(UserError, match="zeros.txt has NUL bytes"):
+        prepare_data.main([RECIPE, "--data_files", "zeros.txt"])
+    with pytest.raises(UserError, match="local folder tokenizers/mine"):
+        prepare_data.main(
+            [RECIPE, "--data_files", "plays", "--tokenizer", "tokenizers/mine", "--dataset_dir", "data/t"]
+        )
+    with pytest.raises(UserError, match="number after each ="):
+        prepare_data.main([RECIPE, "--source", "plays/*.txt=x", "--dataset_dir", "data/t"])
+    with pytest.raises(UserError, match="--dataset_dir data/empty"):
+        PreparedData.read("data/empty/train")
     with pytest.raises(UserError, match="--dataset_dir 'data/my plays'"):
         train.main([RECIPE, "--dataset_dir", "data/my plays"])
     Path("my poems").mkdir()

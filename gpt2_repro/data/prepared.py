@@ -65,6 +65,10 @@ class PreparedData:
         try:
             return cls(folder, from_json(Manifest, read_object(file)))
         except (TypeError, AttributeError):
+            if (folder.parent / SPLITS).is_file():
+                raise UserError(
+                    f"{folder} is a part of a prepared folder. Pass --dataset_dir {folder.parent}."
+                ) from None
             inside = sorted(str(path.parent) for path in folder.glob(f"*/{SPLITS}"))
             fix = f"Pass --dataset_dir {inside[0]}." if inside else f"Move or delete {folder}, and run `{command}`."
             if not inside and not (folder / SPLITS).is_file():

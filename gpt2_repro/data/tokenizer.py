@@ -73,7 +73,8 @@ def _download_tokenizer(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     except (HTTPError, HFValidationError, OSError) as error:
         fix = "Pass a local folder as --tokenizer. For text files, --tokenizer train (a BPE made from the text) also works."
-        raise UserError(f"The tokenizer {name} cannot be fetched from the Hub ({hub_reason(error)}). {fix}") from None
+        found = f"There is no local folder {name}, and the tokenizer cannot be fetched from the Hub"
+        raise UserError(f"{found} ({hub_reason(error)}). {fix}") from None
 
 
 def _complete_config(folder: Path, sequence_length: int) -> None:

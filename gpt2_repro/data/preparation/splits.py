@@ -159,14 +159,14 @@ def _choose_head(
     remark = "there are too few documents for --split hash, so " if args.split == "hash" else ""
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
     most = MOST_HELD_OUT * total
-    head = min(wanted, most)
+    head = float(round(min(wanted, most)))  # otherwise, a document that starts less than a token before it is included
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or if more than 10 % was requested.
     if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
         return head, False, remark and f"{remark}validation has the first documents"
     less = f" ({wanted:,.0f} tokens were requested)" if wanted > head else ""
     share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
-    return head, True, f"{remark}validation has {share} and ends in the middle of a document{less}"
+    return head, True, f"{remark}validation has {share}, and its last document may be cut{less}"
 
 
 def _hash_needs_cut(

@@ -172,6 +172,8 @@ class SourceOpener:
             described |= {"repository": repository.name, "config": match["config"], "split": split}
             return Source(described | {"revision": repository.revision}, files, [])
         fix = f"{did_you_mean(name, SOURCE_NAMES)} For a Hub dataset, pass OWNER/NAME."
+        if "=" in name:
+            fix = "In a mixture, write a number after each =, such as books/*.txt=0.5."
         raise UserError(f"Unknown source {name!r}. {fix}")
 
     def _repository(self, name: str, revision: str | None = None) -> Repository:

@@ -125,7 +125,9 @@ class TextPart(Part):
         if len(content) > LONGEST_DOCUMENT:
             raise UserError(f"{self.name} is over {LONGEST_DOCUMENT:,} bytes. Pass --sample_by paragraph or line.")
         try:
-            yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n"), ""
+            text = content.removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n")
+            wrong = "has NUL bytes, so it is not a text in UTF-8. Convert it or remove it" if "\0" in text else ""
+            yield None if wrong else text, f"{self.name} {wrong}"
         except UnicodeDecodeError as error:
             encoding = "utf-16" if content.startswith(UTF16) else "cp1252"
             fix = f"Convert it with `iconv -f {encoding} -t utf-8 {self.name} > utf8.txt` and pass utf8.txt"
