@@ -15,6 +15,7 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.errors import UserError
 from gpt2_repro.training.launcher import check_cores, end_with_launcher
 
 
@@ -50,6 +51,8 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.dry_run import dry_run
     from gpt2_repro.training.sizing import follow_data
 
+    if recipe.options.dry_run and recipe.options.diff_recipe is not None:
+        raise UserError("--dry_run and --diff_recipe print different things. Pass one of them.")
     if recipe.options.dry_run:
         return dry_run(recipe)
     if recipe.options.diff_recipe is not None:

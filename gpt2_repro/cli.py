@@ -79,6 +79,8 @@ def run(main: Callable[[list[str]], None]) -> None:
             if error.errno not in DISK_ERRORS:
                 raise
             fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
+            if error.errno == errno.EFBIG:
+                fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
             where = error.filename or "a file or the output of this command"
             raise UserError(f"{error.strerror}: {where}. {fix}") from None
         except ImportError as error:

@@ -50,6 +50,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--debug underflow_overflow", ["--debug"]),
         ("--no_document_mask", ["--document_mask false"]),
         ("--diff_recipe demo", ["recipes/demo.yaml"]),
+        ("--diff_recipe recipes/demo.yaml --dry_run", ["Pass one of them"]),
         ("--no_bf16 true", ["takes no value"]),
         ("--early_stopping_patience 3", ["--keep_best_checkpoint"]),
         ("dataset_dir=data/x", ["--dataset_dir data/x"]),
@@ -266,6 +267,7 @@ def test_variables_of_accelerate_launch_with_zero1_are_accepted(monkeypatch) -> 
     ("error", "told"),
     [
         *((OSError(n, os.strerror(n), "exports/x"), "exports/x") for n in (errno.EACCES, errno.EROFS, errno.ENOSPC)),
+        (OSError(errno.EFBIG, os.strerror(errno.EFBIG)), "ulimit -f"),
         (Exception("No space left on device (os error 28)"), "disk"),  # raised by tokenizers
     ],
 )

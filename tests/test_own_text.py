@@ -129,6 +129,20 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
     Path("packed.txt").write_bytes(gzip.compress(b"To be, or not to be. " * 100))
     with pytest.raises(UserError, match=r"Rename it to packed\.txt\.gz"):
         prepare_data.main([RECIPE, "--data_files", "packed.txt"])
+    with pytest.raises(UserError, match="--max_tokens 330,"):
+        prepare_data.main(
+            [
+                RECIPE,
+                "--data_files",
+                "plays",
+                "--sequence_length",
+                "32",
+                "--max_tokens",
+                "10",
+                "--dataset_dir",
+                "data/t",
+            ]
+        )
     Path("zeros.txt").write_bytes(bytes(3000))
     with pytest.raises(UserError, match="zeros.txt has NUL bytes"):
         prepare_data.main([RECIPE, "--data_files", "zeros.txt"])

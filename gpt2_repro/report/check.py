@@ -54,7 +54,7 @@ def _files(run: Run) -> list[Sign]:
     if run.status.state == "complete" and RunRecord(run.path).final_defect():
         found.append(Sign("!", f"{FINAL}/ is missing or not complete"))
     logged = max((row["step"] for row in (*run.training, *run.validation) if is_number(row.get("step"))), default=0)
-    if run.status.state == "complete" and run.training and logged < 0.9 * (run.status.step or 0):
+    if run.status.state == "complete" and logged < 0.9 * (run.status.step or 0):
         found.append(Sign("✗", f"{METRICS} ends at step {logged:,.0f}, before the run ended: losses are missing"))
     if run.broken_lines:
         found.append(Sign("✗", f"damaged lines in {METRICS}: {run.broken_lines}. Losses may be missing"))

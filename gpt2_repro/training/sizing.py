@@ -118,7 +118,9 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     recipe = dataclasses.replace(recipe, model=model, training=training)
     origin = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
     origin = "as passed" if is_passed else origin
-    size = f"{model.n_layer} layers of width {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
+    size = f"{model.n_layer} layers of width {model.n_embd}"
+    if model.model_type == "gpt2":
+        size += f", {parameters / 1e6:.1f} M parameters without embeddings"
     planned = training.max_steps * training.tokens_per_step or training.total_tokens
     schedule = f"{planned:,} tokens ({planned / tokens:.1f} epochs)"
     logger.info(

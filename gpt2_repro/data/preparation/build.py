@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
@@ -294,7 +295,9 @@ def _write_splits(
                 fix = "Pass more text"
                 if split == "validation" and args.split != "source":
                     fix = f"Pass a larger --validation_{'tokens' if args.split == 'head' else 'fraction'}"
-                    if needed > MOST_HELD_OUT * text:
+                    if args.max_tokens > 0 and needed > MOST_HELD_OUT * args.max_tokens:
+                        fix = f"Pass at least --max_tokens {math.ceil(needed / MOST_HELD_OUT)}"
+                    elif needed > MOST_HELD_OUT * text:
                         fix = f"Pass at least {needed / MOST_HELD_OUT:,.0f} tokens of text"
                 raise UserError(
                     f"The split {split} has {tokens:,} of {text:,} tokens, but a row needs {needed:,}. {fix}, or a smaller "
