@@ -80,9 +80,7 @@ class TrainingSection(TrainingArguments):
     optim: str = _field(
         "adamw_torch_fused", "An optimizer of transformers, or muon or mars (not under ZeRO-3 or FSDP)."
     )
-    ema_steps: int = _field(
-        0, "Also average the weights over about N steps, and save the average in final/. 0: never."
-    )
+    ema_steps: int = _field(0, "Also average the weights over about N steps; final/ is the average. 0: never.")
     weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
     adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")

@@ -154,8 +154,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         step = trainer.state.global_step
         losses = run.validation_losses(step)
         if trainer.average.exists:
-            of_average = {key: loss for key, loss in losses.items() if key.startswith("eval_average")}
-            losses = {key.replace("_average", "", 1): loss for key, loss in of_average.items()}
+            losses = {key.replace("_average", "", 1): loss for key, loss in losses.items() if "eval_average" in key}
         facts = {"step": step, "tokens": trainer.tokens_trained, "losses": losses}
         checkpoints.seal(staged, {}, **facts, environment=trainer.environment.to_json())
         record = TrainingRecord(**facts, environment=trainer.environment)

@@ -18,6 +18,4 @@ def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[t
         return None
     if args.deepspeed_plugin is not None:
         let_zero_use(MuonWithAdamW, MarsAdamW)
-    if args.optim == MARS:
-        return MarsAdamW, options
-    return MuonWithAdamW, {"pieces": count_pieces(model), **options}
+    return (MarsAdamW, options) if args.optim == MARS else (MuonWithAdamW, options | {"pieces": count_pieces(model)})
