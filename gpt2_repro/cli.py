@@ -71,6 +71,8 @@ def run(main: Callable[[list[str]], None]) -> None:
     if not sys.stderr.isatty():
         _disable_bars()
     logging.getLogger("gpt2_repro").setLevel(level)
+    # Saving a model imports DeepSpeed, which then warns on each machine without a GPU.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not in record.getMessage())
     try:
         check_variables()
         try:

@@ -4,13 +4,14 @@ python -m gpt2_repro.generate runs/demo "The meaning of"
 python -m gpt2_repro.generate runs/demo FILE:prompt.txt
 python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
 
-FILE:prompt.txt reads the prompt from the file prompt.txt.
+FILE:prompt.txt reads the prompt from the file prompt.txt, and - from the standard input.
 """
 
 import argparse
 import logging
 import math
 import re
+import sys
 from pathlib import Path
 
 from gpt2_repro import cli
@@ -39,8 +40,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
     parser.add_argument("--seed", type=int, default=42, help="Random seed. (default: %(default)s)")
     args = parser.parse(argv)
-    if min(args.max_new_tokens, args.num_samples) < 1 or args.top_k < 0:
-        raise UserError("--max_new_tokens and --num_samples must be at least 1, --top_k at least 0 (0: all tokens).")
+    for name, least in (("max_new_tokens", 1), ("num_samples", 1), ("top_k", 0)):
+        if (value := getattr(args, name)) < least:
+            raise UserError(f"--{name} {value} must be at least {least}, such as --{name} 10.")
     if not 0 <= args.temperature < math.inf:
         raise UserError(f"--temperature {args.temperature} must be at least 0, such as 0.8.")
     if not 0 < args.top_p <= 1:
@@ -58,12 +60,18 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         fix = f"Pass a single one, such as {Path(args.checkpoint, Path(args.words[0]).name)}."
         raise UserError(f"Two checkpoints were passed: {args.checkpoint} and {args.words[0]}. {fix}")
     args.prompt = args.prompt or " ".join(args.words)
+    if args.prompt == "-":
+        args.prompt = sys.stdin.read().removesuffix("\n")
     if args.prompt.startswith("FILE:"):
         file = Path(args.prompt.removeprefix("FILE:"))
         if not file.is_file():
             found = f"{file} is a folder" if file.is_dir() else f"{file} does not exist"
             raise UserError(f"{found}. To read the prompt from a file, pass FILE:PATH, such as FILE:prompt.txt.")
-        args.prompt = file.read_text(errors="replace")
+        try:
+            args.prompt = file.read_text("utf-8-sig")
+        except UnicodeDecodeError:
+            fix = f"Convert it with `iconv -f utf-16 -t utf-8 {file} > utf8.txt` and pass FILE:utf8.txt."
+            raise UserError(f"{file} is not valid UTF-8. {fix}") from None
     return args
 
 

@@ -176,7 +176,9 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("generate", "runs/none abc --top_p 2", "--top_p"),
         ("generate", "runs/none --start=O\u2003Romeo", "--start"),
         ("generate", "runs/none abc --num_samples 1e8", "--num_samples 100000000"),
+        ("generate", "runs/none abc --num_samples 0", "--num_samples 0 must be at least 1"),
         ("generate", "runs/none FILE:none.txt", "none.txt"),
+        ("generate", "runs/none FILE:utf16.txt", "iconv -f utf-16 -t utf-8 utf16.txt"),
         ("generate", "runs/none FILE:recipes", "recipes is a folder"),
         ("diagnose", "runs/a runs/b", "'runs/b'"),
         ("generate", "--model x", "CHECKPOINT"),
@@ -210,6 +212,7 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
 def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "utf16.txt").write_text("O Romeo", "utf-16")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=told):
         importlib.import_module(f"gpt2_repro.{command}").main(words.split())

@@ -74,6 +74,8 @@ class DataArguments:
     max_tokens: TokenCount = option(TokenCount(0), "Stop after reading this many tokens of text; 0 means no limit.")
 
     def __post_init__(self) -> None:
+        if "" in self.data_files:
+            raise UserError("--data_files has an empty name. Is a shell variable unset? Pass a file or a folder.")
         if "-" in self.data_files:
             raise UserError(
                 "--data_files - (standard input) is not supported. Save the text in a file and pass this file."

@@ -8,6 +8,7 @@ import difflib
 import functools
 import gzip
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -22,6 +23,8 @@ from gpt2_repro.evaluation.documents import cut_passages, documents_to_score, re
 from gpt2_repro.evaluation.scores import COMPLETION
 from gpt2_repro.run_record import RunRecord
 
+
+LINES_TO_CHECK = 20_000  # all of LAMBADA and HellaSwag
 
 logger = logging.getLogger(__name__)
 
@@ -102,15 +105,22 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
 
 def _check_columns(path: Path, columns: Collection[str]) -> None:
-    """Raise UserError if the first line of a file is not a JSON object with `columns`."""
+    """Raise UserError if one of the first lines of a file is not a JSON object with `columns`."""
+    right = 0
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-            first = json.loads(next(lines, ""))
+            for line in itertools.islice(lines, LINES_TO_CHECK):
+                found = json.loads(line)
+                if not isinstance(found, dict) or not set(columns) <= found.keys():
+                    break
+                right += 1
+            else:
+                if right:
+                    return
     except (ValueError, gzip.BadGzipFile):
-        first = None
-    if not isinstance(first, dict) or not set(columns) <= first.keys():
-        fix = f"Each line must be a JSON object with {', '.join(columns)}."
-        raise UserError(f"{path} does not have the data of the task. {fix}")
+        pass
+    fix = f"Each line must be a JSON object with {', '.join(columns)}."
+    raise UserError(f"{path}, line {right + 1}, does not have the data of the task. {fix}")
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:

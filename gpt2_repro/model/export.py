@@ -3,6 +3,8 @@
 Files of unknown authors are safe to load: pickles are never loaded, and remote code is never run.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import read_object
@@ -42,9 +45,10 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         config._attn_implementation = None  # also in nested configurations; transformers chooses SDPA or eager
         if Path(checkpoint).is_dir():
             _check_files(Path(checkpoint), config)
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            checkpoint, config=config, output_loading_info=True, **SAFELY
-        )
+        with _without_report():
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                checkpoint, config=config, output_loading_info=True, **SAFELY
+            )
     except (OSError, SafetensorError, *FAILURES) as error:
         raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -58,7 +62,20 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     return model.eval()
 
 
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Hide transformers' table of the weights that do not fit, because an error follows."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
 def _reason(checkpoint: str, error: Exception) -> str:
+    if "ignore_mismatched_sizes" in str(error):
+        return "the shapes of its weights do not fit its config.json"
     return in_a_line(error) if Path(checkpoint).exists() else hub_reason(error)
 
 

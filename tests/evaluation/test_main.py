@@ -248,6 +248,8 @@ def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
         ("runs/tiny --local_data data/tiny --device cpu --baseline ./gone", "./gone"),
         ("runs/tiny --local_data data/tiny --device cpu --baseline broken", "--baseline none"),
         ("nan --local_data data/tiny --device cpu --tasks last_word", "transformer"),
+        ("wide --local_data data/tiny --device cpu --tasks last_word", "do not fit its config.json"),
+        ("runs/tiny --tasks lambada_openai --local_data torn", "lambada_openai.jsonl, line 2"),
         ("more --local_data data/tiny --device cpu --tasks last_word", "301 tokens"),
         ("endless --local_data data/tiny --device cpu --tasks last_word", "no end-of-text token"),
         ("runs/tiny,nan --tasks last_word", "spaces"),
@@ -260,8 +262,12 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
     shutil.copy(tiny_run / "final" / "config.json", "broken")
     Path("broken/wikitext.jsonl").touch()
     Path("broken/lambada_openai.jsonl").write_text('{"passage": "a b"}\n')
-    for name in ("nan", "more", "endless"):
+    Path("torn").mkdir()
+    Path("torn/lambada_openai.jsonl").write_text('{"text": "a b"}\nno JSON\n')
+    for name in ("nan", "more", "endless", "wide"):
         shutil.copytree(tiny_run / "final", name)
+    config = json.loads(Path("wide/config.json").read_text())
+    Path("wide/config.json").write_text(json.dumps(config | {"n_embd": 2 * config["n_embd"]}))
     weights = load_file("nan/model.safetensors")
     next(iter(weights.values())).view(-1)[3] = float("nan")
     save_file(weights, "nan/model.safetensors", metadata={"format": "pt"})
