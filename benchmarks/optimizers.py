@@ -8,13 +8,15 @@ rates at the smallest size with one seed. At the next sizes it tries the best of
 of a size then trains with all seeds of this size. The arm "muon-average" has a constant learning rate after the
 warm-up, and averages the weights over a tenth of the steps. Its loss is that of the average.
 
-The script can be interrupted at any time. The same command continues, because finished runs are kept and an
-interrupted run is resumed. `--hours 0` only prints the table of the finished runs.
+The script can be interrupted at any time. The same command continues: the losses of finished runs are in
+benchmarks/results/optimizers.jsonl, one line a run, and an interrupted run is resumed. `--hours 0` only prints the table
+of the finished runs.
 """
 
 import argparse
 import json
 import math
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,7 @@ import yaml
 
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "optimizers.jsonl"
 CONTEXT, STEP, STEPS = 256, 8_192, 610  # 5.0M tokens
 SIZES = {"0.3M": (3, 96, (1, 2, 3)), "1M": (5, 128, (1, 2, 3)), "4M": (5, 256, (1, 2))}  # layers, width, seeds
 WSD = ["--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", "0.4"]
@@ -59,11 +62,16 @@ class Study:
 
     def __init__(self, folder: Path, recipe: Path, deadline: float) -> None:
         self.folder, self.recipe, self.deadline = folder, recipe, deadline
+        lines = RESULTS.read_text().splitlines() if RESULTS.is_file() else []
+        self.finished = {
+            line["run"]: Curve({int(step): loss for step, loss in line["losses"].items()}, line["seconds"])
+            for line in map(json.loads, lines)
+        }
 
     def curve(self, size: str, arm: str, rate: float, seed: int) -> Curve | None:
         """Return a run, trained now if necessary, or None if there is no time."""
         run = self.folder / f"{size}-{arm}-{rate:g}-{seed}"
-        if not (run / "final").is_dir():
+        if run.name not in self.finished:
             layers, width, _ = SIZES[size]
             words = ["train.py", self.recipe, *ARMS[arm][0], "--learning_rate", rate, "--seed", seed]
             words += ["--n_layer", layers, "--n_embd", width, "--n_head", width // 32, "--output_dir", run]
@@ -74,8 +82,13 @@ class Study:
             subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, check=True, capture_output=True)
             if not (run / "final").is_dir():
                 return None
-            print(f"{run.name}: {read(run).last:.4f}", flush=True)
-        return read(run)
+            curve = self.finished[run.name] = read(run)
+            RESULTS.parent.mkdir(exist_ok=True)
+            with RESULTS.open("a") as file:
+                file.write(json.dumps({"run": run.name, **curve._asdict()}) + "\n")
+            shutil.rmtree(run)
+            print(f"{run.name}: {curve.last:.4f}", flush=True)
+        return self.finished[run.name]
 
     def _hours(self, run: Path) -> float:
         status = run / "run_status.json"
