@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     if options.verify:
         if not args.dataset_dir:
             raise UserError("Nothing to verify. Pass the prepared folder as --dataset_dir.")
-        PreparedData.read(args.dataset_dir, command=f"python prepare_data.py {recipe.path}").verify()
+        PreparedData.read(args.dataset_dir, command="python prepare_data.py RECIPE").verify()
         return print(f"{args.dataset_dir}: every file matches the manifest")
     data = prepare(args, preparation)
     describe(data, max_tokens=args.max_tokens)

@@ -343,7 +343,10 @@ class CommandParser(OneLineErrors):
         if unknown:
             flag = unknown[0].split("=")[0]
             if not flag.startswith("-"):
-                raise UserError(f"Unexpected argument {flag!r}. Pass --help to list the arguments and options.")
+                fix = "Pass --help to list the arguments and options."
+                if "--baseline" in self._option_string_actions:
+                    fix = f"To compare with another model, pass --baseline {flag}."
+                raise UserError(f"Unexpected argument {flag!r}. {fix}")
             names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             places = [action for action in self._actions if not action.option_strings]
             if places and MODEL_OPTION.fullmatch(flag):

@@ -99,7 +99,7 @@ def sha256_of(path: Path) -> str:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a text file, after a line break if the last line has none."""
+    """Append a line to a text file. If the last line has no line break, add one first."""
     with path.open("a+b") as file:
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)

@@ -11,6 +11,7 @@ import argparse
 import logging
 import math
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         try:
             args.prompt = file.read_text("utf-8-sig")
         except UnicodeDecodeError:
-            fix = f"Convert it with `iconv -f utf-16 -t utf-8 {file} > utf8.txt` and pass FILE:utf8.txt."
+            fix = f"Convert it with `iconv -f utf-16 -t utf-8 {shlex.quote(str(file))} > utf8.txt` and pass FILE:utf8.txt."
             raise UserError(f"{file} is not valid UTF-8. {fix}") from None
     return args
 

@@ -5,6 +5,7 @@ A recipe is a YAML file with the sections data, model, training and evaluation.
 
 import argparse
 import dataclasses
+import glob
 import json
 import re
 import sys
@@ -154,6 +155,8 @@ def _similar_recipe(path: Path) -> str:
     """Return the fix for the error that the recipe `path` does not exist."""
     if (same := path.with_suffix(".yaml" if path.suffix == ".yml" else ".yml")).is_file():
         return f"Did you mean {str(same)!r}?"
+    if parts := sorted(path.parent.glob(f"{glob.escape(path.name)} *")):
+        return f"Did you mean '{parts[0]}'? Quote names with spaces."
     if "=" in path.name:
         return f"Options start with --. Pass --{path}."
     if path.suffix in (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet", ".gz", ".zst"):

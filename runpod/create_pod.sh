@@ -33,6 +33,7 @@ json() { # TEXT: print it as a JSON string
 gpu="" n=1 volume="" volume_gb="" hours="" auto_run="" image=runpod/pytorch:1.0.7-cu1281-torch291-ubuntu2404 name=gpt2
 yes=0 cpu=0 long=0
 while (($#)); do
+  option=$1
   [[ ${2:-} != --* || $1 =~ ^--(cpu|yes|allow_long)$ ]] || mistake "$1 needs a value before $2."
   case $1 in
     --gpu) gpu=${2:-}; shift ;;
@@ -46,9 +47,9 @@ while (($#)); do
     --cpu) cpu=1 ;;
     --allow_long) long=1 ;;
     --yes) yes=1 ;;
-    *) mistake "Unknown option $1. Nothing was rented." ;;
+    *) mistake "Unknown option $1. Nothing was rented. Pass the kind of GPU as --gpu and their number as --n." ;;
   esac
-  shift || mistake "The last option needs a value."
+  shift || mistake "$option needs a value."
 done
 if ((cpu)); then [[ -z $gpu ]] || mistake "Pass --gpu or --cpu, not both."; else [[ -n $gpu ]] || mistake "Pass --gpu NAME or --cpu."; fi
 [[ $n =~ ^[1-9][0-9]?$ ]] || mistake "--n is '$n'. Pass a number of GPUs such as 8."

@@ -20,6 +20,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/stop_pod.sh"
 hours="" target="" evaluates=1 grace=15 stops=1
 while (($#)); do
+  option=$1
   case $1 in
     --hours) hours=${2:-}; shift ;;
     --sync) target=${2:-}; shift ;;
@@ -30,7 +31,7 @@ while (($#)); do
     -*) mistake "Unknown option $1. Pass the training command last, after --." ;;
     *) mistake "Pass -- before the training command, as in: -- $*." ;;
   esac
-  shift || mistake "The last option needs a value."
+  shift || mistake "$option needs a value."
 done
 if ((stops)); then
   [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "This machine is not a RunPod pod. Pass --keep."

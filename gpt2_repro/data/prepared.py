@@ -243,7 +243,7 @@ def request_of(args: DataArguments) -> dict[str, Any]:
 
 
 def _recipe_of(manifest: Manifest) -> Path | None:
-    """Return the first recipe with the source, tokenizer and rows of a folder."""
+    """Return the first recipe that has the same data settings as a prepared folder."""
     from gpt2_repro.recipe import DEFAULT, read_section
 
     for path in sorted(DEFAULT.parent.glob("*.yaml"), key=lambda path: path != DEFAULT):

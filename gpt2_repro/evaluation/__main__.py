@@ -89,6 +89,7 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
         first = models[0].checkpoint
         checkpoint = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record=TrainingRecord())
         models.append(open_model(checkpoint, functools.partial(_load_untrained, first.source)))
+        logger.info("The baseline is an untrained copy of %s, with random weights.", first.name)
         return models[-1].column
     checkpoint = resolve_checkpoint(name)
     if same := [model.column for model in models if model.name == checkpoint.name]:

@@ -41,7 +41,10 @@ def choose_device(name: str | None) -> str:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0][:100]
-        raise UserError(f"--device {name} does not work here ({reason}). Pass cpu, cuda or cuda:N.") from None
+        fix = (
+            "Pass cpu, cuda or cuda:N." if torch.cuda.is_available() else "Pass --device cpu: there is no usable GPU."
+        )
+        raise UserError(f"--device {name} does not work here ({reason}). {fix}") from None
     return name
 
 

@@ -55,7 +55,8 @@ def score_models(
             for task in tasks:
                 key = _cache_key(settings, model.column.revision, task, definitions.get(task, "stock"))
                 found = _read_cache(key) if cached else None
-                logger.info("%s: %s %s", model.name, task, "is cached" if found else f"is scored on {settings.device}")
+                how = "scores are cached" if found else f"is being scored on {settings.device}"
+                logger.info("%s: %s %s", task, model.name, how)
                 if found is None:
                     loaded = loaded or model.load()
                     model_folder = Path(scratch, str(model.column.revision))

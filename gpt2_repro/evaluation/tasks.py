@@ -106,21 +106,20 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
 def _check_columns(path: Path, columns: Collection[str]) -> None:
     """Raise UserError if one of the first lines of a file is not a JSON object with `columns`."""
-    right = 0
+    number, documents = 1, 0
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-            for line in itertools.islice(lines, LINES_TO_CHECK):
-                found = json.loads(line)
-                if not isinstance(found, dict) or not set(columns) <= found.keys():
-                    break
-                right += 1
-            else:
-                if right:
-                    return
+            for number, line in enumerate(itertools.islice(lines, LINES_TO_CHECK), 1):  # noqa: B007
+                if line.strip():
+                    found = json.loads(line)
+                    if not isinstance(found, dict) or not set(columns) <= found.keys():
+                        raise ValueError
+                    documents += 1
     except (ValueError, gzip.BadGzipFile):
-        pass
-    fix = f"Each line must be a JSON object with {', '.join(columns)}."
-    raise UserError(f"{path}, line {right + 1}, does not have the data of the task. {fix}")
+        documents = 0
+    if not documents:
+        fix = f"Each line must be a JSON object with {', '.join(columns)}."
+        raise UserError(f"{path}, line {number}, does not have the data of the task. {fix}")
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:

@@ -94,7 +94,7 @@ def choose_attention(
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
     if not machine.cuda:
-        return Choice("causal_sdpa", "torch's SDPA without a mask, because there is no GPU")
+        return Choice("causal_sdpa", "torch's SDPA, because there is no GPU")
     if machine.document_mask:
         for name in flash:
             obstacles[name] = obstacles[name] or _disagreement(name, document_mask=True)

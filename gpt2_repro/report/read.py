@@ -35,7 +35,7 @@ class Run:
     samples: list[Row]
     comparison: Comparison | None
     diagnosis: dict[str, Any]
-    broken_lines: int  # unreadable lines of the metrics file; a last line cut short by a kill is not counted
+    broken_lines: int  # damaged lines of the metrics file; a last line that a kill cut short is not counted
 
     @property
     def name(self) -> str:
@@ -82,6 +82,10 @@ class Run:
             "evaluation": (self.comparison, f"Not evaluated yet. Run: bash evaluate.sh {self.path}"),
             "recipe": (self.recipe_text, f"The file {RECIPE} is missing."),
             "environment": (self.environment != Environment(), f"The file {ENVIRONMENT} is missing."),
+            "lines": (
+                not self.broken_lines,
+                f"Damaged lines in {METRICS}: {self.broken_lines}. Losses may be missing.",
+            ),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
 

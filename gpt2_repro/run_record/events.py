@@ -5,6 +5,7 @@ An event is a logged step, a validation or a generated text, stored as one line 
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ def append(path: Path, event: Event) -> None:
 def read(path: Path) -> tuple[list[Event], int]:
     """Return the events of a file, and the number of damaged lines.
 
-    A damaged last line is not counted.
+    An incomplete last line is not counted, because a killed process can leave one.
     """
-    events = [event for _, event in _read(path)]
-    # A killed process can leave an incomplete last line.
-    return [event for event in events if event is not None], events[:-1].count(None)
+    lines = _read(path)
+    damaged = [line for line, event in lines if event is None and line.endswith("\n")]
+    return [event for _, event in lines if event is not None], len(damaged)
 
 
 def validation_losses(path: Path, step: int | None = None) -> dict[str, float]:
@@ -56,17 +57,18 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
         return isinstance(at, int) and (at < step or (at == step and not again))
 
     if path.is_file():
-        write_whole(path, "".join(f"{line}\n" for line, event in _read(path) if event is not None and stays(event)))
+        kept = (line.rstrip("\n") for line, event in _read(path) if event is not None and stays(event))
+        write_whole(path, "".join(f"{line}\n" for line in kept))
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:
-    """Return (line, JSON object) for each non-empty line of a file.
+    """Return (line with its line break, JSON object) for each non-empty line of a file.
 
     For a damaged line, the object is None.
     """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     # Only "\n" ends a line. str.splitlines() would also split at other Unicode line breaks.
-    return [(line, _parse(line)) for line in text.split("\n") if line]
+    return [(line, _parse(line)) for line in re.findall(r"[^\n]+\n?", text)]
 
 
 def _parse(line: str) -> Event | None:

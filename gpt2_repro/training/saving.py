@@ -179,7 +179,7 @@ class CheckpointSaver:
             _wait_until_visible(checkpoint_path(self.run, self.saved_step))
 
     def close(self) -> None:
-        """Let the writer end after its last save."""
+        """Tell the writer process to exit when its last save is complete."""
         if self.writer is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.writer.stdin.write(b"\n")  # dataloader workers may have the pipe open

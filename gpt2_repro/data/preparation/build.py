@@ -48,6 +48,7 @@ COUNTED = ("documents", "empty_documents", "tokens")
 # Bytes of text per byte of the file: 1.6 in FineWeb's parquet (46 GB in 28.5 GB); for English prose 2.7 with gzip and
 # 3 with zstd.
 TEXT_PER_BYTE = {".parquet": 1.6, ".gz": 2.7, ".zst": 3.0}
+LEAST_TOKENS = 16  # with fewer tokens, the files have no text
 NOISY_TOKENS = 2_000  # the loss of a token varies by about 3, so the mean of 2,000 tokens varies by 0.07
 BYTES_PER_TOKEN = 4.5  # for English web text and GPT-2's tokenizer: 46.0 GB have 9.95B tokens
 
@@ -272,12 +273,13 @@ def _write_splits(
     """Write the rows of every split, and return the counts and files of each split."""
     counted = [count_documents(group.spans()) for group in groups]
     for group, found in zip(groups, counted, strict=True):
-        if not sum(of_stream["tokens"] for of_stream in found.values()):
+        if (tokens := sum(of_stream["tokens"] for of_stream in found.values())) < LEAST_TOKENS:
             named = args.data_files if group.names == ["files"] else group.names
             facts = [part.facts for parts in group.streams for part in parts]
             examples = [line for fact in facts for line in fact["bad_examples"]]
             skipped = f" ({sum(fact['bad'] for fact in facts):,} were skipped: {examples[0]})" if examples else ""
-            raise UserError(f"No text found in {', '.join(named)}{skipped}. Pass other files or sources.")
+            few = f"Only {tokens} tokens of text" if tokens else "No text"
+            raise UserError(f"{few} found in {', '.join(named)}{skipped}. Pass other files or sources.")
     shards: dict[str, list[Shard]] = {}
     counts: dict[str, SplitCounts] = {}
     for group, found in zip(groups, counted, strict=True):

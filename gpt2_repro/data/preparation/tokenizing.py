@@ -186,5 +186,5 @@ def check_bad(bad: int, examples: list[str], allowed: int) -> None:
     """Raise UserError if more rows are unreadable than --max_bad_documents allows."""
     if bad > allowed:
         more = f" (more than {allowed:,} rows cannot be read)" if allowed else ""
-        fix = f"Repair the file, or pass --max_bad_documents {max(100, 10 * allowed)} to skip such rows."
+        fix = f"To skip files and rows that cannot be read, pass --max_bad_documents {max(100, 10 * allowed)}."
         raise UserError(f"{examples[0]}{more}. {fix}")

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -130,7 +131,8 @@ class TextPart(Part):
             yield None if wrong else text, f"{self.name} {wrong}"
         except UnicodeDecodeError as error:
             encoding = "utf-16" if content.startswith(UTF16) else "cp1252"
-            fix = f"Convert it with `iconv -f {encoding} -t utf-8 {self.name} > utf8.txt` and pass utf8.txt"
+            name = shlex.quote(self.name)
+            fix = f"Convert it with `iconv -f {encoding} -t utf-8 {name} > utf8.txt` and pass utf8.txt"
             kind = next((suffix for magic, suffix in COMPRESSED.items() if content.startswith(magic)), "")
             if kind:
                 fix = f"It is compressed. Rename it to {self.name}{kind}"
@@ -140,7 +142,8 @@ class TextPart(Part):
 
     def _csv(self, stream: BinaryIO) -> Iterator[Row]:
         if stream.peek(2)[:2] in UTF16:  # type: ignore[attr-defined]
-            raise UserError(f"{self.name} is UTF-16. Convert it: iconv -f utf-16 -t utf-8 {self.name} > utf8.csv")
+            name = shlex.quote(self.name)
+            raise UserError(f"{self.name} is UTF-16. Convert it: iconv -f utf-16 -t utf-8 {name} > utf8.csv")
         csv.field_size_limit(LONGEST_DOCUMENT)
         column = self.form.text_column
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -175,9 +178,9 @@ def _wrong_fields(row: list[str], expected: int, place: int) -> str:
     `place` is the index of the field with the text.
     """
     if len(row) > expected:
-        return "has too many fields"
+        return "has too many fields. Put text with commas in quotes"
     if len(row) <= place:
-        return "has too few fields"
+        return "has too few fields. Add the missing fields"
     try:
         row[place].encode()
     except UnicodeEncodeError:

@@ -100,6 +100,9 @@ def test_a_short_text_has_one_message_and_a_single_document_is_cut(arguments, tm
     caplog.set_level("INFO")
     (tmp_path / "one.txt").write_text("one two")
     one = {"data_files": [str(tmp_path / "one.txt")]}
+    with pytest.raises(UserError, match=r"Only \d tokens of text found in .*one\.txt"):
+        prepare(arguments(**one))
+    (tmp_path / "one.txt").write_text("one two " * 12)
     for changes, told in (({}, "330 tokens"), ({"split": "hash"}, "330 tokens")):
         with pytest.raises(UserError, match=told):
             prepare(arguments(**one, **changes))
