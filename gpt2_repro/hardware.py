@@ -53,7 +53,7 @@ def peak_flops(name: str) -> float | None:
 
 
 def is_named(part: str, name: str) -> bool:
-    """Return whether a GPU with the name `name` is of the model `part`, such as "A100".
+    """Return whether a GPU named `name` is of the model `part`, such as "A100".
 
     The result is False for MIG slices and for variants such as laptop GPUs.
     """
