@@ -64,7 +64,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Hide transformers' table of the weights that do not fit, because an error follows."""
+    """Hide transformers' table of weights that do not fit. An error follows."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
