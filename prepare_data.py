@@ -82,7 +82,8 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
     """Print how many documents, tokens and rows a prepared folder has.
 
     Args:
-        max_tokens: the recipe's limit, or 0. A note is printed if the split train has over 10 % more tokens.
+        max_tokens: the recipe's limit of tokens, or 0. If the training split has over 10 % more tokens, a note is
+            printed.
     """
     manifest = data.manifest
     for split, counts in manifest.counts.items():
@@ -96,7 +97,7 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
             "so the limit is exceeded by less."
         )
     if bad := manifest.read.bad_documents:
-        print(f"skipped {bad:,} rows without readable text; the first is {manifest.read.bad_examples[0]}")
+        print(f"skipped {bad:,} rows without readable text. The first: {manifest.read.bad_examples[0]}")
     if losses := manifest.reference_losses:
         models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"
         print(f"validation loss to beat, in nats per token: {models}")

@@ -107,7 +107,15 @@ def facts(phases: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("prepared tokens", words))
     if "environment" in (train := phases.get("train", {})):
         engine = train["environment"]["engine"]
-        shown = ("engine", "zero_optimizer", "weights", "products", "masters", "accumulation", "compiled")
+        shown = (
+            "engine",
+            "zero_optimizer",
+            "weights",
+            "matrix_products",
+            "master_weights",
+            "gradient_sums",
+            "compiled",
+        )
         found += [
             ("engine", ", ".join(f"{key} {engine[key]}" for key in shown if key in engine)),
             ("start of the process to first validation", f"{train['seconds_to_validation']:.1f} s"),

@@ -131,8 +131,8 @@ def plan_by_length(
         choices += [f"--tokens_per_step {tokens}" for tokens in itertools.islice(longer, 1)]
         fix = " or ".join(choices) or "--train_sampling_strategy random"
         raise UserError(
-            f"Rows differ in length, so a step of {tokens_per_step:,} tokens may have fewer rows than forward "
-            f"passes. Pass {fix}."
+            f"Rows differ in length, so a step of {tokens_per_step:,} tokens may have too few rows: each "
+            f"forward pass needs at least one. Pass {fix}."
         )
     passes = accumulation(tokens_per_step, micro_batch_size)
     return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, passes, max_steps, by_length=True)
@@ -150,7 +150,8 @@ def extend_plan(
         extensions: the extensions in the checkpoint that the run resumes from.
         step: the step of the checkpoint, or 0 without a checkpoint.
 
-    Raises UserError if `extend_to` needs a checkpoint, is below the run's tokens, or is 0 for an extended run.
+    Raises UserError if `extend_to` is set without a checkpoint, if it is less than the run's tokens, or if it is 0 and
+    the run was already extended.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:

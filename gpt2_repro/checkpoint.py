@@ -78,7 +78,14 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         raise UserError(f"Checkpoint not found: {name}. Did you mean runs/{name}?")
     if not path.exists() and "," in name:
         raise UserError(f"Checkpoint not found: {name}. Separate several checkpoints with spaces.")
-    if path.exists() or name.startswith("runs/") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?/?", name):
+    if path.is_file() and not suggest_run(path):
+        raise UserError(f"{name} is a file. Pass a run directory, a checkpoint-N/, a final/ or a Hub id.")
+    if (
+        path.exists()
+        or name.startswith("runs/")
+        or is_run(path.parent)
+        or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?/?", name)
+    ):
         fix = suggest_run(path) or "Pass a run directory, a checkpoint-N/, a final/ or a Hub id."
         raise UserError(f"Checkpoint not found: {name}. {fix}")
     check_hub()

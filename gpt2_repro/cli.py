@@ -97,7 +97,7 @@ def run(main: Callable[[list[str]], None]) -> None:
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
         message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
-        line = f"error: {message}"
+        line = "error: " + re.sub(r"[\r\n]", lambda sign: repr(sign[0])[1:-1], message)
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if error_file:
             # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
@@ -201,6 +201,8 @@ class OneLineErrors(argparse.ArgumentParser):
             raise UserError(f"{_name(action)} needs a value, such as {_example(action)}.")
         if surplus := re.match(r"argument (-[\w-]+).*: ignored explicit argument", message):
             raise UserError(f"{surplus[1]} takes no value. Remove the value.")
+        if re.match(r"unrecognized arguments:  +-", message):
+            raise UserError("An option begins with a space. If a line ends with \\, remove the spaces after it.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
             fix = f"Quote values with spaces. Pass one recipe, before the options: {self.prog} RECIPE --key value"
             name, equals, value = surplus[1].lstrip("-\u2013\u2014").partition("=")
@@ -297,8 +299,8 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
 
     Args:
         options: the options of this command.
-        prog: `train.py` or `prepare_data.py`. The hint can then also name an option of the other one of the two. With
-            the default "", it only names options in `options`.
+        prog: `train.py` or `prepare_data.py`. For each of these commands, the hint can also name an option of the
+            other command. With the default "", the hint only names options in `options`.
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():

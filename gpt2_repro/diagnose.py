@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
 
 
 def _find_data(run: Path | None, asked: Path | None) -> tuple[Path | None, Path | None]:
-    """Return the data of the run RUN, and the folder whose validation text is scored.
+    """Return two folders: the run's prepared data, and the validation text to score.
 
     Args:
         asked: the folder that the user passed as --dataset_dir.
@@ -155,12 +155,14 @@ def _baseline(passed: str | None, run: Path | None) -> str:
         fix = "Train another run on the same data, and pass it as --baseline."
         if others := _runs_with_tokenizer_of(run) if run else []:
             fix = f"Pass another run with this tokenizer, such as --baseline {others[0]}."
-        raise UserError(f"The diagnosis needs a trained model with the same tokenizer, not {baseline}. {fix}")
+        raise UserError(
+            f"--baseline {baseline} cannot be diagnosed: a trained model with RUN's tokenizer is needed. {fix}"
+        )
     return baseline
 
 
 def _runs_with_tokenizer_of(run: Path) -> list[str]:
-    """Return the finished runs next to `run` that have its tokenizer."""
+    """Return the finished runs in the same folder as `run` with the same tokenizer."""
     others = [RunRecord(path) for path in sorted(run.resolve().parent.iterdir()) if path != run.resolve()]
     sha256 = RunRecord(run).environment().data.get("tokenizer_sha256")
     return [

@@ -4,7 +4,7 @@ python -m gpt2_repro.generate runs/demo "The meaning of"
 python -m gpt2_repro.generate runs/demo FILE:prompt.txt
 python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
 
-FILE:prompt.txt reads the prompt from the file prompt.txt, and - from the standard input.
+FILE:prompt.txt reads the prompt from the file prompt.txt. A single hyphen reads it from the standard input.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 
 
+UTF16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a UTF-16 file
 MOST_SAMPLES = 1000  # because all samples are generated in one batch
 
 logger = logging.getLogger("gpt2_repro.generate")
@@ -52,6 +53,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError(
             f"--num_samples {args.num_samples} is more than {MOST_SAMPLES}. For more, run again with another --seed."
         )
+    if not 0 <= args.seed < 2**63:
+        raise UserError(f"--seed {args.seed} is not in the range 0 to 2**63 - 1. For example, pass --seed 42.")
     if args.words and args.prompt:
         raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
     if args.words and not Path(args.checkpoint).exists() and Path(args.words[0]).is_dir():
@@ -67,11 +70,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         file = Path(args.prompt.removeprefix("FILE:"))
         if not file.is_file():
             found = f"{file} is a folder" if file.is_dir() else f"{file} does not exist"
+            found = "FILE: needs a path" if args.prompt == "FILE:" else found
             raise UserError(f"{found}. To read the prompt from a file, pass FILE:PATH, such as FILE:prompt.txt.")
         try:
             args.prompt = file.read_text("utf-8-sig")
         except UnicodeDecodeError:
-            fix = f"Convert it with `iconv -f utf-16 -t utf-8 {shlex.quote(str(file))} > utf8.txt` and pass FILE:utf8.txt."
+            encoding = "utf-16" if file.read_bytes()[:2] in UTF16 else "cp1252"
+            fix = f"Convert it with `iconv -f {encoding} -t utf-8 {shlex.quote(str(file))} > utf8.txt` and pass FILE:utf8.txt."
             raise UserError(f"{file} is not valid UTF-8. {fix}") from None
     return args
 

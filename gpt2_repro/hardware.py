@@ -53,7 +53,7 @@ def peak_flops(name: str) -> float | None:
 
 
 def is_named(part: str, name: str) -> bool:
-    """Return whether a GPU named `name` is of the model `part`, such as "A100".
+    """Return whether the GPU name `name` contains the product name `part` ("A100").
 
     The result is False for MIG slices and for variants such as laptop GPUs.
     """
@@ -144,7 +144,7 @@ def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bo
     """Return whether to use torch.compile.
 
     Args:
-        asked: torch_compile in the recipe. None uses torch.compile on GPUs only.
+        asked: torch_compile in the recipe. If it is None, torch.compile is used on GPUs only.
         accept_any_hardware: if `asked` is None and torch.compile cannot work, train without torch.compile.
 
     Raises UserError if torch.compile should be used but cannot work on this machine.

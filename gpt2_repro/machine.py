@@ -89,7 +89,8 @@ def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
 
     def divides() -> str:
         plan = plan_run(recipe.training, recipe.data, num_processes=cards)
-        return f"{plan.micro_batch_size} rows x {cards} x {plan.gradient_accumulation_steps} accumulation steps"
+        gpus = "1 GPU" if cards == 1 else f"{cards} GPUs"
+        return f"{plan.micro_batch_size} rows x {gpus} x {plan.gradient_accumulation_steps} accumulation steps"
 
     return _judge("step", divides)
 
@@ -97,7 +98,7 @@ def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
 def check_links(file: str | None) -> list[Finding]:
     """Return advice about the links between the GPUs.
 
-    `file` contains the output of `nvidia-smi topo -m`. None runs this command.
+    `file` contains the output of `nvidia-smi topo -m`. If `file` is None, this command is run.
     """
     if file:
         try:
@@ -275,4 +276,4 @@ def check_data(recipe: TrainingRecipe) -> Finding:
         return Finding("!", "data", f"{folder} is not prepared yet")
 
     opened = functools.partial(PreparedData.open, recipe.data, typed=recipe.typed, recipe=recipe.path)
-    return _judge("data", lambda: f"{opened().path} fits the recipe")
+    return _judge("data", lambda: f"{opened().path} has the settings of the recipe")

@@ -47,7 +47,7 @@ def gpt2_scale(
 def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_length: int) -> int:
     """Return the training FLOPs per token: 6N + 12LCT (PaLM, appendix B).
 
-    L is the number of layers, C the width of all attention heads and T the sequence length.
+    L is the number of layers, C the total width of the heads of a layer, and T the sequence length.
 
     Args:
         parameters: N, the number of parameters that are used in matrix products (not the position embeddings).
@@ -80,7 +80,7 @@ def state_bytes(optim: str, *, averaged: bool) -> int:
 def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
     """Return the number of tokens whose logits are computed at a time.
 
-    It changes nothing but the rounding of losses and gradients.
+    The number affects only the rounding of losses and gradients.
 
     Args:
         vocab_size: number of ids with padding.

@@ -152,7 +152,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _similar_recipe(path: Path) -> str:
-    """Return the fix for the error that the recipe `path` does not exist."""
+    """Return advice for a recipe file that does not exist, such as a similar name."""
     if (same := path.with_suffix(".yaml" if path.suffix == ".yml" else ".yml")).is_file():
         return f"Did you mean {str(same)!r}?"
     if parts := sorted(path.parent.glob(f"{glob.escape(path.name)} *")):
@@ -193,7 +193,7 @@ def parse_recipe(
         data, model, training, evaluation: the dataclass of each section. Sections without a dataclass are not checked.
         offered: the sections whose fields are also options of this command.
         options: the options that are not fields of a recipe, with keyword arguments for `add_argument`.
-        groups: the options that --help lists, by heading. None lists all options.
+        groups: the options that --help lists, by heading. If `groups` is None, --help lists all options.
 
     Raises UserError if the recipe file does not exist, and for invalid sections, keys, options and choices.
     """

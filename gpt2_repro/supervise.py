@@ -4,9 +4,9 @@
     python -m gpt2_repro.supervise --attempts 5 -- python train.py recipes/demo.yaml
 
 The command is not restarted if the run is complete, or was stopped by a signal, --max_hours, --max_usd or
---stop_at_step. Other reasons not to restart are a wrong command line, too many updates that were not finite, and
---attempts crashes without a newer checkpoint. Signals are forwarded to the command. No other part of the
-project restarts a run.
+--stop_at_step. Other reasons not to restart are a wrong command line, too many updates that were not finite, and too
+many crashes in a row without a newer checkpoint (--attempts sets how many). Signals are forwarded to the command. No
+other part of the project restarts a run.
 """
 
 import argparse

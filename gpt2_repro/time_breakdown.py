@@ -21,7 +21,7 @@ STEPS = ("training", "data")  # the parts that contain the time of optimizer ste
 
 
 def goodput(parts: Mapping[str, float]) -> float:
-    """Return the share of a run's time in optimizer steps, without repeated steps.
+    """Return the share of a run's time that was spent in steps it did not repeat.
 
     The result is 0 if no time has passed. Start-up, validation, saving and idle time do not count.
     """

@@ -47,6 +47,7 @@ while (($#)); do
     --cpu) cpu=1 ;;
     --allow_long) long=1 ;;
     --yes) yes=1 ;;
+    [!-]*) mistake "Unexpected argument '$1'. Quote values with spaces. Nothing was rented." ;;
     *) mistake "Unknown option $1. Nothing was rented. Pass the kind of GPU as --gpu and their number as --n." ;;
   esac
   shift || mistake "$option needs a value."

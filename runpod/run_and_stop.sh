@@ -34,7 +34,7 @@ while (($#)); do
   shift || mistake "$option needs a value."
 done
 if ((stops)); then
-  [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "This machine is not a RunPod pod. Pass --keep."
+  [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "This machine is not a RunPod pod, so it cannot be stopped. Pass --keep to run the command without a stop."
   is_positive "$hours" || mistake "--hours is '$hours'. Pass the number of hours after which the pod is stopped."
 else
   [[ -z $hours ]] || mistake "--keep never stops the machine. Remove --hours."

@@ -3,7 +3,7 @@
 #   bash runpod/stop_pod.sh [stop|terminate …]
 #
 # Without an argument the pod is terminated if it has a network volume ($RUNPOD_VOLUME_ID), which keeps the data.
-# Otherwise it is stopped, which keeps its volume disk. Several arguments are tried one after the other. RunPod's
+# Otherwise it is stopped, which keeps its volume disk. Several arguments are tried in turn until one succeeds. RunPod's
 # interfaces change (REST v1 was removed in November 2026), so four interfaces are tried in turn. The attempts are
 # repeated until the pod ends, which also ends this script. No interface needs Python.
 # Environment variables:

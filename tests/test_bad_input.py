@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--early_stopping_patience 3", ["--keep_best_checkpoint"]),
         ("dataset_dir=data/x", ["--dataset_dir data/x"]),
         ("\u2014seed 3", ["--seed", "two hyphens"]),
+        ("' --seed' 3", ["begins with a space"]),
         ("--init_from runs/gone", ["runs/gone"]),
         ("--train_file little.txt", ["--data_files", "prepare_data.py recipes/own_text.yaml"]),
         ("--model 124M", ["recipes/gpt2_124m.yaml"]),
@@ -95,7 +97,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_an_option_that_cannot_be(refused, options: str, told: list[str]) -> None:
-    message = refused(*options.split())
+    message = refused(*shlex.split(options))
     assert all(word in message for word in told), message
 
 
@@ -177,6 +179,11 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("generate", "runs/none --start=O\u2003Romeo", "--start"),
         ("generate", "runs/none abc --num_samples 1e8", "--num_samples 100000000"),
         ("generate", "runs/none abc --num_samples 0", "--num_samples 0 must be at least 1"),
+        ("generate", "runs/none abc --seed 99999999999999999999", "--seed 42"),
+        ("generate", "runs/none abc --num_beams 4", "no beam search"),
+        ("generate", "utf16.txt abc", "utf16.txt is a file"),
+        ("generate", "runs/none FILE:", "FILE: needs a path"),
+        ("generate", "runs/none FILE:latin1.txt", "iconv -f cp1252"),
         ("generate", "runs/none FILE:none.txt", "none.txt"),
         ("generate", "runs/none FILE:utf16.txt", "iconv -f utf-16 -t utf-8 utf16.txt"),
         ("generate", "runs/none FILE:recipes", "recipes is a folder"),
@@ -213,6 +220,7 @@ def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytes
     monkeypatch.delenv("HF_TOKEN", raising=False)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     (tmp_path / "utf16.txt").write_text("O Romeo", "utf-16")
+    (tmp_path / "latin1.txt").write_text("caf\u00e9", "latin-1")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=told):
         importlib.import_module(f"gpt2_repro.{command}").main(words.split())

@@ -63,7 +63,7 @@ def test_the_layout_changes_neither_losses_nor_weights(name: str, reference: Pat
     processes = launcher[1] if len(launcher) == 2 else 1
     accumulation = environment["plan"]["gradient_accumulation_steps"]
     assert environment["plan"]["num_processes"] * accumulation * micro == 8
-    facts = dict.fromkeys(("weights", "products", "masters", "accumulation"), "float32")
+    facts = dict.fromkeys(("weights", "matrix_products", "master_weights", "gradient_sums"), "float32")
     facts |= {"engine": engine, "zero_stage": stage, "processes": processes, "clip": 1.0, "compiled": False}
     facts |= {"optimizer": "AdamW"}
     facts |= {"rows_per_pass": micro, "accumulation_steps": accumulation} if stage else {}

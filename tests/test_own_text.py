@@ -159,8 +159,9 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
     Path("my poems").mkdir()
     with pytest.raises(UserError, match='"my poems"'):
         prepare_data.main([RECIPE, "--data_files", "my", "poems"])
-    with pytest.raises(UserError, match="shell variable"):
-        prepare_data.main([RECIPE, "--data_files", ""])
+    for file, told in (("", "shell variable"), ("\u201cmy", "straight quotes")):
+        with pytest.raises(UserError, match=told):
+            prepare_data.main([RECIPE, "--data_files", file])
     Path("empty.zip").touch()  # the file is refused before the folder data/empty is compared
     with pytest.raises(UserError, match=r"empty\.zip is not supported"):
         prepare_data.main([RECIPE, "--data_files", "empty.zip", "--sequence_length", "32"])

@@ -104,7 +104,7 @@ class PreparedData:
             again = f"python prepare_data.py {recipe}{files}{option}"
             fix = f"Pass --{key} {holds}, or run `{again}` with another --dataset_dir."
             if (passed or "data_files" in typed) and (fitting := _recipe_of(data.manifest)) not in (None, recipe):
-                fix = f"Pass {fitting}, which has the settings of this folder, or --{key} {holds}."
+                fix = f"Pass {fitting}, which has the settings of {args.dataset_dir}, or --{key} {holds}."
             raise UserError(
                 f"{args.dataset_dir} was prepared with --{key} {holds or 'none'}, not --{key} {value or 'none'}. {fix}"
             )

@@ -35,7 +35,7 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     Raises UserError if the tokenizer does not exist, cannot be read or has no tokenizer.json.
 
     Args:
-        sequence_length: the value of `model_max_length`, if the tokenizer's configuration has no such value.
+        sequence_length: the `model_max_length` to write if the tokenizer's configuration has none.
     """
     from tokenizers import Tokenizer
 

@@ -99,7 +99,7 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
     except UserError as error:
         if name in NUMBERS and not Path(name).exists():
             logger.warning(
-                "%s The table has only the baseline's published scores, if there are any, and no verdicts "
+                "%s For the baseline, the table has only published scores, if there are any. It has no verdicts "
                 "such as 'worse'.",
                 error,
             )

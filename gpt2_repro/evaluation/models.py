@@ -61,7 +61,7 @@ def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
         found = f"{checkpoint.source}: the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids."
         raise UserError(f"{found} Pass a folder with this model and its own tokenizer files.")
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
-        fix = "The log of the training has its validation loss. Models on data prepared with --tokenizer train can be scored."
+        fix = "Its validation loss is in the training log. To score a model, train it on data of --tokenizer train."
         raise UserError(f"{checkpoint.name} cannot be scored, because its tokenizer has no end-of-text token. {fix}")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
@@ -101,7 +101,7 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
 
     Args:
         requested: the window (the maximum input length) in tokens.
-        explicit: whether the user passed `requested`. The result is then `requested`.
+        explicit: whether the user passed `requested`. If so, the result is always `requested`.
 
     Raises UserError if `requested` is explicit and a model does not accept inputs of this length.
     """

@@ -49,7 +49,7 @@ def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
 def check_output(folder: Path) -> None:
     """Raise UserError if a folder cannot be used for the output.
 
-    `folder` and its parents must not be files. `folder` must not contain a comparison that evaluate.sh did not write.
+    `folder` and its parents must not be files. If `folder` contains a comparison, evaluate.sh must have written it.
     """
     if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
         raise UserError(f"{file} is a file. Pass a folder as --output_dir.")

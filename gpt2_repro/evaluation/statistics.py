@@ -61,6 +61,8 @@ def paired(
     if aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all():
         if verdict in ("better", "worse") and not _is_significant(ours, theirs):
             verdict = "inconclusive"
+        if verdict == "inconclusive" and margin and len(ours) < 3 / margin:  # see the rule of three above
+            verdict = f"too few documents ({len(ours)} of {math.ceil(3 / margin)})"
     elif verdict and len(ours) < FEWEST:
         verdict = f"too few documents ({len(ours)} of {FEWEST})"
     return Difference(float(value), float(stderr), float(low), float(high), verdict)

@@ -105,7 +105,10 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
 
 def _check_columns(path: Path, columns: Collection[str]) -> None:
-    """Raise UserError if one of the first lines of a file is not a JSON object with `columns`."""
+    """Raise UserError if a file does not have JSON objects with `columns`.
+
+    Only the first LINES_TO_CHECK lines are read.
+    """
     number, documents = 1, 0
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
@@ -133,8 +136,9 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
     record = RunRecord(run)
     name = record.recipe().get("data", {}).get("dataset_dir")
     if name and not Path(name).exists():
-        fix = "Pass --local_data with its new path, or other --tasks."
-        raise UserError(f"{', '.join(OWN_TASKS.keys() & set(tasks))}: {name} with the documents does not exist. {fix}")
+        fix = "If you moved the folder, pass its new path as --local_data. Otherwise pass other --tasks."
+        needed = ", ".join(sorted(OWN_TASKS.keys() & set(tasks)))
+        raise UserError(f"The documents of {needed} were in {name}, which does not exist. {fix}")
     if not name or not any(Path(name, file).is_file() for file in DOCUMENT_FILES):
         return None
     record.check_data(Path(name), "--local_data")
@@ -176,9 +180,9 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
     """Write lm-eval task files for `tasks`, and a copy of the local data.
 
     Args:
-        local: the data files found by `find_local_files`. Tasks without a data file read from the Hub.
+        local: the data files found by `find_local_files`. The data of other tasks is loaded from the Hub.
         output: an empty folder that no other process uses.
-        tasks: names of the tasks to score. Tasks that are not in LOCAL_TASKS need no file.
+        tasks: names of the tasks to score. For tasks that are not in LOCAL_TASKS, no task file is written.
 
     Returns a hash of each task's definition and local data.
     """

@@ -82,7 +82,7 @@ class ModelArguments:
             raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1. Example: --dropout 0.1.")
         if self.init_from in ("scratch", "resume"):
             raise UserError(
-                f"--init_from {self.init_from} is an option of nanoGPT. Remove it: runs start or resume automatically."
+                f"--init_from {self.init_from} works only in nanoGPT. Remove it: runs start or resume automatically."
             )
 
 

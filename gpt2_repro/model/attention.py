@@ -74,15 +74,16 @@ def obstacle(name: str, machine: Machine) -> str | None:
 def choose_attention(
     requested: str, machine: Machine, config: PreTrainedConfig, *, rows: int, earlier: str = ""
 ) -> Choice:
-    """Return the attention kernel to use. `auto` is the fastest on this machine.
+    """Return the attention kernel to use. For `auto`, this is the fastest kernel.
 
     Args:
         requested: the field attn_implementation of the recipe.
-        config: configuration of the model to train; kernels are timed with its heads.
+        config: configuration of the model to train. Kernels are timed with its number and size of heads.
         rows: rows per forward pass.
-        earlier: the kernel that `auto` chose when the run was started on the same GPU model.
+        earlier: the kernel that `auto` chose when this run was started, if the GPUs are of the same type. Otherwise
+            "".
 
-    Raises UserError if another kernel than `auto` is requested and cannot be used.
+    Raises UserError if a certain kernel is requested and cannot be used.
     """
     flash = (PACKAGE, HUB_KERNEL)
     if requested != "auto":

@@ -53,7 +53,10 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(loading[problem]):
-            raise UserError(f"Cannot load {checkpoint}: {problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all).")
+            found = f"{problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)"
+            raise UserError(
+                f"Cannot load {checkpoint}, because its weights do not fit its config.json: {found}. {COMPLETE}"
+            )
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
             raise UserError(f"{checkpoint} has weights that are not finite ({name}). Pass another checkpoint.")
@@ -119,6 +122,12 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 
     Raises UserError if the tokenizer cannot be loaded.
     """
+    if (
+        Path(checkpoint).is_dir()
+        and not any(Path(checkpoint).glob("*token*"))
+        and not any(Path(checkpoint).glob("vocab*"))
+    ):
+        raise UserError(f"{checkpoint} has no tokenizer files. {COMPLETE}")
     try:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises no subclass for a damaged tokenizer.json

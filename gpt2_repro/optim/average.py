@@ -18,13 +18,13 @@ AVERAGE = "average"  # key of the optimizer state, which checkpoints contain
 class WeightAverage(TrainerCallback):
     """Keeps an fp32 average of the weights in the state of the optimizer.
 
-    After step t, the average moves to the weights by the fraction max(1 / steps, 1 / t). This is the mean of all steps
-    until t = steps, and then an exponential moving average.
+    After step t, the new average is average + f * (weights - average), where f = max(1 / steps, 1 / t). So it is the
+    mean of the weights after each step until t = steps, and then an exponential moving average.
 
     Under ZeRO-1 and ZeRO-2, each rank averages its part of the fp32 master weights.
 
     Args:
-        steps: 0 keeps no average.
+        steps: number of steps that the average covers, or 0 for no average.
     """
 
     def __init__(self, steps: int) -> None:
@@ -42,7 +42,7 @@ class WeightAverage(TrainerCallback):
         self._optimizer, self._zero = optimizer, zero
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move the average after an optimizer step."""
+        """Update the average after an optimizer step."""
         if not self.steps:
             return
         step = state.global_step + 1  # Trainer counts the step later

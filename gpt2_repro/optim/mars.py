@@ -1,4 +1,4 @@
-"""Correct the gradients of AdamW by the change of the gradient: MARS-AdamW."""
+"""Define MARS-AdamW: AdamW with gradients that are corrected by their change."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +16,8 @@ class MarsAdamW(torch.optim.AdamW):
     """MARS-AdamW for all matrices, including embeddings, and AdamW for all vectors.
 
     By Yuan et al. 2024 (arXiv:2411.10438), with the constants of their GPT-2 small (github.com/AGI-Arena/MARS at
-    4831e28). The previous gradient is that of the previous batch, as in their approximate form.
+    4831e28). As in the paper's approximate variant, the previous gradient is kept from the previous step. It is not
+    computed again on the current batch.
 
     Under ZeRO-1 and ZeRO-2, the weights of a group are this rank's part of one flat tensor.
 
@@ -76,7 +77,8 @@ def _clip(gradients: Sequence[Tensor], sizes: Sequence[int] | None) -> None:
     """Scale each gradient to a norm of at most 1.
 
     Args:
-        sizes: the numbers of elements of all weights, if `gradients` has this rank's part of them in one flat tensor.
+        sizes: the number of elements of each weight, if `gradients` is one flat tensor with this rank's part of all
+            gradients. Otherwise None.
     """
     if sizes is None:
         parts, norms = list(gradients), torch.stack([gradient.norm() for gradient in gradients])

@@ -1,4 +1,4 @@
-"""Combine the optimizer Muon with AdamW, on whole weights and under ZeRO."""
+"""Combine the optimizers Muon and AdamW, with or without ZeRO."""
 
 import functools
 import math
@@ -124,10 +124,10 @@ class _Update(NamedTuple):
     """The update of a weight by Muon.
 
     Args:
-        matrix: the average gradient of the complete weight, then the orthogonalized update.
+        matrix: the average gradient of the complete weight. It is replaced by the orthogonalized update.
         pieces: number of matrices side by side in `matrix`.
-        weight: the elements of the weight that this rank updates.
-        own: these elements in `matrix`.
+        weight: the part of the weight that this rank updates.
+        own: the same part of `matrix`.
     """
 
     matrix: Tensor

@@ -75,7 +75,7 @@ def build_schedule(optimizer: Any, args: Any, run_identity: Mapping[str, Any]) -
 
 
 def follow(schedule: LambdaLR, learning_rate: float) -> None:
-    """Set the learning rate of the next update from `schedule`.
+    """Change the peak of `schedule`, and with it the rate of the next update.
 
     Args:
         learning_rate: the new peak of the schedule.

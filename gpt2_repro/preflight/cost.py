@@ -117,7 +117,8 @@ class Workload:
         save_minutes: longest time between two checkpoints, 0 for no limit.
         run_bytes: peak disk space of the run directory.
         missing_bytes: peak disk space of the data preparation, 0 if the data is prepared.
-        is_reference: whether the speeds in cards.yaml, scaled by the FLOPs, apply to the run.
+        is_reference: whether the run is so similar to the default recipe that the speeds in cards.yaml can be used,
+            scaled by the FLOPs per token.
     """
 
     tokens: int

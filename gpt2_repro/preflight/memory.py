@@ -118,7 +118,7 @@ def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTria
     Args:
         start: micro-batch of the first attempt.
         most: largest micro-batch to try.
-        rows: number of rows per process and optimizer step, a multiple of each tried micro-batch.
+        rows: number of rows per process and optimizer step. Only micro-batches that divide this number are tried.
     """
     ladder = [next(size for size in range(most, 0, -1) if rows % size == 0)]
     while ladder[-1] > 1:

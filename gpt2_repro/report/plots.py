@@ -52,7 +52,7 @@ class Picture(NamedTuple):
 def run_figures(run: Run) -> dict[str, Picture]:
     """Return the figures of one run. The keys are file names without extension.
 
-    A figure is omitted if the run has not logged its values.
+    A figure is omitted if the run has not logged the values that it shows.
     """
     losses = points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]
     figures = {
@@ -69,7 +69,7 @@ def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Pic
     """Return figures that compare several runs.
 
     One figure shows the validation losses, the other figure shows the HellaSwag accuracies. A figure is omitted if no
-    run has logged its values.
+    run has logged the values that it shows.
     """
     figures = {}
     if any(run.validation for run in runs):

@@ -96,7 +96,12 @@ def read_run(path: Path) -> Run:
     Raises UserError if `path` is not a run directory, or if one of its files is damaged.
     """
     if not is_run(path):
-        fix = suggest_run(path) or "Pass the --output_dir of a train.py run, such as runs/demo."
+        inside = next(filter(is_run, path.parents), None)
+        fix = (
+            f"Pass {inside}."
+            if inside
+            else suggest_run(path) or "Pass the --output_dir of a train.py run, such as runs/demo."
+        )
         raise UserError(f"{path} is not a run directory. {fix}")
     record = RunRecord(path)
     if damaged := record.damaged():

@@ -94,8 +94,8 @@ def _median(run: Run, key: str) -> float | None:
 def baseline_losses(run: Run) -> dict[str, float]:
     """Return {name: loss} of a baseline model on the run's validation set.
 
-    The loss is read from diagnosis.json. If diagnosis.json has no baseline, the loss is the published loss of the
-    GPT-2 model closest in size, or the result is empty.
+    The loss is read from diagnosis.json. If diagnosis.json has no baseline, the published loss of the GPT-2 model
+    closest in size is used. If there is no such loss, the result is empty.
     """
     losses = run.validated
     if not losses:

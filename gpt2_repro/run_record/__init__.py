@@ -77,7 +77,7 @@ class RunRecord:
         A folder without a manifest is accepted.
 
         Args:
-            option: the option with which the user can pass the folder nevertheless.
+            option: the option that the message names, with which the user can pass another folder.
         """
         trained, here = self.environment().data.get("sha256"), read_object(folder / MANIFEST).get("sha256")
         if trained and here and trained != here:
@@ -252,7 +252,10 @@ class RunRecord:
 
 
 def _has_ended(holder: str) -> bool:
-    """Return whether the process in HOLDER was on this machine and has ended."""
+    """Return whether the process described by `holder` ran here and has ended.
+
+    `holder` is the text of the file HOLDER. "Here" means on this machine.
+    """
     number = holder.partition(" on ")[0].removeprefix("process ")
     if not number.isdigit() or holder != HOLDER.format(number, platform.node()):
         return False

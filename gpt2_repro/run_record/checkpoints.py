@@ -190,7 +190,8 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
     """Delete old complete checkpoints of a run. The newest checkpoint is always kept.
 
     Args:
-        keep: number of newest checkpoints to keep that are not rolling. 0 keeps all.
+        keep: how many of the newest checkpoints to keep. Rolling checkpoints (which the next save replaces) are not
+            counted. 0 keeps all.
         keep_every: also keep checkpoints whose step is a multiple of this number.
         keep_best: also keep the checkpoint with the lowest validation loss.
     """
@@ -236,6 +237,6 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
 
 
 def to_continue(run: Path) -> str:
-    """Return from where a failed run continues, as the end of a sentence."""
+    """Return a phrase that says where a failed run continues."""
     newest = next(iter(complete_checkpoints(run)), None)
     return f"to continue from {newest.name}" if newest else "to start again at step 0: no checkpoint was saved"

@@ -62,7 +62,7 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:
-    """Return (line with its line break, JSON object) for each non-empty line of a file.
+    """Return (line with line break, JSON object) for each non-empty line of a file.
 
     For a damaged line, the object is None.
     """

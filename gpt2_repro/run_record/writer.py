@@ -49,11 +49,11 @@ def perform(job: dict[str, Any], memory: memoryview) -> float:
     Returns the duration in seconds.
 
     Args:
-        job: `files` has an entry for each file of this rank, by its path relative to the folder `staged`: `bytes`, and
-            either `sha256` if the file is on disk, or `start`, its place in `memory`. Rank 0 waits until all `ranks`
-            have written their files. It seals `staged` with the entries `facts`, renames it to `target` and deletes
-            old checkpoints of `run` according to `rotation`, the arguments of `checkpoints.rotate`. Without
-            `staged`, old checkpoints are deleted only.
+        job: `files` maps the path of each file of this rank, relative to the folder `staged`, to an entry. An entry
+            has the size `bytes`, and either `sha256` (if the file is on disk) or `start` (its offset in `memory`).
+            Rank 0 waits until all `ranks` have written their files. It seals `staged` with the entries `facts`,
+            renames it to `target` and deletes old checkpoints of `run` according to `rotation`, the arguments of
+            `checkpoints.rotate`. If the job has no `staged`, nothing is written, and only old checkpoints are deleted.
     """
     began = time.monotonic()
     if "staged" in job:
@@ -75,7 +75,7 @@ def serve(descriptor: int) -> None:
     """Perform the jobs on stdin until an empty line, and print a JSON line for each.
 
     Args:
-        descriptor: of the memory that the trainer shares.
+        descriptor: file descriptor of the memory that the trainer shares with this process.
     """
     while line := sys.stdin.readline().strip():
         try:

@@ -131,7 +131,7 @@ class TrainingSection(TrainingArguments):
 
     refused: ClassVar[dict[str, str]] = {
         "gradient_accumulation_steps": "it is derived from tokens_per_step. Pass --tokens_per_step",
-        "num_train_epochs": "the length of a run has other options. Pass --epochs, --total_tokens or --max_steps",
+        "num_train_epochs": "other options set the length of a run. Pass --epochs, --total_tokens or --max_steps",
         "deepspeed": "the launcher starts it. Run accelerate launch --config_file accelerate_configs/zero1.yaml",
         "fsdp": "the launcher starts it. Run accelerate launch --config_file accelerate_configs/fsdp2.yaml",
         "fsdp_config": "the launcher's config file sets the sharding",
@@ -216,7 +216,10 @@ class PretrainingArguments(TrainingSection):
 
     @property
     def compiles_one_row(self) -> bool:
-        """Whether a compiled loss gets batches of one row in training or in validation."""
+        """Whether the compiled loss function gets batches of one row.
+
+        This can happen in training or in validation.
+        """
         return self.compile_loss and 1 in (self.per_device_train_batch_size, self.per_device_eval_batch_size)
 
 
@@ -293,8 +296,8 @@ def warmup_steps(training: TrainingSection, max_steps: int) -> int:
 def output_dir_of(recipe: TrainingRecipe) -> str:
     """Return --output_dir, or runs/NAME if --output_dir is not set.
 
-    NAME is the name of the recipe file. If the run uses another prepared folder than the recipe file, NAME is the
-    name of that prepared folder.
+    NAME is the name of the recipe file. If --dataset_dir is not the folder that the recipe file names, NAME is the
+    name of that folder.
     """
     folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
     return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

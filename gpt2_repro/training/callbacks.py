@@ -76,7 +76,7 @@ PARTS = {
     "tokens_per_second": "{:,.0f} tok/s",
     "mfu": "mfu {:.1%}",
     "padding": "padding {:.1%}",
-    "data_wait": "wait {:.1%}",
+    "data_wait": "data wait {:.1%}",
     "usd": "${:,.2f}",
 }
 
@@ -164,7 +164,7 @@ class CompilationReport(TrainerCallback):
         if not problems:
             kind, seconds = "masked" if masks else "causal", time.perf_counter() - self.began
             graphs = sum(graph.training for graph in self.graphs)
-            text = "compiled: %d graph(s) with %d %s attention calls and no logits. The first step took %.0f s."
+            text = "compiled: %d graph(s), %d %s attention calls, logits in chunks. The first step took %.0f s."
             logger.info(text, graphs, self.n_layer, kind, seconds)
         kernel = self.model.config._attn_implementation
         self.record({"compiled": bool(self.graphs), "attention": kernel, "compilation_problems": problems})

@@ -88,9 +88,9 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
         "processes": accelerator.num_processes,
         "zero_stage": None,
         "weights": weights,
-        "products": "bfloat16" if autocast == "bf16" else weights,
-        "masters": weights,
-        "accumulation": weights,
+        "matrix_products": "bfloat16" if autocast == "bf16" else weights,
+        "master_weights": weights,
+        "gradient_sums": weights,
     }
     if facts["engine"] == "DeepSpeedEngine":
         zero: Any = wrapped.optimizer
@@ -100,8 +100,8 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
         facts |= {
             "zero_stage": wrapped.zero_optimization_stage(),
             "zero_optimizer": type(zero).__name__,
-            "masters": _name(masters.dtype),
-            "accumulation": _name(wrapped.get_data_types()[1]),
+            "master_weights": _name(masters.dtype),
+            "gradient_sums": _name(wrapped.get_data_types()[1]),
             "clip": zero.clip_grad,
             "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
@@ -109,7 +109,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
     if isinstance(wrapped, _fsdp().FSDPModule):
         policy: Any = wrapped._get_fsdp_state()._mp_policy
         products, sums = (_name(one or dtype) for one in (policy.param_dtype, policy.reduce_dtype))
-        facts |= {"products": products, "accumulation": sums}
+        facts |= {"matrix_products": products, "gradient_sums": sums}
     return facts | {"optimizer": type(inner).__name__}
 
 
@@ -169,8 +169,8 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
         max_grad_norm: the clipping limit of the recipe.
         bf16: whether matrix products are computed in bf16.
     """
-    products = "bfloat16" if bf16 else "float32"
-    expected: dict[str, Any] = {"processes": plan.num_processes, "products": products, "masters": "float32"}
+    expected: dict[str, Any] = {"processes": plan.num_processes, "master_weights": "float32"}
+    expected["matrix_products"] = "bfloat16" if bf16 else "float32"
     if facts["zero_stage"] is not None:
         expected |= {"clip": max_grad_norm, "rows_per_pass": plan.micro_batch_size}
         expected |= {"accumulation_steps": plan.gradient_accumulation_steps}
@@ -178,7 +178,7 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
         if facts[key] != value:
             problem = f"The training engine uses {key} {facts[key]}, but the recipe needs {value}."
             raise UserError(f"{problem} Pass --config_file with a file from accelerate_configs/ to accelerate launch.")
-    if facts["accumulation"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
+    if facts["gradient_sums"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
         logger.warning(
             "Gradients of the micro-batches are added in bf16, which loses precision. Set data_types.grad_accum_dtype to "
             "fp32 in the DeepSpeed JSON."

@@ -136,7 +136,10 @@ def judge(trainer: PretrainingTrainer) -> None:
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:
-    """Write final/ from the fp32 weights or their average, and complete the run."""
+    """Write final/, and mark the run as complete.
+
+    final/ has the fp32 weights, or their average over steps if the run computes one.
+    """
     main = trainer.is_world_process_zero()
     with trainer.average.applied() if trainer.average.exists else contextlib.nullcontext():
         weights = fp32_weights(trainer.model, keep=main)

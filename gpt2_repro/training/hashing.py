@@ -21,7 +21,7 @@ DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  #
 class StagingMemory:
     """Memory for the files of a checkpoint, shared with the process that writes them.
 
-    The memory is allocated here, because a copy into fresh memory takes ten times as long.
+    The memory is allocated before the first save, because a copy into newly allocated memory takes ten times as long.
     """
 
     def __init__(self, size: int) -> None:
@@ -51,12 +51,12 @@ class StagingMemory:
 
 @contextlib.contextmanager
 def hashed_saves(folder: Path, memory: StagingMemory | None = None) -> Iterator[dict[str, dict[str, Any]]]:
-    """Hash each file that this process saves below `folder` in the `with` block.
+    """Hash the files that this process saves below `folder` in the `with` block.
 
-    With `memory`, the files are copied to this memory instead. Only files that `torch.save` writes, and safetensors
-    files that transformers writes, are hashed and synced to disk, or copied.
+    This concerns only files that `torch.save` writes, and safetensors files that transformers writes. Without
+    `memory`, they are hashed and synced to disk. With `memory`, they are copied to it instead.
 
-    Yields a dict, to which each of these files adds an entry. The key is the path relative to `folder`. The value is a
+    Yields a dict, to which each such file adds an entry. The key is the path relative to `folder`. The value is a
     dict with the size (`bytes`), and the hash (`sha256`) or the position in the memory (`start`).
     """
     written: dict[str, dict[str, Any]] = {}

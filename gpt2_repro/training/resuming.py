@@ -234,10 +234,9 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     """
     needed, free = 1.2 * checkpoints.size(checkpoint), shutil.disk_usage(checkpoint).free
     if free < needed:
-        space = f"{(needed - free) / 1e6:,.0f} MB"
         raise UserError(
-            f"Converting {checkpoint} to another number of processes needs {space} more free disk space. Free this space, "
-            "or start as many processes as wrote the checkpoint."
+            f"Converting {checkpoint} to another number of processes needs {(needed - free) / 1e6:,.0f} MB more free "
+            "disk space. Free this space, or start as many processes as the run had when it saved the checkpoint."
         )
     copy.mkdir(parents=True)
     for path in checkpoint.iterdir():

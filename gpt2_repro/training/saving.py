@@ -224,10 +224,10 @@ class CheckpointSaver:
             return False
         self.skipped += 1
         if stops or self.skipped > SKIPS_ALLOWED:
-            why = f"when the run stopped ({stops})" if stops else "for the third save in a row"
+            why = f"When the run stopped ({stops})," if stops else "For the third save in a row,"
             raise RunFailed(
-                f"{self.run} needed {megabytes:,.1f} MB more free disk space {why}. Free disk space and run the same "
-                f"command again {checkpoints.to_continue(self.run)}."
+                f"{why} the disk of {self.run} had {megabytes:,.1f} MB too little free space. Free disk space and run the "
+                f"same command again {checkpoints.to_continue(self.run)}."
             )
         logger.error(
             "NOT SAVED: the checkpoint of step %d needs %.1f MB more disk space in %s. Training continues. Delete "
@@ -260,7 +260,7 @@ class CheckpointSaver:
 
 
 def _prepare_first_save() -> None:
-    """Do what the first save would otherwise do, which takes longer than the copy."""
+    """Set up once what the first save needs, so that it does not delay that save."""
     get_checkpoint_conversion_mapping("")  # builds the tables that save_pretrained needs
     extract_model_from_parallel(torch.nn.Identity())  # imports DeepSpeed
 

@@ -117,7 +117,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
         training = dataclasses.replace(training, per_device_train_batch_size=rows)
     recipe = dataclasses.replace(recipe, model=model, training=training)
     origin = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
-    origin = "as passed" if is_passed else origin
+    origin = "from your options" if is_passed else origin
     size = f"{model.n_layer} layers of width {model.n_embd}"
     if model.model_type == "gpt2":
         size += f", {parameters / 1e6:.1f} M parameters without embeddings"
@@ -130,7 +130,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
 
 
 def rows_per_pass(rows: float, processes: int) -> int:
-    """Return the micro-batch to derive for steps of `rows` rows on all processes."""
+    """Return the micro-batch size for steps of `rows` rows on all processes together."""
     return _power_of_two(min(rows / processes, MOST_ROWS_PER_PASS))
 
 

@@ -102,7 +102,8 @@ class PretrainingTrainer(Trainer):
         facts |= {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss}
         memory = self.environment.accelerator.memory_bytes or 0
         self.record_engine(facts | {"tokens_per_chunk": tokens_per_chunk(self.model.config.vocab_size, memory)})
-        logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment.engine.items()))
+        shown = (f"{key.replace('_', ' ')} {value}" for key, value in self.environment.engine.items())
+        logger.info("set up: %s", ", ".join(shown))
         return prepared
 
     def record_engine(self, facts: dict[str, Any]) -> None:

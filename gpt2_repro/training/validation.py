@@ -54,7 +54,7 @@ class Validation:
         Args:
             model: the model in evaluation mode.
             after_batch: a function to call after each forward pass.
-            averaged: whether the model has the average of its weights. The keys then begin with `eval_average`, and
+            averaged: whether the weights are the average over steps. If so, the keys begin with `eval_average`, and
                 HellaSwag is not scored.
         """
         sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])

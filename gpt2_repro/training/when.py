@@ -27,7 +27,7 @@ NOTHING, ROLLING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 4, 100
 class StopSignals:
     """Signal handlers that record the first signal instead of ending the process.
 
-    A Ctrl-C more than a second after the first signal ends the process at once.
+    If the user presses Ctrl-C more than a second after the first signal, the process ends at once.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class StepControl(DefaultFlowCallback):
         return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
 
     def _due(self, step: int, every: int) -> bool:
-        """Return whether an event is due at the validation after `step`.
+        """Return whether an event is due at the validation at the end of `step`.
 
         Args:
             every: the interval of the event in steps. 0: never.

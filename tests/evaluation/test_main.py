@@ -248,6 +248,7 @@ def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
         ("runs/tiny --local_data data/tiny --device cpu --baseline ./gone", "./gone"),
         ("runs/tiny --local_data data/tiny --device cpu --baseline broken", "--baseline none"),
         ("nan --local_data data/tiny --device cpu --tasks last_word", "transformer"),
+        ("mute --local_data data/tiny --device cpu --tasks last_word", "no tokenizer files"),
         ("wide --local_data data/tiny --device cpu --tasks last_word", "do not fit its config.json"),
         ("runs/tiny --tasks lambada_openai --local_data torn", "lambada_openai.jsonl, line 2"),
         ("more --local_data data/tiny --device cpu --tasks last_word", "301 tokens"),
@@ -264,8 +265,10 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
     Path("broken/lambada_openai.jsonl").write_text('{"passage": "a b"}\n')
     Path("torn").mkdir()
     Path("torn/lambada_openai.jsonl").write_text('{"text": "a b"}\nno JSON\n')
-    for name in ("nan", "more", "endless", "wide"):
+    for name in ("nan", "more", "endless", "wide", "mute"):
         shutil.copytree(tiny_run / "final", name)
+    for file in Path("mute").glob("*token*"):
+        file.unlink()
     config = json.loads(Path("wide/config.json").read_text())
     Path("wide/config.json").write_text(json.dumps(config | {"n_embd": 2 * config["n_embd"]}))
     weights = load_file("nan/model.safetensors")

@@ -74,6 +74,7 @@ def test_verdicts_need_the_whole_interval() -> None:
     for metric, aggregation, ours, base, higher, verdict in (
         ("acc", MEAN, flipped, theirs, True, "matches"),
         ("acc", MEAN, noisy, theirs[:400], True, "inconclusive"),
+        ("acc", MEAN, theirs[:40], theirs[:40], True, "too few documents (40 of 150)"),
         (pages, WEIGHTED_PERPLEXITY, worse, PAGES, False, "worse"),
         (pages, WEIGHTED_PERPLEXITY, PAGES, worse, False, "better"),
         ("unheard_of", MEAN, theirs, theirs, None, None),

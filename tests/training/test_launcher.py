@@ -114,9 +114,9 @@ def test_unsupported_fsdp_settings_are_refused(
 
 
 PLAN = plan_batches(tokens_per_step=4096, sequence_length=128, micro_batch_size=4, num_processes=2, max_steps=8)
-BUILT = {"processes": 2, "products": "bfloat16", "masters": "float32", "zero_stage": 1, "clip": 1.0}
-BUILT |= {"rows_per_pass": 4, "accumulation_steps": 4, "accumulation": "float32"}
-WRONG = {"processes": 1, "products": "float32", "masters": "bfloat16"}
+BUILT = {"processes": 2, "matrix_products": "bfloat16", "master_weights": "float32", "zero_stage": 1, "clip": 1.0}
+BUILT |= {"rows_per_pass": 4, "accumulation_steps": 4, "gradient_sums": "float32"}
+WRONG = {"processes": 1, "matrix_products": "float32", "master_weights": "bfloat16"}
 WRONG |= {"clip": 0.0, "rows_per_pass": 8, "accumulation_steps": 1}
 
 
@@ -126,5 +126,5 @@ def test_engine_that_differs_from_the_recipe_is_refused(key: str, caplog: pytest
     with pytest.raises(UserError, match=f"{key} {WRONG[key]}, .* {BUILT[key]}"):
         check_engine(BUILT | {key: WRONG[key]}, PLAN, max_grad_norm=1.0, bf16=True)
     assert not caplog.text
-    check_engine(BUILT | {"accumulation": "bfloat16"}, PLAN, max_grad_norm=1.0, bf16=True)
+    check_engine(BUILT | {"gradient_sums": "bfloat16"}, PLAN, max_grad_norm=1.0, bf16=True)
     assert "grad_accum_dtype" in caplog.text  # sums in bf16 cause a warning

@@ -30,7 +30,7 @@ def test_fp32_masters_change_under_zero1_in_bf16(train, tmp_path: Path) -> None:
     if environment["precision"] != "bf16":
         pytest.skip("this CPU has no bf16 instructions, so the run was in fp32")
     engine = environment["engine"]
-    assert (engine["weights"], engine["masters"], engine["accumulation"]) == ("bfloat16", "float32", "float32")
+    assert (engine["weights"], engine["master_weights"], engine["gradient_sums"]) == ("bfloat16", "float32", "float32")
     assert engine["zero_optimizer"] == "BF16_Optimizer"  # this optimizer sums gradients in fp32
     final = load_file(run / "final" / "model.safetensors")
     gains = torch.cat([weight for name, weight in final.items() if ".ln_" in name and name.endswith("weight")])

@@ -172,7 +172,8 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
     """Return the estimated peak disk usage of a preparation in bytes.
 
     Args:
-        streams: pairs of source files and the maximum number of tokens to use from these files (0: no limit).
+        streams: one pair per source: the list of its files, and the maximum number of tokens to use from them (0: no
+            limit).
         itemsize: bytes per token id.
         characters: whether each character is a token.
     """

@@ -106,7 +106,7 @@ def _staging_lock(staging: Path) -> Iterator[None]:
 
 
 def _claim(staging: Path, request: dict[str, Any]) -> None:
-    """Record `request`, the options of a preparation, in an empty staging folder.
+    """Record the options of a preparation in its staging folder.
 
     Raises UserError if the folder has files that prepare_data.py did not make.
     """

@@ -54,7 +54,7 @@ class Group:
         streams: for each source, the tokenized parts of its files.
         names: names of the sources.
         spans: function that yields the documents of all sources in order.
-        remark: how the validation split departs from the request, or "".
+        remark: how the validation split differs from the split that the options ask for, or "".
     """
 
     splits: list[str]
@@ -80,7 +80,8 @@ def check_split(args: DataArguments, sources: Sources) -> None:
             raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or --split head.")
         if args.validation_text and tokens:
             raise UserError(
-                f"{source.files[0].name} contains tokens, so its text cannot be written. Pass --validation_text false."
+                f"{source.files[0].name} has token ids, so there is no text to save for validation. Pass "
+                "--validation_text false."
             )
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
@@ -88,7 +89,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         trained |= files.keys()
     of_training = [source.description["name"] for source in sources.training]
     for name, source in sources.validation_sets.items():
-        problem = f"The validation set {name!r} and the training sources have the same text"
+        problem = f"The validation set {name!r} has text that is also in the training sources"
         for file in source.validation_files or source.files:
             if file.identity() in trained:
                 raise UserError(f"{problem} ({file.name}). Pass another source for {name}.")
@@ -152,7 +153,7 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
 def _choose_head(
     order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float
 ) -> tuple[float, bool, str]:
-    """Return the arguments `head` and `cut` for `order_documents`, and a remark.
+    """Return `head` and `cut` for `order_documents`, and a remark on the split.
 
     With these arguments, the first documents go to validation. `total` is the number of tokens of all documents.
     """
@@ -164,9 +165,9 @@ def _choose_head(
     # validation would otherwise have more than 10 % of all tokens, or if more than 10 % was requested.
     if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
         return head, False, remark and f"{remark}validation has the first documents"
-    less = f" ({wanted:,.0f} tokens were requested)" if wanted > head else ""
+    less = f" instead of the {wanted:,.0f} that were requested" if wanted > head else ""
     share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
-    return head, True, f"{remark}validation has {share}, and its last document may be cut{less}"
+    return head, True, f"{remark}validation has {share}{less}. Its last document may be cut"
 
 
 def _hash_needs_cut(
@@ -248,8 +249,8 @@ def _documents(
 ) -> Iterator[tuple[np.ndarray, float]]:
     """For each file part, yield its documents and the position of the next part.
 
-    A position is the number of earlier tokens of the same source, divided by `weight`. If `hashed`, the choices of
-    --split hash are loaded too.
+    A position is the number of earlier tokens of the same source, divided by `weight`. If `hashed`, the documents also
+    have the split that --split hash puts them into.
     """
     tokens = 0
     for number, part in enumerate(parts):
@@ -265,9 +266,9 @@ def _documents(
 
 
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
-    """Split each document across the position `place` into two parts.
+    """Cut each document that contains the position `place` into two documents.
 
-    Returns `documents`, an array of the dtype `_DOCUMENT`, with the additional parts.
+    Returns the array `documents`, of the dtype `_DOCUMENT`, with the additional documents.
 
     Args:
         place: the end of the validation split, as a position in the order of `order_documents`.

@@ -116,9 +116,9 @@ class HubFile(SourceFile):
         return LocalFile(str(self.path), self.size, self.form).parts()
 
     def drop(self) -> None:
-        """Delete the downloaded file, except for a token file.
+        """Delete the downloaded file, unless it is a token file.
 
-        The ids in token files are read later.
+        The ids of a token file are read later.
         """
         folder = self.repository.folder
         # Token files (.bin) are kept until the rows are cut, because their ids are not copied.

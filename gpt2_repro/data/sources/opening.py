@@ -1,4 +1,4 @@
-"""Find the files of the sources that --source and other options name.
+"""Find the files of the sources that --source and other options ask for.
 
 A source is a preset of this project, a Hub dataset or a set of local files.
 """
@@ -192,6 +192,8 @@ class SourceOpener:
                     hint = "It is a link to a file that does not exist."
                 if Path(" ".join(globs)).exists():
                     hint = f'Quote names with spaces: "{" ".join(globs)}".'
+                if set("\u201c\u201d\u2018\u2019") & set(pattern):
+                    hint = "Replace the curly quotes by straight quotes."
                 if "#" in pattern:
                     hint = "To choose a column, pass --text_column."
                 if "," in pattern:
@@ -229,7 +231,10 @@ class SourceOpener:
                 raise UserError(f"The file type of {path} is not supported. Supported are {known}. {fix}.")
         tests = [path for path in paths if self.args.split == "source" and _TEST_NAME.search(path.name)]
         if tests:
-            logger.info("not used, because --split source keeps test files apart: %s", ", ".join(map(str, tests)))
+            logger.info(
+                "These test files are not used, because --split source uses only training and validation files: %s",
+                ", ".join(map(str, tests)),
+            )
         sizes = {path: path.stat().st_size for path in paths if path not in tests}
         if form.text_column != TextForm().text_column and not {kind_of(path) for path in sizes} & COLUMNS:
             logger.warning("--text_column %s has no effect, because text files have no columns.", form.text_column)
@@ -246,7 +251,7 @@ class SourceOpener:
 def _text_files_in(folder: Path) -> list[Path]:
     """Return the text files in a folder and its subfolders.
 
-    Hidden files, prepared folders and, next to other files, README.md are omitted.
+    Hidden files and prepared folders are omitted. A README.md is omitted if there are other text files.
     """
     files = [path for path in folder.rglob("*") if path.is_file() and kind_of(path) in KINDS]
     apart = {path.parent for path in folder.rglob(MANIFEST)} | set(folder.rglob("*.staging"))

@@ -28,7 +28,7 @@ Row = tuple[str | None, str]  # text or None, and the error message if the text 
 
 @dataclasses.dataclass(frozen=True)
 class TextPart(Part):
-    """The lines that begin at the bytes `start` to `stop` (exclusive) of a text file.
+    """The lines of a text file whose first byte is at `start` or later, before `stop`.
 
     Args:
         kind: format of the part: .txt, .jsonl, .csv, or .json (a file with a single JSON array).
@@ -75,7 +75,7 @@ class TextPart(Part):
     def _place(self, number: int) -> str:
         """Return "FILE, line N," for an error, with N counted from the start of the file.
 
-        `number` is counted from byte `start` of the file.
+        `number` is the number of the line, counted from the byte `start` of the file.
         """
         before = at = 0
         with Path(self.name).open("rb") as file:

@@ -170,7 +170,7 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
 def _not_judged(tables: Tables) -> list[str]:
     """Return the measurements that have too few documents or domains for a conclusion.
 
-    Each text has a name and the number needed, such as "domains (two needed)".
+    Each returned string has the name of a measurement and the number needed, such as "domains (two needed)".
     """
     documents = {bucket.label: bucket.documents for bucket in tables["domains"]}
     for what, table in (("positions", "positions"), ("the separator", "ends"), ("the use of context", "gain")):
