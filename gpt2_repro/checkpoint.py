@@ -1,6 +1,7 @@
 """Find a checkpoint by its folder, run or Hub id, without loading its weights."""
 
 import dataclasses
+import difflib
 import logging
 import re
 from pathlib import Path
@@ -76,6 +77,11 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         return _open_folder(newest)
     if not path.exists() and is_run(Path("runs", name)):
         raise UserError(f"Checkpoint not found: {name}. Did you mean runs/{name}?")
+    if name == FINAL or (step_of(path) >= 0 and not path.exists()):
+        raise UserError(f"Checkpoint not found: {name}. Pass it with its run, such as runs/NAME/{name}.")
+    near = difflib.get_close_matches(name, [str(run) for run in Path("runs").glob("*") if is_run(run)], 1, cutoff=0.85)
+    if not path.exists() and near:
+        raise UserError(f"Checkpoint not found: {name}. Did you mean {near[0]}?")
     if not path.exists() and "," in name:
         raise UserError(f"Checkpoint not found: {name}. Separate several checkpoints with spaces.")
     if path.is_file() and not suggest_run(path):

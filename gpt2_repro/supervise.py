@@ -32,7 +32,7 @@ from gpt2_repro.supervision import ENDED, FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.training.launcher import adopt_orphans
 
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("gpt2_repro.supervise")
 
 LONGEST_WAIT = 300.0  # seconds between two attempts
 KEEP_RUN = "GPT2_REPRO_RUN_NOTE"  # path of a file that receives the run directory

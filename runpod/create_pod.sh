@@ -48,7 +48,7 @@ while (($#)); do
     --allow_long) long=1 ;;
     --yes) yes=1 ;;
     [!-]*) mistake "Unexpected argument '$1'. Quote values with spaces. Nothing was rented." ;;
-    *) mistake "Unknown option $1. Nothing was rented. Pass the kind of GPU as --gpu and their number as --n." ;;
+    *) mistake "Unknown option $1. Pass the kind of GPU as --gpu, their number as --n. Nothing is rented without --yes." ;;
   esac
   shift || mistake "$option needs a value."
 done

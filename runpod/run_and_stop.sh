@@ -28,7 +28,7 @@ while (($#)); do
     --grace) grace=${2:-}; shift ;;
     --keep) stops=0 ;;
     --) shift; break ;;
-    -*) mistake "Unknown option $1. Pass the training command last, after --." ;;
+    -*) mistake "Unknown option $1. Pass --hours, --sync, --no_evaluation, --grace or --keep, then --, then the training command." ;;
     *) mistake "Pass -- before the training command, as in: -- $*." ;;
   esac
   shift || mistake "$option needs a value."

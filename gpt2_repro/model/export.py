@@ -147,11 +147,14 @@ def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
     """Return the prompt's ids, or the start-of-document id for an empty prompt.
 
-    Raises UserError if the prompt fills the window or cannot be encoded, or if the tokenizer has no start-of-document
-    id for an empty prompt.
+    A tokenizer of characters has no start-of-document id, so an empty prompt is replaced by a line break.
+
+    Raises UserError if the prompt fills the window or cannot be encoded, or if neither replacement is possible.
     """
     try:
         ids = tokenizer(prompt, verbose=False)["input_ids"] or [tokenizer.bos_token_id]
+        if ids == [None] and "\n" in tokenizer.get_vocab():  # characters as tokens
+            ids = tokenizer("\n")["input_ids"]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
         raise UserError(
             f"Cannot encode the prompt {prompt!r} ({error}). Use only characters that occur in the training data."

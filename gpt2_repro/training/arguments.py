@@ -18,7 +18,7 @@ from gpt2_repro.optim import OWN_OPTIMIZERS, Schedule
 from gpt2_repro.recipe import Recipe, parse_recipe
 
 
-_LAST_WEIGHTS = "pre-training keeps the weights of the last step"
+_LAST_WEIGHTS = "final/ has the last weights. Remove it. The best checkpoint is kept with --keep_best_checkpoint"
 _PUSH_LATER = "train.py does not push to the Hub. Push final/ after the training"
 _LOSSES_ONLY = "validation computes losses only"
 # Valid ranges and the options they apply to. Checks that need several options or the machine are in other functions.

@@ -78,7 +78,7 @@ def adopt_orphans() -> None:
 def check_launcher() -> None:
     """Raise UserError if accelerate launch has settings that are ignored or forbidden."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
-        raise UserError("`accelerate launch --cpu` disables DeepSpeed. Pass --use_cpu after train.py instead.")
+        raise UserError("`accelerate launch --cpu` is not supported. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
         raise UserError(
             f"ACCELERATE_MIXED_PRECISION is {precision}, but train.py supports only bf16 and fp32. Remove mixed_precision "
