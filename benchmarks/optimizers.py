@@ -132,7 +132,7 @@ def prepare(folder: Path, text: Path) -> Path:
     training: dict[str, Any] = {"tokens_per_step": STEP, "max_steps": STEPS, "per_device_train_batch_size": 32}
     training |= {"warmup_steps": 60, "eval_steps": 20, "eval_tokens": 65_536, "per_device_eval_batch_size": 32}
     training |= {"accept_any_hardware": True, "sample_steps": 0, "dataloader_num_workers": 0, "keep_checkpoints": 1}
-    training |= {"keep_best_checkpoint": False, "report_to": "none"}
+    training |= {"keep_best_checkpoint": False, "report_to": "none", "bf16": False}  # the same on all CPUs
     recipe = folder / "recipe.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     recipe.write_text(yaml.safe_dump({"data": data, "training": training}))

@@ -147,21 +147,18 @@ def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
     """Return the prompt's ids, or the start-of-document id for an empty prompt.
 
-    A tokenizer of characters has no start-of-document id, so an empty prompt is replaced by a line break.
+    A tokenizer of characters has no such id, so an empty prompt becomes a line break (or the first character).
 
-    Raises UserError if the prompt fills the window or cannot be encoded, or if neither replacement is possible.
+    Raises UserError if the prompt fills the window or cannot be encoded.
     """
     try:
         ids = tokenizer(prompt, verbose=False)["input_ids"] or [tokenizer.bos_token_id]
-        if ids == [None] and "\n" in tokenizer.get_vocab():  # characters as tokens
-            ids = tokenizer("\n")["input_ids"]
+        if ids == [None]:  # characters as tokens
+            ids = tokenizer("\n" if "\n" in tokenizer.get_vocab() else min(tokenizer.get_vocab()))["input_ids"]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
         raise UserError(
             f"Cannot encode the prompt {prompt!r} ({error}). Use only characters that occur in the training data."
         ) from None
-    if ids == [None]:
-        fix = "Pass a prompt (--sample_prompt in training, --prompt in generate), or --sample_tokens 0 in training."
-        raise UserError(f"This tokenizer has no token that starts a document. {fix}")
     if window and len(ids) >= window:
         raise UserError(f"The prompt has {len(ids)} tokens and fills the window of {window}. Pass a shorter prompt.")
     return ids

@@ -50,11 +50,6 @@ def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
     length, tokenizer = data.manifest.form.sequence_length, data.tokenizer
     data.lock()
     train, validation = data.rows("train"), data.validation(eval_tokens=args.eval_tokens)
-    if args.sample_steps and args.sample_tokens and not args.sample_prompt and tokenizer.bos_token_id is None:
-        logger.warning(
-            "No text samples, because the tokenizer has no end-of-text token. To sample, pass --sample_prompt."
-        )
-        args.sample_tokens = 0
     if args.sample_steps and args.sample_tokens:
         start_ids(tokenizer, args.sample_prompt, window=length)
     return Inputs(train, validation, tokenizer, _open_hellaswag(args, tokenizer, window=length))
