@@ -253,10 +253,14 @@ def _text_files_in(folder: Path) -> list[Path]:
 
     Hidden files and prepared folders are omitted. A README.md is omitted if there are other text files.
     """
-    files = [path for path in folder.rglob("*") if path.is_file() and kind_of(path) in KINDS]
     apart = {path.parent for path in folder.rglob(MANIFEST)} | set(folder.rglob("*.staging"))
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not apart & set(path.parents)]
     files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    files = [path for path in files if not apart & set(path.parents)]
+    others = [str(path) for path in files if kind_of(path) not in KINDS]
+    files = [path for path in files if kind_of(path) in KINDS]
+    if files and others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        logger.info("not used, because they are not text files: %s", ", ".join(others[:3]) + more)
     texts = [path for path in files if path.name != "README.md"]
     if texts and len(texts) < len(files):
         logger.info("README.md in %s is not used as text", folder)
