@@ -77,7 +77,7 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         return _open_folder(newest)
     if not path.exists() and is_run(Path("runs", name)):
         raise UserError(f"Checkpoint not found: {name}. Did you mean runs/{name}?")
-    if name == FINAL or (step_of(path) >= 0 and not path.exists()):
+    if name == FINAL or (step_of(path) >= 0 and path.name == name):
         raise UserError(f"Checkpoint not found: {name}. Pass it with its run, such as runs/NAME/{name}.")
     near = difflib.get_close_matches(name, [str(run) for run in Path("runs").glob("*") if is_run(run)], 1, cutoff=0.85)
     if not path.exists() and near:

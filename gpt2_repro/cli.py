@@ -201,6 +201,8 @@ class OneLineErrors(argparse.ArgumentParser):
             raise UserError(f"{_name(action)} needs a value, such as {_example(action)}.")
         if surplus := re.match(r"argument (-[\w-]+).*: ignored explicit argument", message):
             raise UserError(f"{surplus[1]} takes no value. Remove the value.")
+        if missing := re.match(r"the following arguments are required: (RUN|CHECKPOINT|checkpoint)", message):
+            raise UserError(f"No {missing[1].upper()} was passed. Example: {self.prog} runs/demo")
         if re.match(r"unrecognized arguments:  +-", message):
             raise UserError("An option begins with a space. If a line ends with \\, remove the spaces after it.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):

@@ -88,7 +88,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
-        raise UserError("--push_to_hub needs a repository ORG/NAME and --format hf.")
+        raise UserError("--push_to_hub needs a repository, such as --push_to_hub ORG/NAME, and --format hf.")
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
         raise UserError("To upload to the Hub, set HF_TOKEN to a token with write access.")
     if args.out is not None and args.out.exists():

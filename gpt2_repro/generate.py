@@ -75,6 +75,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         try:
             args.prompt = file.read_text("utf-8-sig")
         except UnicodeDecodeError:
+            if b"\0" in file.read_bytes() and file.read_bytes()[:2] not in UTF16:
+                raise UserError(f"{file} is not a text file. Pass a file with text in UTF-8.") from None
             encoding = "utf-16" if file.read_bytes()[:2] in UTF16 else "cp1252"
             fix = f"Convert it with `iconv -f {encoding} -t utf-8 {shlex.quote(str(file))} > utf8.txt` and pass FILE:utf8.txt."
             raise UserError(f"{file} is not valid UTF-8. {fix}") from None

@@ -189,6 +189,11 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("generate", "runs/none FILE:recipes", "recipes is a folder"),
         ("diagnose", "runs/a runs/b", "--baseline runs/b"),
         ("generate", "--model x", "CHECKPOINT"),
+        ("generate", "", "generate runs/demo"),
+        ("report.__main__", "", "report runs/demo"),
+        ("generate", "runs/none/checkpoint-3 abc", "not found: runs/none/checkpoint-3. Pass a run"),
+        ("generate", "checkpoint-3 abc", "runs/NAME/checkpoint-3"),
+        ("generate", "runs/none FILE:zeros.txt", "not a text file"),
         ("generate", "--out_dir=runs/none", "CHECKPOINT without"),
         ("generate", "x --greedy", "--temperature 0"),
         ("export", "x --output y", "OUT"),
@@ -220,6 +225,7 @@ def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytes
     monkeypatch.delenv("HF_TOKEN", raising=False)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     (tmp_path / "utf16.txt").write_text("O Romeo", "utf-16")
+    (tmp_path / "zeros.txt").write_bytes(b"\0\xff")
     (tmp_path / "latin1.txt").write_text("caf\u00e9", "latin-1")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=told):

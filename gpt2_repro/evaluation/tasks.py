@@ -24,6 +24,7 @@ from gpt2_repro.evaluation.scores import COMPLETION
 from gpt2_repro.run_record import RunRecord
 
 
+KINDS: dict[str, Any] = {"endings": list, "label": str | int}  # all other columns have text
 LINES_TO_CHECK = 20_000  # all of LAMBADA and HellaSwag
 
 logger = logging.getLogger(__name__)
@@ -115,10 +116,11 @@ def _check_columns(path: Path, columns: Collection[str]) -> None:
             for number, line in enumerate(itertools.islice(lines, LINES_TO_CHECK), 1):  # noqa: B007
                 if line.strip():
                     found = json.loads(line)
-                    if not isinstance(found, dict) or not set(columns) <= found.keys():
+                    kinds = [KINDS.get(column, str) for column in columns]
+                    if not all(isinstance(found[name], kind) for name, kind in zip(columns, kinds, strict=True)):
                         raise ValueError
                     documents += 1
-    except (ValueError, gzip.BadGzipFile):
+    except (ValueError, KeyError, TypeError, gzip.BadGzipFile):
         documents = 0
     if not documents:
         fix = f"Each line must be a JSON object with {', '.join(columns)}."

@@ -251,6 +251,7 @@ def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
         ("mute --local_data data/tiny --device cpu --tasks last_word", "no tokenizer files"),
         ("wide --local_data data/tiny --device cpu --tasks last_word", "do not fit its config.json"),
         ("runs/tiny --tasks lambada_openai --local_data torn", "lambada_openai.jsonl, line 2"),
+        ("runs/tiny --tasks lambada_openai --local_data number", "lambada_openai.jsonl, line 1"),
         ("more --local_data data/tiny --device cpu --tasks last_word", "301 tokens"),
         ("endless --local_data data/tiny --device cpu --tasks last_word", "no end-of-text token"),
         ("runs/tiny,nan --tasks last_word", "spaces"),
@@ -263,6 +264,8 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
     shutil.copy(tiny_run / "final" / "config.json", "broken")
     Path("broken/wikitext.jsonl").touch()
     Path("broken/lambada_openai.jsonl").write_text('{"passage": "a b"}\n')
+    Path("number").mkdir()
+    Path("number/lambada_openai.jsonl").write_text('{"text": 5}\n')
     Path("torn").mkdir()
     Path("torn/lambada_openai.jsonl").write_text('{"text": "a b"}\nno JSON\n')
     for name in ("nan", "more", "endless", "wide", "mute"):
