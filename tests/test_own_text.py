@@ -239,7 +239,7 @@ def test_epochs(here: Path) -> None:
 
 
 def test_a_tokenizer_without_a_start_token_is_accepted(here: Path) -> None:
-    """The printed training command works: samples start with a line break, or with a passed prompt."""
+    """The printed training command works: samples start with a line break."""
     words = ["--data_files", "plays", "--tokenizer", "char", "--separator", "none", "--sequence_length", "32"]
     prepare_data.main([RECIPE, *words])
     data = PreparedData.read("data/plays")
