@@ -47,6 +47,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
             raise UserError(f"--{name} {value} must be at least {least}, such as --{name} 10.")
     if not 0 <= args.temperature < math.inf:
         raise UserError(f"--temperature {args.temperature} must be at least 0, such as 0.8.")
+    if args.temperature == 0 and args.num_samples > 1:
+        raise UserError("--temperature 0 makes all samples equal. Pass --num_samples 1, or a higher --temperature.")
     if not 0 < args.top_p <= 1:
         raise UserError(f"--top_p {args.top_p} must be above 0 and at most 1, such as 0.9.")
     if args.num_samples > MOST_SAMPLES:
@@ -71,7 +73,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         if not file.is_file():
             found = f"{file} is a folder" if file.is_dir() else f"{file} does not exist"
             found = "FILE: needs a path" if args.prompt == "FILE:" else found
-            raise UserError(f"{found}. To read the prompt from a file, pass FILE:PATH, such as FILE:prompt.txt.")
+            raise UserError(f"{found}. After FILE:, pass the path of a text file, such as FILE:books/prompt.txt.")
         try:
             args.prompt = file.read_text("utf-8-sig")
         except UnicodeDecodeError:

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,7 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("generate", "runs/none FILE:zeros.txt", "not a text file"),
         ("generate", "--out_dir=runs/none", "CHECKPOINT without"),
         ("generate", "x --greedy", "--temperature 0"),
+        ("generate", "x abc --temperature 0 --num_samples 3", "samples equal"),
         ("export", "x --output y", "OUT"),
         ("export", "x y.gguf", ".gguf"),
         ("evaluation.__main__", "x --limit 0", "--limit"),
@@ -328,3 +331,8 @@ def test_as_typed_it_is_one_line_and_exit_code_2_and_the_launcher_quotes_it(type
         told = json.loads((tmp_path / "error.json").read_text())["message"]
         assert told.startswith("error: ") and "'recipes/demo.yaml'" in told and done.stderr.strip() in told
     assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_is_not_run_as_a_module() -> None:
+    done = subprocess.run([sys.executable, ROOT / "gpt2_repro/generate.py", "x"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == "error: Run it as a module: python -m gpt2_repro.generate\n"

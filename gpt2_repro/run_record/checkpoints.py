@@ -121,7 +121,7 @@ def named(run: Path, name: str) -> Path:
     elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
     if elsewhere or step_of(chosen) < 0 or not chosen.is_dir():
         names = ", ".join(path.name for path in complete_checkpoints(run))
-        fix = f"Pass one of {names}" if names else "Omit --resume_from"
+        fix = f"The checkpoints are {names}" if names else "Omit --resume_from"
         raise UserError(
             f"{run} has no checkpoint {name}. {fix}. To start from the weights of another run, pass --init_from."
         )

@@ -65,7 +65,7 @@ def check_cores(argv: Sequence[str]) -> None:
     # Without torch, which these processes would import at the same time.
     finding = "" if "--use_cpu" in argv else "No GPU found: "
     if processes > 2 * cores and not (finding and any(Path("/dev").glob("nvidia[0-9]*"))):
-        fix = f"Pass --num_processes {cores} to accelerate launch."
+        fix = f"Pass --num_processes {cores} to accelerate launch, before train.py."
         raise UserError(f"{finding}{processes} processes for {cores} CPU cores. {fix}")
 
 

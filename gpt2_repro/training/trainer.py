@@ -101,7 +101,9 @@ class PretrainingTrainer(Trainer):
         self.average.attach(optimizer, self.model_wrapped.optimizer if self.is_deepspeed_enabled else None)
         facts |= {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss}
         memory = self.environment.accelerator.memory_bytes or 0
-        self.record_engine(facts | {"tokens_per_chunk": tokens_per_chunk(self.model.config.vocab_size, memory)})
+        self.record_engine(
+            facts | {"tokens_per_chunk_of_logits": tokens_per_chunk(self.model.config.vocab_size, memory)}
+        )
         shown = (f"{key.replace('_', ' ')} {value}" for key, value in self.environment.engine.items())
         logger.info("set up: %s", ", ".join(shown))
         return prepared

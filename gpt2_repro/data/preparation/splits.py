@@ -247,10 +247,10 @@ def order_documents(
 def _documents(
     parts: Sequence[StagedPart], weight: float, stream: int, *, hashed: bool
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """For each file part, yield its documents and the position of the next part.
+    """For each file part, yield its documents and the position where it ends.
 
-    A position is the number of earlier tokens of the same source, divided by `weight`. If `hashed`, the documents also
-    have the split that --split hash puts them into.
+    A position is a number of tokens from the start of the source, divided by `weight`. If `hashed`, each document also
+    records into which split --split hash puts it.
     """
     tokens = 0
     for number, part in enumerate(parts):
