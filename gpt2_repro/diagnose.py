@@ -230,7 +230,7 @@ def diagnosis_markdown(diagnosis: Mapping[str, Any]) -> str:
         f"Window: {diagnosis['window']:,} tokens, {diagnosis['dtype']}, {diagnosis['device']}. Token frequencies are "
         f"counted in {diagnosis['frequencies_of']}",
         "No start token is placed before the texts, except in the table with a start token",
-        *(f"{model['name']}: {model['source']}, revision {model['revision'][:12]}" for model in diagnosis["models"]),
+        *(f"{model['name']}: {model['source']}, hash {model['revision'][:12]}" for model in diagnosis["models"]),
         f"{versions}; {diagnosis['date']}: `{diagnosis['command']}`",
         *(f"Tables by domain and frequency omit positions from {jump['position']:,} on" for jump in diagnosis["jump"]),
     ]

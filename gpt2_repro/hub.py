@@ -15,9 +15,9 @@ SECONDS = 4.0  # timeout of the check
 
 @functools.cache
 def check_hub() -> bool:
-    """Switch to offline mode if the Hub is not reachable. Returns False in this case.
+    """Switch to offline mode if the Hub is not reachable.
 
-    If offline mode is already on, this function returns True without contacting the Hub.
+    Returns False if the Hub is not reachable. Otherwise, and if offline mode was already on, the result is True.
     """
     import httpx
     from huggingface_hub import constants

@@ -6,7 +6,7 @@
 # RunPod has no working timer, so this script provides one. Five minutes before the deadline (or a tenth of the time if
 # that is less), the timer sends SIGTERM to a run_and_stop.sh, so that the training ends with a checkpoint. The signal
 # is sent to PROCESS if it was passed, otherwise to the run_and_stop.sh that is running at that time.
-# At the deadline the timer tries to stop the pod. It terminates the pod only if no request to stop works and the pod has
+# At the deadline the timer tries to stop the pod. It terminates the pod only if all requests to stop it fail and the pod has
 # a network volume, because a run that was not copied may be outside the volume.
 # The timer is a process in a separate session. Its log is $WORKSPACE/logs/deadline.log, or /tmp/deadline.log.
 set -uo pipefail # no -e: a timer that exits early would not stop the pod

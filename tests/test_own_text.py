@@ -198,7 +198,7 @@ def test_one_document_is_enough(here: Path, capsys, caplog) -> None:
     words = command[[Path(word).name for word in command].index("train.py") + 1 :]
     with caplog.at_level(logging.INFO, "gpt2_repro"):
         follow_data(load_recipe([*words, "--epochs", "11"]))
-    assert "more than 10 epochs" in caplog.text
+    assert "More than 10 epochs" in caplog.text
     sized = follow_data(load_recipe(words))
     assert output_dir_of(sized) == "runs/hamlet" and sized.data.data_files == ["plays/hamlet.v1.txt"]
     assert (sized.model.n_layer, sized.model.n_embd) == (4, 256)

@@ -93,6 +93,8 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
         return models[-1].column
     checkpoint = resolve_checkpoint(name)
     if same := [model.column for model in models if model.name == checkpoint.name]:
+        if len(models) == 1:
+            logger.warning("The baseline is the scored model itself, so the table has no differences.")
         return same[0]
     try:
         models.append(open_model(checkpoint, functools.partial(load_pair, checkpoint.source)))

@@ -137,7 +137,8 @@ class RunRecord:
         parsers = {layout.RECIPE: yaml.safe_load, layout.ENVIRONMENT: json.loads, layout.STATUS: json.loads}
         for path in [self.path / name for name in parsers if (self.path / name).is_file()]:
             try:
-                parsers[path.name](path.read_text(encoding="utf-8"))
+                if not isinstance(parsers[path.name](path.read_text(encoding="utf-8")), dict):
+                    return path
             except (ValueError, RecursionError, yaml.YAMLError):
                 return path
         return None

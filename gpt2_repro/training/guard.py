@@ -41,8 +41,8 @@ class OutlierDetector:
     def measure(self, value: float) -> float:
         """Return the z-score of `value` relative to the stored values, and store `value`.
 
-        If several outliers follow each other, the first two are not stored. A value that is not finite is never
-        stored. Returns 0 if fewer than 128 values are stored, or if `value` is not finite.
+        An outlier is stored only if it follows two other outliers. A value that is not finite is never stored. Returns
+        0 if fewer than 128 values are stored, or if `value` is not finite.
         """
         # In llm.c (llmc/outlier_detector.h at 19c83f9 and before), a value that is not finite turns the detector
         # off for the rest of the run. There `value` itself is one of the 128 values, so no z-score exceeds 11.3.

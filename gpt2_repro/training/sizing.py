@@ -81,7 +81,7 @@ def follow_data(
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     check_warmup(recipe.training, typed)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
-        message = "The run reads the text %s times, more than %d epochs. Pass --epochs %d or prepare more text."
+        message = "The run reads the text %s times. More than %d epochs often overfit. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
     return recipe
 

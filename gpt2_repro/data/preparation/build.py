@@ -307,7 +307,8 @@ def _write_splits(
                     f"--{option}."
                 )
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
-                raise UserError(f"Split {split}: the id {largest} is not in the vocabulary. Set another --tokenizer.")
+                problem = f"The {split} split has the id {largest}, which is not in the vocabulary"
+                raise UserError(f"{problem}. Pass another --tokenizer.")
             if split != "train" and targets < NOISY_TOKENS:
                 fix = "Prepare more text, or more of it for validation (--validation_tokens, --validation_fraction)."
                 logger.warning("The split %s has only %s tokens, so its loss is noisy. %s", split, f"{targets:,}", fix)

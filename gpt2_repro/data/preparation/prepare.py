@@ -58,7 +58,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
             if key == "data_files":
                 SourceOpener(args, staging, keep_downloads=False, revisions={}).open_all()  # raises for wrong files
             fix = "Pass --overwrite to replace it, or another --dataset_dir."
-            found = f"--{key} {holds or 'none'}, not --{key} {value or 'none'}"
+            found = f"`--{key} {holds or 'none'}`, not with `--{key} {value or 'none'}`"
             raise UserError(f"{target} was prepared with {found}. {fix}")
         for split in data.manifest.shards:
             data.check_shards(split)

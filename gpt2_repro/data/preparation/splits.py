@@ -80,8 +80,8 @@ def check_split(args: DataArguments, sources: Sources) -> None:
             raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or --split head.")
         if args.validation_text and tokens:
             raise UserError(
-                f"{source.files[0].name} is read as token ids, which have no text to save for validation. "
-                "Pass --validation_text false and the --tokenizer of the ids, or a .txt file with text."
+                f"{source.files[0].name} is read as token ids, so there is no text to save for validation. For "
+                "token ids, pass --validation_text false and their --tokenizer. For text, pass a .txt file."
             )
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:

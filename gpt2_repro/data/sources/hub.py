@@ -1,4 +1,4 @@
-"""List the files of Hub datasets, then download, check and delete each file."""
+"""List the files of Hub datasets, download and check them, and delete the copies."""
 
 import contextlib
 import dataclasses

@@ -33,7 +33,7 @@ def test_a_finished_folder_is_found_again_and_changed_files_are_named(
         caplog.clear()
         assert prepare(arguments(**files)) == data
         assert (str(path) in caplog.text and "--overwrite" in caplog.text) == named
-    with pytest.raises(UserError, match="sequence_length 32, not --sequence_length 16"):
+    with pytest.raises(UserError, match="sequence_length 32`, not with `--sequence_length 16"):
         prepare(arguments(**files, sequence_length=16))
     assert content(tmp_path / "out") == before
     (tmp_path / "out" / "manifest.json").write_text("{")

@@ -112,6 +112,6 @@ def test_shards_of_tokens_give_the_rows_that_they_were_made_from(arguments, tmp_
     beyond = np.fromfile(shards / "out_train_000001.bin", np.uint16)
     beyond[-3] = 300
     beyond.tofile(shards / "out_train_000001.bin")
-    with pytest.raises(UserError, match="the id 300 .*--tokenizer"):
+    with pytest.raises(UserError, match="the id 300, .*--tokenizer"):
         prepare(arguments("wrong", **form))
     assert len(list((tmp_path).iterdir())) == 3  # only out, shards and back: no incomplete folder is left
