@@ -55,8 +55,8 @@ def score_models(
             for task in tasks:
                 key = _cache_key(settings, model.column.revision, task, definitions.get(task, "stock"))
                 found = _read_cache(key) if cached else None
-                how = "scores are cached" if found else f"is being scored on {settings.device}"
-                logger.info("%s: %s %s", task, model.name, how)
+                what = "reusing the cached scores of" if found else f"scoring on {settings.device}:"
+                logger.info("%s: %s model %r", task, what, model.name)
                 if found is None:
                     loaded = loaded or model.load()
                     model_folder = Path(scratch, str(model.column.revision))

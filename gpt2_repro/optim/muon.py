@@ -124,7 +124,7 @@ class _Update(NamedTuple):
     """The update of a weight by Muon.
 
     Args:
-        matrix: the average gradient of the complete weight. It is replaced by the orthogonalized update.
+        matrix: the gradient of the complete weight, averaged over steps. The orthogonalized update replaces it.
         pieces: number of matrices side by side in `matrix`.
         weight: the part of the weight that this rank updates.
         own: the same part of `matrix`.

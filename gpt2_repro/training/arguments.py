@@ -275,13 +275,12 @@ def check_warmup(training: TrainingSection, typed: Collection[str]) -> None:
         return  # the number of steps is not known yet
     steps = count_steps(training)
     if training.warmup_steps >= max(1, steps):
-        fix = f"Pass fewer, such as --warmup_steps {steps // 10}."
+        fix, origin = f"Pass fewer, such as --warmup_steps {steps // 10}.", ""
         if "warmup_steps" not in typed:
-            fix += " This is a value of the recipe."
+            origin = " of the recipe"
             fix += " For your own text, pass recipes/own_text.yaml." if "dataset_dir" in typed else ""
-        raise UserError(
-            f"--warmup_steps {training.warmup_steps} must be less than the {steps:,} steps of the run. {fix}"
-        )
+        problem = f"--warmup_steps {training.warmup_steps:g}{origin} must be less than the {steps:,} steps of the run"
+        raise UserError(f"{problem}. {fix}")
 
 
 def warmup_steps(training: TrainingSection, max_steps: int) -> int:

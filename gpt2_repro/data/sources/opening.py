@@ -200,7 +200,7 @@ class SourceOpener:
                     hint = "Separate files with spaces, without commas and brackets."
                 if "://" in pattern:
                     hint = "URLs are not supported: download the file and pass its local path."
-                raise UserError(f"There is no local file or folder {pattern}. {hint}")
+                raise UserError(f"There is no local file or folder {pattern!r}. {hint}")
             # An existing path is not used as a glob, because its name may contain [].
             for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
                 if not path.is_file() and not path.is_dir():
