@@ -98,7 +98,7 @@ def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
 def check_links(file: str | None) -> list[Finding]:
     """Return advice about the links between the GPUs.
 
-    `file` contains the output of `nvidia-smi topo -m`. If `file` is None, this command is run.
+    `file` is the path of a saved output of `nvidia-smi topo -m`. If it is None, this command is run.
     """
     if file:
         try:

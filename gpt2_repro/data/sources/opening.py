@@ -260,7 +260,7 @@ def _text_files_in(folder: Path) -> list[Path]:
     files = [path for path in files if kind_of(path) in KINDS]
     if files and others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        logger.info("not used, because they are not text files: %s", ", ".join(others[:3]) + more)
+        logger.info("not used, because of their file types: %s", ", ".join(others[:3]) + more)
     texts = [path for path in files if path.name != "README.md"]
     if texts and len(texts) < len(files):
         logger.info("README.md in %s is not used as text", folder)
