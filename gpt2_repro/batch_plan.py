@@ -12,6 +12,7 @@ from gpt2_repro.errors import UserError
 IGNORED = -100  # label of a position without a target; the default ignore_index of torch
 SamplingStrategy = Literal["random", "sequential", "group_by_length"]  # transformers' names
 BY_LENGTH: SamplingStrategy = "group_by_length"
+MOST_TOKENS = 10**18  # larger counts are mistakes, and their products would not fit into a float
 
 
 class TokenCount(int):
@@ -20,7 +21,7 @@ class TokenCount(int):
     def __new__(cls, value: object) -> "TokenCount":
         text = re.sub(r"[,_](?=\d{3})", "", str(value))  # 1,000 but not 1,5e3
         number = float(text)
-        if not number.is_integer() or number < 0:
+        if not number.is_integer() or not 0 <= number < MOST_TOKENS:
             raise ValueError(f"{value!r} is not a whole number of tokens")
         return super().__new__(cls, int(text) if text.isdigit() else int(number))
 

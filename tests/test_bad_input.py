@@ -94,6 +94,12 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--total_tokens 255 --max_steps 0", ["--total_tokens 256"]),
         ("--init_from scratch", ["--init_from scratch"]),
         ("--n_head 3", ["--n_embd 32", "--n_head 3"]),
+        ("--n_head 1e30", ["--n_head 32 "]),
+        ("--n_layer 1e20", ["smaller --n_layer"]),
+        ("--tokens_per_step 1e308", ["--tokens_per_step 524288"]),
+        ("--hang_timeout 1e308", ["--hang_timeout 600"]),
+        ("--dataloader_num_workers 1e9", ["--dataloader_num_workers 2"]),
+        ("--dataloader_multiprocessing_context fork", ["--dataloader_multiprocessing_context"]),
         ("--per_device_train_batch_size -1", ["--per_device_train_batch_size"]),
         (f"--sample_prompt {'abc-' * 40}", ["window of 32"]),
     ],
@@ -162,11 +168,14 @@ def test_an_output_dir_that_is_a_file(tiny_recipe: Path, tmp_path: Path) -> None
         train_story.main([str(tiny_recipe), "--output_dir", str(tmp_path / "run")])
 
 
-def test_an_empty_corpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "told"), [("", "empty"), ("--num_proc 1e30", "--num_proc 2"), ("--source_split test", "--source ")]
+)
+def test_an_empty_corpus_and_wrong_options_of_its_preparation(options: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     words = ("--data_files", tmp_path / "empty.txt", "--tokenizer", "train:300", "--dataset_dir", tmp_path / "data")
-    with pytest.raises(UserError, match="empty"):
-        prepare_data.main([str(word) for word in words])
+    with pytest.raises(UserError, match=told):
+        prepare_data.main([str(word) for word in words] + options.split())
     assert not (tmp_path / "data").exists()
 
 

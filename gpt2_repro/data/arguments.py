@@ -12,6 +12,9 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import expand
 
 
+MOST_WORKERS = 1024  # the largest machines that can be rented have fewer cores
+
+
 def option(default: Any, help: str, **keywords: Any) -> Any:
     """Return a dataclass field whose metadata has a help text and argparse keywords.
 
@@ -118,6 +121,8 @@ def check_passed(data: DataArguments, passed: Collection[str]) -> None:
     """Raise UserError if a passed option has no effect because of another option."""
     if {"source", "data_files"} <= set(passed):
         raise UserError("--source and --data_files both set the text. Pass only one of them.")
+    if "source_split" in passed and data.data_files:
+        raise UserError("--source_split selects a split of a Hub dataset. Remove it, or pass --source OWNER/NAME.")
     if "validation_fraction" in passed and data.split != "hash":
         raise UserError("--validation_fraction needs --split hash. Add --split hash or use --validation_tokens.")
 
@@ -149,8 +154,10 @@ class PreparationOptions:
     overwrite: bool = option(False, "Replace an existing folder when the new folder is complete.", action="store_true")
 
     def __post_init__(self) -> None:
-        if self.num_proc < 1:
-            raise UserError(f"--num_proc {self.num_proc} is less than 1. For example, pass --num_proc 2.")
+        if not 1 <= self.num_proc <= MOST_WORKERS:
+            raise UserError(
+                f"--num_proc {self.num_proc} is not in the range 1 to {MOST_WORKERS}. Example: --num_proc 2."
+            )
         if self.max_bad_documents < 0:
             fix = "For example, pass --max_bad_documents 10."
             raise UserError(f"--max_bad_documents {self.max_bad_documents} is negative. {fix}")

@@ -89,7 +89,7 @@ class ModelArguments:
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
     """Raise UserError if the model's shape or the document mask is invalid."""
     if model.n_head and model.n_embd % model.n_head:
-        heads = max(n for n in range(1, model.n_head) if model.n_embd % n == 0)
+        heads = next(n for n in range(min(model.n_head, model.n_embd), 0, -1) if model.n_embd % n == 0)
         fix = f"Pass --n_head {heads} or --n_embd {model.n_embd // model.n_head * model.n_head + model.n_head}."
         raise UserError(f"--n_embd {model.n_embd} must be a multiple of --n_head {model.n_head}. {fix}")
     if model.document_mask and packing == "wrap":

@@ -1,12 +1,16 @@
 """Build the model to train."""
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import available_memory
 from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.initial_weights import start_from
 from gpt2_repro.model.pretraining import make_pretraining
+from gpt2_repro.model_size import gpt2_parameters
 
 
 def build_model(
@@ -26,8 +30,10 @@ def build_model(
         documents: if given, tokens attend only to their own document.
         compiled: compile the loss with torch.compile.
 
-    Raises UserError if the checkpoint `init_from` cannot be loaded, or does not match the model or the data.
+    Raises UserError if the checkpoint `init_from` cannot be loaded, or does not match the model or the data,
+    and for a model that is too large for the memory of the machine.
     """
+    _check_memory(config)
     model = stock_model(config, attention=attention)
     if init_from:
         start_from(init_from, model, tokenizer)
@@ -35,3 +41,20 @@ def build_model(
     if compiled:
         compile_loss(model)
     return model
+
+
+def _check_memory(config: PreTrainedConfig) -> None:
+    """Raise UserError if the model does not fit into the free memory of the machine."""
+    parameters = gpt2_parameters(
+        n_layer=config.num_hidden_layers,
+        n_embd=config.hidden_size,
+        n_positions=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+    )
+    # fp32 weights; without a GPU also their gradients and the two moments of AdamW.
+    needed = parameters * (4 if torch.cuda.is_available() else 16)
+    if needed > (free := available_memory()):
+        size = f"{parameters / 1e6:,.0f} M parameters needs about {needed / 1e9:,.0f} GB of memory"
+        raise UserError(
+            f"A model with {size}, and {free / 1e9:.0f} GB are free. Pass a smaller --n_layer or --n_embd."
+        )

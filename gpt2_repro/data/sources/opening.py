@@ -109,7 +109,7 @@ def validation_sets(args: DataArguments) -> dict[str, str]:
     for text in args.validation_sets:
         name, _, source = text.partition("=")
         if not re.fullmatch(r"[a-z0-9_]+", name) or not source:
-            raise UserError(f"--validation_sets {text} is invalid. Pass NAME=SOURCE with a NAME of a-z, 0-9 and _.")
+            raise UserError(f"--validation_sets {text!r} is invalid. Pass NAME=SOURCE with a NAME of a-z, 0-9 and _.")
         if name in sets:
             raise UserError(f"--validation_sets names {name} twice. Pass each name once.")
         sets[name] = source
