@@ -99,20 +99,21 @@ class Study:
         tried = {rate: self.curve(size, arm, rate, 1) for rate in rates}
         return {rate: curve for rate, curve in tried.items() if curve}
 
-    def arm(self, arm: str) -> Iterator[tuple[str, float, list[Curve]]]:
-        """Yield each size with the best learning rate and the curves of its seeds."""
-        rates = ARMS[arm][1]
+    def sizes(self) -> Iterator[tuple[str, str, float, list[Curve]]]:
+        """Yield size, arm, best learning rate and the curves of its seeds, all arms of a size before the next size."""
+        rates = {arm: rates for arm, (_, rates) in ARMS.items()}
         for size, (_, _, seeds) in SIZES.items():
-            tried = self.tune(size, arm, rates)
-            if len(tried) < len(rates):
-                return
-            ranked = sorted(tried, key=lambda rate: tried[rate].last)
-            best = ranked[0]
-            curves = [self.curve(size, arm, best, seed) for seed in seeds]
-            yield size, best, [curve for curve in curves if curve]
-            # The neighbour with the lower loss is tried at the next size.
-            near = [rate for rate in ranked[1:] if abs(rates.index(rate) - rates.index(best)) == 1]
-            rates = sorted([best, *near[:1]])
+            for arm in ARMS:
+                tried = self.tune(size, arm, rates[arm])
+                if len(tried) < len(rates[arm]):
+                    return
+                ranked = sorted(tried, key=lambda rate: tried[rate].last)
+                best = ranked[0]
+                curves = [self.curve(size, arm, best, seed) for seed in seeds]
+                yield size, arm, best, [curve for curve in curves if curve]
+                # The neighbour with the lower loss is tried at the next size.
+                near = [rate for rate in ranked[1:] if abs(rates[arm].index(rate) - rates[arm].index(best)) == 1]
+                rates[arm] = sorted([best, *near[:1]])
 
 
 def read(run: Path) -> Curve:
@@ -173,14 +174,13 @@ def main() -> None:
         "| size | arm | learning rate | last validation loss (seeds) | share of the tokens to AdamW's | s per step |"
     )
     print("| --- | --- | --- | --- | --- | --- |")
-    for arm in ARMS:
-        for size, rate, curves in study.arm(arm):
-            if arm == BASELINE:
-                targets[size] = statistics.mean(curve.last for curve in curves)
-            share = [reached(curve.losses, targets[size]) / STEPS for curve in curves] if size in targets else []
-            seconds = statistics.mean(curve.seconds for curve in curves)
-            cells = (size, arm, f"{rate:g}", spread([curve.last for curve in curves], 4), spread(share, 2))
-            print(f"| {' | '.join(cells)} | {seconds:.2f} |", flush=True)
+    for size, arm, rate, curves in study.sizes():
+        if arm == BASELINE:
+            targets[size] = statistics.mean(curve.last for curve in curves)
+        share = [reached(curve.losses, targets[size]) / STEPS for curve in curves] if size in targets else []
+        seconds = statistics.mean(curve.seconds for curve in curves)
+        cells = (size, arm, f"{rate:g}", spread([curve.last for curve in curves], 4), spread(share, 2))
+        print(f"| {' | '.join(cells)} | {seconds:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
