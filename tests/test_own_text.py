@@ -109,6 +109,9 @@ def test_one_length_of_a_run_replaces_the_other(here: Path, tmp_path: Path) -> N
     assert steps("--total_tokens", "5120", max_steps=10) == steps("--total_tokens", "5120", epochs=2) == 20
     with pytest.raises(UserError, match="both epochs and max_steps"):
         steps(max_steps=10, epochs=2)
+    for other in (("--max_steps", "9"), ("--epochs", "2")):
+        with pytest.raises(UserError, match="--total_tokens both set"):
+            steps(*other, "--total_tokens", "5120")
 
 
 def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:

@@ -45,16 +45,17 @@ def follow_data(
         data: the prepared folder. None: open the folder that the recipe names.
         on_gpu: derive sizes for a GPU (True), a CPU (False) or this machine (None).
 
-    Raises UserError if a size must be derived and no prepared folder matches the recipe, or if epochs is passed
-    together with total_tokens or max_steps.
+    Raises UserError if a size must be derived and no prepared folder matches the recipe, or if two of epochs,
+    total_tokens and max_steps are passed.
     """
     training, typed = recipe.training, recipe.typed
-    if "epochs" in typed and (other := typed & {"total_tokens", "max_steps"}):
-        raise UserError(f"--epochs and --{min(other)} both set the length of the run. Pass one of them.")
-    if passed := typed & {"epochs", "max_steps", "total_tokens"}:
+    passed = sorted(name for name in ("epochs", "max_steps", "total_tokens") if name in typed)
+    if len(both := [f"--{name}" for name in passed if getattr(training, name)]) > 1:
+        raise UserError(f"{both[0]} and {both[1]} both set the length of the run. Pass one of them.")
+    if passed:
         # A length on the command line replaces the length in the recipe.
         replaced: dict[str, Any] = {"epochs": 0.0, "max_steps": 0}
-        training = dataclasses.replace(training, **{key: replaced[key] for key in replaced.keys() - passed})
+        training = dataclasses.replace(training, **{key: replaced[key] for key in replaced.keys() - set(passed)})
         recipe = dataclasses.replace(recipe, training=training)
     elif training.epochs and training.max_steps:
         raise UserError(f"{recipe.path} sets both epochs and max_steps. Remove one of them.")
