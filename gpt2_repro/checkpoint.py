@@ -93,7 +93,7 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?/?", name)
     ):
         fix = suggest_run(path) or "Pass a run directory, a checkpoint-N/, a final/ or a Hub id."
-        raise UserError(f"Checkpoint not found: {name}. {fix}")
+        raise UserError(f"Checkpoint not found: {name if name.strip('.') else repr(name)}. {fix}")
     check_hub()
     return Checkpoint(name.rstrip("/"), name, "hub")
 

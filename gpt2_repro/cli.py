@@ -32,7 +32,7 @@ from gpt2_repro.supervision import MISTAKE, note
 
 KINDS = {  # name of an option's type: description of the value, and an example
     "int": ("a whole number", "100"),
-    "positive_count": ("a whole number of at least 1", "8"),
+    "positive_count": ("a whole number from 1 to 1e9", "8"),
     "positive_number": ("a number above 0", "100"),
     "float": ("a number", "0.5"),
     "TokenCount": ("a whole number of tokens", "1e6"),
@@ -76,7 +76,8 @@ def run(main: Callable[[list[str]], None]) -> None:
     try:
         check_variables()
         try:
-            main(sys.argv[1:])
+            # A shell does not expand a quoted ~, nor that of --output_dir=~/runs.
+            main([re.sub(r"^(--\w+=)?~(?=/|$)", rf"\1{Path.home()}", word) for word in sys.argv[1:]])
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
@@ -258,15 +259,15 @@ def _finite_number(text: str) -> float:
 
 
 def positive_count(text: str) -> int:
-    """Parse a whole number of at least 1. Raises ValueError for other text."""
-    if (number := _whole_number(text)) < 1:
+    """Parse a whole number from 1 to a billion. Raises ValueError for other text."""
+    if not 1 <= (number := _whole_number(text)) <= 10**9:
         raise ValueError(text)
     return number
 
 
 def positive_number(text: str) -> float:
-    """Parse a finite number above 0. Raises ValueError for other text."""
-    if (number := _finite_number(text)) <= 0:
+    """Parse a number from 1e-9 to 1e18. Raises ValueError for other text."""
+    if not 1e-9 <= (number := _finite_number(text)) <= 1e18:
         raise ValueError(text)
     return number
 

@@ -137,7 +137,7 @@ def _parse(argv: list[str]) -> Namespace:
     options = parser.parse(argv)
     if options.tokens < 1 or (options.max_length is not None and options.max_length < SHORTEST_WINDOW):
         raise UserError(f"--tokens must be at least 1 and --max_length at least {SHORTEST_WINDOW}.")
-    if options.output_dir and options.output_dir.is_file():
+    if options.output_dir and options.output_dir.exists() and not options.output_dir.is_dir():
         raise UserError(f"--output_dir {options.output_dir} is a file. Pass a folder.")
     return options
 

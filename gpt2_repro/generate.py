@@ -9,7 +9,6 @@ FILE:prompt.txt reads the prompt from the file prompt.txt. A single hyphen reads
 
 import argparse
 import logging
-import math
 import re
 import shlex
 import sys
@@ -45,8 +44,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     for name, least in (("max_new_tokens", 1), ("num_samples", 1), ("top_k", 0)):
         if (value := getattr(args, name)) < least:
             raise UserError(f"--{name} {value} must be at least {least}, such as --{name} 10.")
-    if not 0 <= args.temperature < math.inf:
-        raise UserError(f"--temperature {args.temperature} must be at least 0, such as 0.8.")
+    if args.temperature and not 0.001 <= args.temperature <= 1000:  # probabilities must not overflow
+        raise UserError(f"--temperature {args.temperature:g} must be 0, or from 0.001 to 1000, such as 0.8.")
     if args.temperature == 0 and args.num_samples > 1:
         raise UserError("--temperature 0 makes all samples equal. Pass --num_samples 1, or a higher --temperature.")
     if not 0 < args.top_p <= 1:

@@ -189,6 +189,11 @@ def test_an_empty_corpus_and_wrong_options_of_its_preparation(options: str, told
         ("generate", "runs/none abc --top_p 2", "--top_p"),
         ("generate", "runs/none --start=O\u2003Romeo", "--start"),
         ("generate", "runs/none abc --num_samples 1e8", "--num_samples 100000000"),
+        ("generate", "runs/none abc --temperature 1e-300", "--temperature 1e-300"),
+        ("generate", ". abc", "'.'"),
+        ("evaluation.__main__", "x --limit 1e30", "--limit 8"),
+        ("preflight.__main__", "--gpu H100 --tokens_per_second 1e-300", "--tokens_per_second 100"),
+        ("diagnose", "x --output_dir /dev/null", "/dev/null is a file"),
         ("generate", "runs/none abc --num_samples 0", "--num_samples 0 must be at least 1"),
         ("generate", "runs/none abc --seed 99999999999999999999", "--seed 42"),
         ("generate", "runs/none abc --num_beams 4", "no beam search"),
@@ -280,6 +285,14 @@ def test_variables_of_a_launcher_that_did_not_start_it(variables: dict[str, str]
         cli.run(lambda argv: None)
     assert ended.value.code == 2
     assert f"unset {next(iter(variables))}" in capsys.readouterr().err
+
+
+def test_home_folders_that_the_shell_did_not_expand(monkeypatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr("sys.argv", ["train.py", "~/my.yaml", "--output_dir=~/runs", "~", "a ~/b", "~user"])
+    words: list[str] = []
+    cli.run(words.extend)
+    assert words == ["/home/me/my.yaml", "--output_dir=/home/me/runs", "/home/me", "a ~/b", "~user"]
 
 
 def test_variables_of_accelerate_launch_with_zero1_are_accepted(monkeypatch) -> None:

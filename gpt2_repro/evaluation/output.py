@@ -51,7 +51,7 @@ def check_output(folder: Path) -> None:
 
     `folder` and its parents must not be files. If `folder` contains a comparison, evaluate.sh must have written it.
     """
-    if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+    if file := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
         raise UserError(f"{file} is a file. Pass a folder as --output_dir.")
     names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
     if names and "rows" not in read_object(folder / "comparison.json"):
