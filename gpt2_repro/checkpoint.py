@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import glob
 import logging
 import re
 from pathlib import Path
@@ -82,6 +83,8 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     near = difflib.get_close_matches(name, [str(run) for run in Path("runs").glob("*") if is_run(run)], 1, cutoff=0.85)
     if not path.exists() and near:
         raise UserError(f"Checkpoint not found: {name}. Did you mean {near[0]}?")
+    if not path.exists() and glob.glob(name):
+        raise UserError(f"Checkpoint not found: {name}. Write the pattern without quotes.")
     if not path.exists() and "," in name:
         raise UserError(f"Checkpoint not found: {name}. Separate several checkpoints with spaces.")
     if path.is_file() and not suggest_run(path):
@@ -120,7 +123,8 @@ def all_checkpoints(name: str) -> list[Checkpoint]:
     found = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]
     found += [path for path in [run / FINAL] if path.is_dir()]
     if not found:
-        raise UserError(f"{name} has no checkpoints. Pass a run directory with checkpoints to --all_checkpoints.")
+        resolve_checkpoint(name)  # explains what `name` is
+        raise UserError(f"{name} has no checkpoints. With --all_checkpoints, pass run directories.")
     return [resolve_checkpoint(str(path)) for path in found]
 
 

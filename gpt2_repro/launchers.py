@@ -81,8 +81,10 @@ def check_variables() -> None:
     RANK and ACCELERATE_USE_DEEPSPEED are examples of these environment variables.
     """
     stale = []
-    if "MASTER_ADDR" not in os.environ:
-        stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
+    # torchrun and accelerate set TORCHELASTIC_RUN_ID. Without them, a process would wait for the others forever.
+    alone = "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    if "MASTER_ADDR" not in os.environ or alone:
+        stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if name in os.environ]
     configured = {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_DEEPSPEED_CONFIG_FILE"} & os.environ.keys()
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not configured:
         stale.append("ACCELERATE_USE_DEEPSPEED")

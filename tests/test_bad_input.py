@@ -60,6 +60,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("\u2014seed 3", ["--seed", "two hyphens"]),
         ("' --seed' 3", ["begins with a space"]),
         ("--init_from runs/gone", ["runs/gone"]),
+        ("--attempts 2", ["gpt2_repro.supervise"]),
         ("--train_file little.txt", ["--data_files", "prepare_data.py recipes/own_text.yaml"]),
         ("--model 124M", ["recipes/gpt2_124m.yaml"]),
         ("--data books", ["--dataset_dir", "--data_files"]),
@@ -169,7 +170,13 @@ def test_an_output_dir_that_is_a_file(tiny_recipe: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [("", "empty"), ("--num_proc 1e30", "--num_proc 2"), ("--source_split test", "--source ")]
+    ("options", "told"),
+    [
+        ("", "empty"),
+        ("--num_proc 1e30", "--num_proc 2"),
+        ("--source_split test", "--source "),
+        ("--tokenizer no/where", "own_text.yaml"),
+    ],
 )
 def test_an_empty_corpus_and_wrong_options_of_its_preparation(options: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
@@ -221,6 +228,7 @@ def test_an_empty_corpus_and_wrong_options_of_its_preparation(options: str, told
         ("generate", "runs/none abc --device cuda", "--device"),
         ("generate", "runs/x checkpoint-10 abc", "runs/x/checkpoint-10"),
         ("generate", "Once recipes", "generate recipes 'Once'"),
+        ("generate", "recip* abc", "without quotes"),
         ("generate", "runs/x abc --output y.txt", "> FILE"),
         ("export", "runs/x y --private", "--push_to_hub"),
         ("report.__main__", "runs/x --check -o y.html", "--check"),
@@ -229,6 +237,7 @@ def test_an_empty_corpus_and_wrong_options_of_its_preparation(options: str, told
         ("export", "gpt2 --push_to_hub me/x", "HF_TOKEN"),
         ("export", "gpt2 x --format gguf", "hf, llmc"),
         ("preflight.__main__", "--n 0", "--n 8"),
+        ("preflight.__main__", "--gpu 8xH100", "--gpu H100 --n 8"),
         ("preflight.__main__", "--gpu GTX_1060", "--tokens_per_second"),
         ("preflight.__main__", "recipes/gpt2_small.yaml", "recipes/gpt2_124m.yaml"),
         ("supervise", "", "supervise -- accelerate launch"),
@@ -274,9 +283,17 @@ def test_a_wrong_recipe(written: str, message: str, refused, tmp_path: Path) -> 
     assert message in refused(recipe=tmp_path / "r.yaml")
 
 
-@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "3"}, {"RANK": "1"}, {"ACCELERATE_USE_DEEPSPEED": "true"}])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "3"},
+        {"RANK": "1"},
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+        {"ACCELERATE_USE_DEEPSPEED": "true"},
+    ],
+)
 def test_variables_of_a_launcher_that_did_not_start_it(variables: dict[str, str], monkeypatch, capsys) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

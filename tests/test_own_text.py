@@ -146,6 +146,9 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
                 "data/t",
             ]
         )
+    Path("pointer.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(UserError, match="git lfs pull"):
+        prepare_data.main([RECIPE, "--data_files", "pointer.txt"])
     Path("zeros.txt").write_bytes(bytes(3000))
     with pytest.raises(UserError, match="zeros.txt has NUL bytes"):
         prepare_data.main([RECIPE, "--data_files", "zeros.txt"])

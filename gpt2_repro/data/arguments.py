@@ -83,7 +83,8 @@ class DataArguments:
             raise UserError(
                 "--data_files - (standard input) is not supported. Save the text in a file and pass this file."
             )
-        self.data_files = [expand(text).rstrip("/") or text for text in self.data_files]
+        names = [expand(text).rstrip("/") or text for text in self.data_files]
+        self.data_files = [re.sub(r"^(\./+)+(?=.)", "", name) for name in names]  # ./a.txt is a.txt
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
             raise UserError(f"--min_length {self.min_length} needs --packing wrap. Pass both or remove --min_length.")

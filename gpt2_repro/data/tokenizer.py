@@ -72,7 +72,7 @@ def _download_tokenizer(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     except (HTTPError, HFValidationError, OSError) as error:
-        fix = "Pass a local folder as --tokenizer. For text files, --tokenizer train (a BPE made from the text) also works."
+        fix = "Pass a local folder as --tokenizer, or make a tokenizer from your own text: recipes/own_text.yaml --tokenizer train."
         found = f"There is no local folder {name}, and the tokenizer cannot be fetched from the Hub"
         raise UserError(f"{found} ({hub_reason(error)}). {fix}") from None
 

@@ -29,9 +29,10 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     Raises UserError if the checkpoint cannot be loaded, or does not match `model` or `tokenizer`.
     """
     checkpoint = resolve_checkpoint(name).source
-    _copy_weights(load_model(checkpoint), model, name=name)
+    weights = load_model(checkpoint)
     if tokenizer is not None:
         _check_tokenizer(checkpoint, tokenizer, name=name)
+    _copy_weights(weights, model, name=name)
 
 
 def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
@@ -43,6 +44,9 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     if theirs.model_type != ours.model_type:
         found = f"{name} is a {theirs.model_type}, but this recipe trains a {ours.model_type}."
         raise UserError(f"{found} Pass --init_from and --model_type of the same architecture.")
+    if theirs.vocab_size != ours.true_vocab_size:
+        found = f"{name} has {theirs.vocab_size:,} token ids, but the data has {ours.true_vocab_size:,}."
+        raise UserError(f"{found} Pass data that was prepared with the tokenizer of {name}.")
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
     shapes = {option: (getattr(theirs, key), getattr(ours, key)) for option, key in options.items()}
     if fix := " ".join(f"--{option} {their}" for option, (their, our) in shapes.items() if their != our):
@@ -59,9 +63,6 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
         if one != other:
             found = f"{name} has {key} {one} in its config, but this recipe's {ours.model_type} has {other}."
             raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}' or another checkpoint.")
-    if theirs.vocab_size != ours.true_vocab_size:
-        found = f"{name} has {theirs.vocab_size:,} token ids, but the data has {ours.true_vocab_size:,}."
-        raise UserError(f"{found} Prepare the data with the tokenizer of the checkpoint.")
     weights = dict(source.named_parameters())
     with torch.no_grad():
         for key, parameter in model.named_parameters():

@@ -8,6 +8,8 @@ Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit
 """
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +70,10 @@ def main(argv: list[str]) -> None:
     recipe = load_recipe(argv, description=__doc__, prog=prog, options=OPTIONS, groups=HELP)
     options = recipe.options
     machine_only = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
+    if counted := re.fullmatch(r"(\d{1,3}) ?x ?(.+)", options.gpu or "", re.IGNORECASE):
+        raise UserError(
+            f"--gpu {options.gpu} has a number of GPUs. Pass --gpu {shlex.quote(counted[2])} --n {counted[1]}."
+        )
     if options.gpu is not None and machine_only:
         raise UserError(f"--{machine_only[0]} checks this machine; --gpu plans for another machine. Pass only one.")
     named = [] if options.gpu is None else _check_name(options.gpu, typed_speed=bool(options.tokens_per_second))

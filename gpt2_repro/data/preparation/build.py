@@ -280,7 +280,7 @@ def _write_splits(
             examples = [line for fact in facts for line in fact["bad_examples"]]
             skipped = f" ({sum(fact['bad'] for fact in facts):,} were skipped: {examples[0]})" if examples else ""
             few = f"Only {tokens} tokens of text" if tokens else "No text"
-            raise UserError(f"{few} found in {', '.join(named)}{skipped}. Pass other files or sources.")
+            raise UserError(f"{few} found in {', '.join(named)}{skipped}. Pass files with more text.")
     shards: dict[str, list[Shard]] = {}
     counts: dict[str, SplitCounts] = {}
     for group, found in zip(groups, counted, strict=True):

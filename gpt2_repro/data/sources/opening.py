@@ -229,6 +229,8 @@ class SourceOpener:
                 fix = OTHER_FORMATS.get(path.suffix.lower(), fix)
                 known = f"{', '.join(KINDS)} (also compressed as .gz or .zst) and .bin"
                 raise UserError(f"The file type of {path} is not supported. Supported are {known}. {fix}.")
+            if path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs."):
+                raise UserError(f"{path} is a Git LFS pointer, not the data. Run `git lfs pull` in its repository.")
         tests = [path for path in paths if self.args.split == "source" and _TEST_NAME.search(path.name)]
         if tests:
             logger.info(

@@ -156,7 +156,7 @@ class TextPart(Part):
                 fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
                 if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), "")):
                     fix = f"The columns seem to be separated by {other!r}. Save the file with commas instead."
-                raise UserError(f"{self.name} needs exactly one column `{column}`, but has {columns}. {fix}")
+                raise UserError(f"{self.name} has {columns or 'no'} column{'s' * (columns > 1)} `{column}`. {fix}")
             place = header.index(column.strip())
             line = rows.line_num
             for row in rows:

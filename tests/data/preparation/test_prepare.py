@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import prepare_data
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.sources.small_texts import Topics, module_docstrings
@@ -43,7 +44,7 @@ def test_a_finished_folder_is_found_again_and_changed_files_are_named(
 
 
 def test_a_mixture_has_its_weights_and_its_own_validation_files(
-    arguments, documents: list[str], tmp_path: Path
+    arguments, documents: list[str], tmp_path: Path, capsys
 ) -> None:
     for name in ("a", "b"):
         for kind, part in (("train", documents[:100]), ("validation", documents[100:])):
@@ -51,11 +52,14 @@ def test_a_mixture_has_its_weights_and_its_own_validation_files(
             (tmp_path / f"{name}-{kind}.jsonl").write_text(lines)
     source = f"{tmp_path}/a-*.jsonl=3,{tmp_path}/b-*.jsonl=1"
     args = arguments(data_files=[], source=source, split="source", validation_text=True)
-    manifest = prepare(args).manifest
+    data = prepare(args)
+    manifest = data.manifest
     assert [described["weight"] for described in manifest.source["sources"]] == [0.75, 0.25]
     of_train = manifest.counts["train"]
     first, second = (of["tokens"] for of in of_train.sources.values())
     assert first + second == of_train.tokens and first / (first + second) == pytest.approx(0.75, abs=0.02)
+    prepare_data.describe(data, max_tokens=0)
+    assert f"b-*.jsonl {second / of_train.tokens:.1%}" in capsys.readouterr().out
     lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == [name + text for name in "ab" for text in documents[100:]]
     assert manifest.counts["validation"].documents == len(lines)

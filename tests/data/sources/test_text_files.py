@@ -166,7 +166,7 @@ CSV = b'id,text\n1,"one"\n2,"two'
         ("a.parquet", parquet([*TEXTS])[:-20], ""),
         ("a.parquet", parquet([*TEXTS], name="body"), "--text_column"),
         ("a.csv", b"body,title\n1,2\n", "--text_column"),
-        ("a.csv", b"id,text,text\n1,one,two\n", "exactly one column `text`, but has 2"),
+        ("a.csv", b"id,text,text\n1,one,two\n", "2 columns `text`"),
         # Without an error, an unclosed quote would include the rows after it: 20,000 rows became 12,001 documents.
         ("a.csv", CSV + b"\n" + b"3,three\n" * 1000, "row 2 (line 3)"),
         ("a.csv", CSV + b'\n3,"three"\n', "row 2 (line 3)"),
