@@ -17,6 +17,9 @@ LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.ya
 # system's packages.
 SYSTEM_TORCH = $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
 
+UNKNOWN := $(filter-out FRESH PYTHON VENV,$(foreach variable,$(MAKEOVERRIDES),$(firstword $(subst =, ,$(variable)))))
+$(if $(UNKNOWN),$(error make has no variable $(UNKNOWN) here. To train on your own text, see docs/own-text.md))
+
 .PHONY: help demo test tests test-all test-faults test-chaos upgrade-check style quality
 .DELETE_ON_ERROR:
 

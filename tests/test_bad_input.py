@@ -232,6 +232,7 @@ def test_an_empty_corpus_and_wrong_options_of_its_preparation(options: str, told
         ("generate", "runs/x abc --output y.txt", "> FILE"),
         ("export", "runs/x y --private", "--push_to_hub"),
         ("report.__main__", "runs/x --check -o y.html", "--check"),
+        ("report.__main__", "recipes reports/x.html -o my", "-o"),
         ("preflight.__main__", "--num_gpus 8", "--n"),
         ("export", "gpt2", "--push_to_hub"),
         ("export", "gpt2 --push_to_hub me/x", "HF_TOKEN"),

@@ -97,11 +97,10 @@ def read_run(path: Path) -> Run:
     """
     if not is_run(path):
         inside = next(filter(is_run, path.parents), None)
-        fix = (
-            f"Pass {inside}."
-            if inside
-            else suggest_run(path) or "Pass the --output_dir of a train.py run, such as runs/demo."
-        )
+        fix = f"Pass {inside}." if inside else suggest_run(path)
+        if path.suffix == ".html":
+            fix = "Pass the name of the page as one word, directly after -o. Quote a name with spaces."
+        fix = fix or "Pass the --output_dir of a train.py run, such as runs/demo."
         raise UserError(f"{path} is not a run directory. {fix}")
     record = RunRecord(path)
     if damaged := record.damaged():
