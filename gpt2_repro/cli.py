@@ -39,6 +39,7 @@ KINDS = {  # name of an option's type: description of the value, and an example
     "string_to_bool": ("true or false", "true"),
     "Overrides": ("key=value,key=value or JSON", "n_inner=3072"),
 }
+UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "%": 0.01}
 OTHER_NAMES = Path(__file__).with_name("other_names.yaml")
 MODEL_OPTION = re.compile("--?(model|checkpoint|ckpt|run|m)(_?(path|dir|name|name_or_path|args|file))?")
 OUTPUT_OPTION = re.compile("--?(out|output|save|o)(_?(path|dir|file))?")
@@ -228,9 +229,24 @@ class OneLineErrors(argparse.ArgumentParser):
         except argparse.ArgumentError:
             if text.endswith((".yaml", ".yml")):
                 raise UserError(f"Pass the recipe before the options: {self.prog} {text} {_name(action)} …") from None
-        raise UserError(
-            f"{_name(action)} cannot be {text!r}. It needs {_kind(action)[0]}, such as {_example(action)}."
-        )
+        number = self._meant(action, text)
+        example = f"{_name(action)} {number}" if number else _example(action)
+        raise UserError(f"{_name(action)} cannot be {text!r}. It needs {_kind(action)[0]}, such as {example}.")
+
+    def _meant(self, action: argparse.Action, text: str) -> str:
+        """Return the number that `text` names with a unit or a decimal comma, or "" if there is none.
+
+        For example, the result for `10M` is 10000000, and the result for `1,5e-3` is 0.0015.
+        """
+        found = re.fullmatch(r"\$?(\d+(?:[.,]\d+)?(?:e[+-]?\d+)?) ?([kmbsh%]?)", text.lower())
+        if not found:
+            return ""
+        number = f"{float(found[1].replace(',', '.')) * UNITS.get(found[2], 1):.12g}"
+        try:
+            super()._get_value(action, number)
+        except argparse.ArgumentError:
+            return ""
+        return number
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
