@@ -100,7 +100,10 @@ class Study:
         return {rate: curve for rate, curve in tried.items() if curve}
 
     def sizes(self) -> Iterator[tuple[str, str, float, list[Curve]]]:
-        """Yield size, arm, best learning rate and the curves of its seeds, all arms of a size before the next size."""
+        """Yield size, arm, best learning rate, and the curves of the seeds with this rate.
+
+        All arms of a size come before the next size.
+        """
         rates = {arm: rates for arm, (_, rates) in ARMS.items()}
         for size, (_, _, seeds) in SIZES.items():
             for arm in ARMS:

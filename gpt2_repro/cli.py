@@ -197,6 +197,10 @@ class OneLineErrors(argparse.ArgumentParser):
         self.register("type", float, _finite_number)
         self._negative_number_matcher = re.compile(r"-\.?\d")  # Python 3.11 parses -1e-3 as an option
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(args or [])
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         if needed := re.match(r"argument (-[\w-]+).*: expected (at least )?one argument", message):
             action = self._option_string_actions[needed[1]]
@@ -209,6 +213,10 @@ class OneLineErrors(argparse.ArgumentParser):
             raise UserError("An option begins with a space. If a line ends with \\, remove the spaces after it.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
             fix = f"Quote values with spaces. Pass one recipe, before the options: {self.prog} RECIPE --key value"
+            place = self._words.index(surplus[1]) if surplus[1] in self._words else 0
+            before = self._option_string_actions.get(self._words[max(0, place - 2)])
+            if place >= 2 and before is not None and before.nargs is None:
+                fix = f"{_name(before)} takes one value. Quote a value with spaces."
             name, equals, value = surplus[1].lstrip("-\u2013\u2014").partition("=")
             if f"--{name}" in self._option_string_actions and (equals or name != surplus[1]):
                 fix = f"Write --{name}, with two hyphens" + (f": --{name} {value}" if equals else ".")
@@ -234,9 +242,10 @@ class OneLineErrors(argparse.ArgumentParser):
         raise UserError(f"{_name(action)} cannot be {text!r}. It needs {_kind(action)[0]}, such as {example}.")
 
     def _meant(self, action: argparse.Action, text: str) -> str:
-        """Return the number that `text` names with a unit or a decimal comma, or "" if there is none.
+        """Return a number that was typed with a unit or a decimal comma, without these.
 
-        For example, the result for `10M` is 10000000, and the result for `1,5e-3` is 0.0015.
+        For example, the result for `10M` is 10000000, and the result for `1,5e-3` is 0.0015. The result is "" if
+        `text` is not such a number, or if the option does not accept the number.
         """
         found = re.fullmatch(r"\$?(\d+(?:[.,]\d+)?(?:e[+-]?\d+)?) ?([kmbsh%]?)", text.lower())
         if not found:
@@ -319,7 +328,7 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
     Args:
         options: the options of this command.
         prog: `train.py` or `prepare_data.py`. For each of these commands, the hint can also name an option of the
-            other command. With the default "", the hint only names options in `options`.
+            other command. With the default "", the hint does not name such an option.
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():
@@ -334,10 +343,10 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
         page = f" See {table['page']}." if "page" in table else ""
         if known[ours]:
             return f"Pass {ours} instead of {theirs}.{page}"
-        if not prog:
-            continue
         if not ours.startswith("--"):
             return f"{theirs} is not an option here. {ours}.{page}"
+        if not prog:
+            continue
         other = "train.py" if prog == "prepare_data.py" else "prepare_data.py"
         return f"{theirs} is {'an option of' if name == ours else f'called {ours} in'} {other}.{page}"
     return None

@@ -89,7 +89,12 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     columns of its task.
     """
     if not local_data.is_dir():
-        raise UserError(f"--local_data {local_data} is not a folder. Pass a folder with task data as jsonl files.")
+        fix = (
+            f"Pass its folder: --local_data {local_data.parent}"
+            if local_data.is_file()
+            else "Pass a folder with jsonl files."
+        )
+        raise UserError(f"--local_data {local_data} is not a folder. {fix}")
     wanted = {task: LOCAL_TASKS[task].files for task in tasks if task in LOCAL_TASKS}
     paths = {task: [path for name in names if (path := local_data / name).is_file()] for task, names in wanted.items()}
     found = {task: there[0] for task, there in paths.items() if there}
@@ -122,6 +127,8 @@ def _check_columns(path: Path, columns: Collection[str]) -> None:
                     documents += 1
     except (ValueError, KeyError, TypeError, gzip.BadGzipFile):
         documents = 0
+    if not path.stat().st_size:
+        raise UserError(f"{path} is empty. Save the documents of the task in it, one JSON object per line.")
     if not documents:
         fix = f"Each line must be a JSON object with {', '.join(columns)}."
         raise UserError(f"{path}, line {number}, does not have the data of the task. {fix}")

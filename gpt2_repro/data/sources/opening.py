@@ -190,8 +190,11 @@ class SourceOpener:
                 hint = f"Did you mean {Path(pattern).with_name(near[0])}?" if near else "Check the path."
                 if Path(pattern).is_symlink():
                     hint = "It is a link to a file that does not exist."
-                if Path(" ".join(globs)).exists():
-                    hint = f'Quote names with spaces: "{" ".join(globs)}".'
+                # A name with spaces that was not quoted is in several parts.
+                spaced = [name for name in names if name.startswith(f"{Path(pattern).name} ")]
+                whole = Path(pattern).with_name(spaced[0]) if spaced else Path(" ".join(globs))
+                if whole.exists():
+                    hint = f'Quote names with spaces: "{whole}".'
                 if set("\u201c\u201d\u2018\u2019") & set(pattern):
                     hint = "Replace the curly quotes by straight quotes."
                 if "#" in pattern:
