@@ -106,8 +106,8 @@ class PreparedData:
             if (passed or "data_files" in typed) and (fitting := _recipe_of(data.manifest)) not in (None, recipe):
                 fix = f"Pass {fitting}, which has the settings of {args.dataset_dir}, or --{key} {holds}."
             raise UserError(
-                f"{args.dataset_dir} was prepared with `--{key} {holds or 'none'}`, not with "
-                f"`--{key} {value or 'none'}`. {fix}"
+                f"{args.dataset_dir} was prepared with `--{key} {'none' if holds == '' else holds}`, not with "
+                f"`--{key} {'none' if value == '' else value}`. {fix}"
             )
         return data
 

@@ -122,6 +122,8 @@ def named(run: Path, name: str) -> Path:
     if elsewhere or step_of(chosen) < 0 or not chosen.is_dir():
         names = ", ".join(path.name for path in complete_checkpoints(run))
         fix = f"The checkpoints are {names}" if names else "Omit --resume_from"
+        if (run / f"checkpoint-{name}").is_dir():
+            fix = f"Pass --resume_from checkpoint-{name}"
         raise UserError(
             f"{run} has no checkpoint {name}. {fix}. To start from the weights of another run, pass --init_from."
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from gpt2_repro import IMPORTED
 from gpt2_repro.supervision import ENDED, SINCE, noted
 from gpt2_repro.time_breakdown import PARTS
 from gpt2_repro.typed_json import from_json
@@ -73,8 +74,10 @@ def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
 
 
 def process_seconds() -> float:
-    """Return the age of this process in seconds."""
+    """Return the seconds since this process started to run the project."""
     if sys.platform == "linux":  # not affected by changes of the system clock
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # ticks since boot
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # at its start, since boot
+        # A shell can replace itself by the last command of a line. The process is then older than the command.
+        started = max(ticks / os.sysconf("SC_CLK_TCK"), IMPORTED)
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     return time.time() - psutil.Process().create_time()

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from gpt2_repro import run_record
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import UserError
-from gpt2_repro.run_record import HOLDER, RunRecord, checkpoints, events
+from gpt2_repro.run_record import HOLDER, RunRecord, checkpoints, events, status
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds
 from gpt2_repro.supervision import ENDED, FOLDER, SINCE
@@ -204,3 +205,9 @@ def test_time_of_earlier_attempts_is_counted(
     assert (found["training"], found["data"]) == (training, data)
     assert (found["redone"], found["idle"]) == (pytest.approx(redone, abs=1.1), pytest.approx(idle, abs=1.1))
     assert run.seconds() == pytest.approx(sum(found.values()), abs=0.2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="The age of a process is read differently.")
+def test_time_before_the_import_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "IMPORTED", time.clock_gettime(time.CLOCK_BOOTTIME) + 100)
+    assert process_seconds() < 0
