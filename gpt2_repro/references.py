@@ -93,7 +93,10 @@ def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | Non
 
 
 def compared(step: int, loss: float) -> str:
-    """Return log text such as `llm.c 4.315–4.345 ✓`, or "" without a published range."""
+    """Return log text such as `llm.c 4.315–4.345 ✓`.
+
+    The result is "" if no range was published for the step.
+    """
     found, limits = verdict(step, loss), band(step)
     if limits is None:
         return ""

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Start a timer in the background that stops this pod after a number of hours.
-#   bash runpod/deadline.sh HOURS          deadline of the pod; an existing deadline of the pod is kept
-#   bash runpod/deadline.sh HOURS PROCESS  deadline of a run_and_stop.sh; it replaces the deadline of an earlier run
+#   bash runpod/deadline.sh HOURS          set the deadline of the pod, unless it already has one
+#   bash runpod/deadline.sh HOURS PROCESS  set the deadline of a run_and_stop.sh; replaces that of an earlier run
 #
 # RunPod has no working timer, so this script provides one. Five minutes before the deadline (or a tenth of the time if
 # that is less), the timer sends SIGTERM to a run_and_stop.sh, so that the training ends with a checkpoint. The signal

@@ -93,7 +93,7 @@ def check_length(checkpoints: Iterable[Checkpoint], requested: int | None) -> No
 def _require(name: str, positions: int | None, requested: int | None) -> None:
     if requested and positions and requested > positions:
         fix = f"Pass --max_length {positions} or less."
-        raise UserError(f"--max_length {requested} is more than the {positions} positions of {name}. {fix}")
+        raise UserError(f"--max_length {requested} is more than the {positions} positions of the model {name}. {fix}")
 
 
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:

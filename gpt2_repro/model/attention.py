@@ -83,7 +83,7 @@ def choose_attention(
         earlier: the kernel that `auto` chose when this run was started, if the GPUs are of the same type. Otherwise
             "".
 
-    Raises UserError if a certain kernel is requested and cannot be used.
+    Raises UserError if `requested` names a kernel that cannot be used.
     """
     flash = (PACKAGE, HUB_KERNEL)
     if requested != "auto":

@@ -53,7 +53,7 @@ def build_config(
 
 
 def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedConfig:
-    """Return a configuration of the class of `default` with `values` and `overrides`.
+    """Return `default` changed by `values`, and then by `overrides`.
 
     Raises UserError for overrides that are unknown, invalid or not allowed.
     """

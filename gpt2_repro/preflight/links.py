@@ -123,7 +123,7 @@ def _fail(reason: str) -> None:
 
 
 def check_all_reduce(processes: int, *, seconds: float) -> Finding:
-    """Time and verify all-reduces over new processes, with a time limit in seconds."""
+    """Start processes that measure and verify all-reduces, for at most `seconds`."""
     about = f"all-reduce over {processes} processes"
     speed, trouble = _attempt(processes, seconds)
     if speed:

@@ -1,4 +1,4 @@
-"""Write the files of a checkpoint to disk and complete the checkpoint.
+"""Write the files of a checkpoint to disk, and its manifest last.
 
 This runs in the training process, or in a separate process while training continues.
 """
@@ -44,7 +44,7 @@ class HashedFile:
 
 
 def perform(job: dict[str, Any], memory: memoryview) -> float:
-    """Write the files of one rank, and on rank 0 complete the checkpoint.
+    """Write the files of one rank. Rank 0 also writes the manifest, after all ranks.
 
     Returns the duration in seconds.
 

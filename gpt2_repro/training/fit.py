@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:
-    """Add the callbacks that print progress, sample text and check the compilation.
+    """Add callbacks that print progress, generate samples and check the compilation.
 
     Exceptions in callbacks that report to tracking services are caught from now on.
     """

@@ -94,7 +94,9 @@ class CheckpointSaver:
             logger.warning(text, needed / 1e9, available / 1e9)
             return
         self.memory = StagingMemory(size)
-        logger.info("checkpoints are copied to %s MB of memory and written in the background", f"{needed / 1e6:,.1f}")
+        logger.info(
+            "checkpoints are copied to memory (%s MB) and then written in the background", f"{needed / 1e6:,.1f}"
+        )
         words = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]
         # A separate session, because a signal to the launcher or to the terminal must not end the writer.
         self.writer = subprocess.Popen(

@@ -155,7 +155,10 @@ def _choose_head(
 ) -> tuple[float, bool, str]:
     """Return `head` and `cut` for `order_documents`, and a remark on the split.
 
-    With these arguments, the first documents go to validation. `total` is the number of tokens of all documents.
+    With this `head` and `cut`, `order_documents` puts the first documents into the validation split.
+
+    Args:
+        total: the number of tokens of all documents.
     """
     remark = "there are too few documents for --split hash, so " if args.split == "hash" else ""
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
