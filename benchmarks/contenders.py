@@ -222,6 +222,9 @@ def nanogpt(setup: Setup, watch: Stopwatch) -> None:
     )
     torch.set_float32_matmul_precision("high")  # nanoGPT's train.py allows TF32
     model = module.GPT(config).to(device())
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.GELU):
+            layer.approximate = "tanh"  # GPT-2's form, so that all contenders compute the same function
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device())
     model = torch.compile(model) if setup.compile else model
     loop(setup, watch, model, optimizer, lambda model, x, y: model(x, y)[1])
