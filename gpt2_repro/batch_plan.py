@@ -151,8 +151,8 @@ def extend_plan(
         extensions: the extensions in the checkpoint that the run resumes from.
         step: the step of the checkpoint, or 0 without a checkpoint.
 
-    Raises UserError if `extend_to` is set without a checkpoint, if it is less than the run's tokens, or if it is 0 and
-    the run was already extended.
+    Raises UserError if `extend_to` is set without a checkpoint, or if it is less than the tokens that the run is
+    planned for. Also raises UserError if `extend_to` is 0 and the run was already extended.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:

@@ -56,8 +56,8 @@ class Checkpoint:
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     """Return the checkpoint for `name`: a folder, a run directory or a Hub id.
 
-    For a run directory, the result is `final/`. With `unfinished`, the newest complete checkpoint replaces a missing
-    `final/`.
+    For a run directory, the result is `final/`. If `final/` does not exist and `unfinished` is true, the result is
+    the newest complete checkpoint.
 
     Raises UserError for a folder without a model and for a path that does not exist.
     """
@@ -102,7 +102,10 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
 
 
 def suggest_run(path: Path) -> str:
-    """Return a sentence that suggests a run directory instead of `path`, or ""."""
+    """Return a sentence that suggests what to pass instead of `path`.
+
+    The suggestion is a run directory or a checkpoint. If none is found, the result is "".
+    """
     if (path / SPLITS).is_file():
         return f"{path} is a prepared folder. Train on it, and pass the run directory."
     if run := next(filter(is_run, path.parents), None):
@@ -115,9 +118,11 @@ def suggest_run(path: Path) -> str:
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return the checkpoints of the run directory `name` by step, with `final/` last.
+    """Return the checkpoints of a run, sorted by step, with `final/` last.
 
-    A checkpoint-N without a manifest is omitted. Raises UserError if the run has no checkpoint.
+    `name` is the run directory. A checkpoint-N without a manifest is omitted.
+
+    Raises UserError if the run has no checkpoint.
     """
     run = Path(name)
     found = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]

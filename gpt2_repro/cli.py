@@ -242,10 +242,10 @@ class OneLineErrors(argparse.ArgumentParser):
         raise UserError(f"{_name(action)} cannot be {text!r}. It needs {_kind(action)[0]}, such as {example}.")
 
     def _meant(self, action: argparse.Action, text: str) -> str:
-        """Return a number that was typed with a unit or a decimal comma, without these.
+        """Convert a value with a unit or a decimal comma to a plain number.
 
-        For example, the result for `10M` is 10000000, and the result for `1,5e-3` is 0.0015. The result is "" if
-        `text` is not such a number, or if the option does not accept the number.
+        The error message suggests this number. For example, the result for `10M` is 10000000, and the result for
+        `1,5e-3` is 0.0015. The result is "" if `text` cannot be converted or the option does not accept the number.
         """
         found = re.fullmatch(r"\$?(\d+(?:[.,]\d+)?(?:e[+-]?\d+)?) ?([kmbsh%]?)", text.lower())
         if not found:
@@ -327,8 +327,8 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
 
     Args:
         options: the options of this command.
-        prog: `train.py` or `prepare_data.py`. For each of these commands, the hint can also name an option of the
-            other command. With the default "", the hint does not name such an option.
+        prog: the name of this command, `train.py` or `prepare_data.py`. The hint can then also name an option of the
+            other command. With "", it cannot.
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():

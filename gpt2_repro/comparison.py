@@ -81,7 +81,7 @@ class Difference:
 
     @property
     def kind(self) -> str:
-        """The kind of the table cell: better, worse, even, or "" without a verdict."""
+        """The kind of the table cell: better, worse, even, or "" if there is no verdict."""
         return self.verdict if self.verdict in ("better", "worse") else "even" if self.verdict else ""
 
 
@@ -128,7 +128,7 @@ class ComparisonRow:
         return self.metric + ARROWS[self.higher_is_better]
 
     def score(self, model: str) -> str:
-        """Return a model's value ± standard error as text, or "-" without a value."""
+        """Return a model's value ± standard error as text, or "-" if it has no value."""
         score = self.values.get(model, Score(None))
         return "-" if score.value is None else self._with_stderr(score.value, score.stderr)
 
@@ -194,7 +194,7 @@ class Comparison:
         With more than MOST_COLUMNS models, the table has one row per model instead.
 
         Args:
-            names: the heading of each model to show, by model name. None shows all models.
+            names: the models to show, as a dict from model name to heading. None shows all models.
         """
         names = names or {model.name: model.name for model in self.models}
         if len(names) > MOST_COLUMNS:
@@ -223,7 +223,7 @@ class Comparison:
 
 
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
-    """Return the tables of a parsed diagnosis.json by title."""
+    """Return the tables of a parsed diagnosis.json as a dict from title to table."""
     headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
     tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
     return {title: Table(headers, list(map(_bucket, buckets))) for title, buckets in tables.items() if buckets}

@@ -162,7 +162,7 @@ def _baseline(passed: str | None, run: Path | None) -> str:
 
 
 def _runs_with_tokenizer_of(run: Path) -> list[str]:
-    """Return the finished runs in the same folder as `run` with the same tokenizer."""
+    """Return the finished runs next to `run` that have the same tokenizer as `run`."""
     others = [RunRecord(path) for path in sorted(run.resolve().parent.iterdir()) if path != run.resolve()]
     sha256 = RunRecord(run).environment().data.get("tokenizer_sha256")
     return [

@@ -31,7 +31,8 @@ def in_a_line(error: object) -> str:
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """Return the valid word that is nearest to `word`, or None if no word is similar.
 
-    A valid word that `word` abbreviates (attn for attn_implementation) is preferred to a similar word.
+    If `word` abbreviates a valid word, this valid word is preferred to similar words. For example, `attn` abbreviates
+    `attn_implementation`.
     """
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     parts = word.lstrip("-").lower().replace("-", "_").split("_")

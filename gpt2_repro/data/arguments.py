@@ -18,7 +18,7 @@ MOST_WORKERS = 1024  # the largest machines that can be rented have fewer cores
 def option(default: Any, help: str, **keywords: Any) -> Any:
     """Return a dataclass field whose metadata has a help text and argparse keywords.
 
-    If `default` is a list, it must be empty.
+    If `default` is a list, it must be empty, because the field's default is then always a new empty list.
     """
     metadata = {"help": help, **keywords}
     if isinstance(default, list):

@@ -173,8 +173,8 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
 def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]:
     """Fill batches with rows in order, and return the index at which each batch ends.
 
-    A batch has at most `positions` positions, including padding. Filling stops after `num_batches` + 1 batches, so a
-    result of this length means that the rows do not fit into `num_batches` batches.
+    A batch has at most `positions` positions, including padding. Filling stops after `num_batches` + 1 batches. If the
+    result has `num_batches` + 1 entries, the rows do not fit into `num_batches` batches.
     """
     ends: list[int] = []
     end = 0

@@ -80,8 +80,10 @@ class PreparedData:
     def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
         """Open the prepared folder of a recipe and compare its manifest with the recipe.
 
-        If --dataset_dir was passed, only packing, sequence_length, min_length, separator and the passed fields are
-        compared. Raises UserError if the folder is missing or damaged, or was prepared with other values.
+        If --dataset_dir was passed, only two kinds of fields are compared: the fields that decide how rows are cut
+        (packing, sequence_length, min_length, separator), and the fields in `typed`.
+
+        Raises UserError if the folder is missing or damaged, or was prepared with other values.
 
         Args:
             typed: names of the fields that were passed on the command line.

@@ -1,4 +1,7 @@
-"""Compute the losses of unigram and bigram models, which training should beat."""
+"""Compute the losses of unigram and bigram models.
+
+A trained model should have lower losses.
+"""
 
 import numpy as np
 

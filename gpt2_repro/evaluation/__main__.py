@@ -111,7 +111,7 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:
-    """Return a model like `source` with random weights, and the tokenizer of `source`."""
+    """Return an untrained model with the architecture of `source`, and its tokenizer."""
     from gpt2_repro.model.export import load_pair, untrained_like
 
     model, tokenizer = load_pair(source)

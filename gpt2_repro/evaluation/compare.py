@@ -114,7 +114,8 @@ NUMBERS = {
 def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> list[PublishedNumber]:
     """Return the published scores that are comparable with the measured `scores`.
 
-    A published score must be for this Hub id (`model`), for this window in tokens, and for all documents of the task.
+    Two scores are comparable if both are for the Hub id `model`, for a window of `window` tokens and for all documents
+    of the task.
     """
     whole = [task.task for task in scores if task.num_documents == DOCUMENTS.get(task.task, task.num_documents)]
     numbers = [number for number in NUMBERS.get(model, ()) if number.task in whole]

@@ -183,7 +183,7 @@ def sample_text(sample: Row) -> str:
 
 
 def diagnosis_tables(run: Run) -> dict[str, Table]:
-    """Return the tables of diagnosis.json, by title.
+    """Return the tables of diagnosis.json as a dict from title to table.
 
     Raises UserError if diagnosis.json is damaged.
     """

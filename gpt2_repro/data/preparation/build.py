@@ -103,8 +103,8 @@ def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> N
 def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
     """Open the sources, and delete outdated files in `staging`.
 
-    Files are outdated if the sources have changed, or if options were changed before the first tokens were written.
-    Raises UserError if `staging` has tokens that were made with other options.
+    All files are outdated if the sources have changed, or if options have changed and `staging` has no tokens yet.
+    Raises UserError if options have changed and `staging` already has tokens.
     """
     note, request = staging / REQUEST, request_of(args)
     kept = read_object(note)

@@ -221,10 +221,11 @@ def order_documents(
     Args:
         streams: for each source, the tokenized parts of its files in order.
         weights: share of each source in the tokens; the sum is 1.
-        splits: one split for all documents, or the validation split and the split of all other documents.
+        splits: one or two names. With one name, all documents go to this split. With two names, the first is the
+            validation split, and the second is the split of all other documents.
         head: position at which validation ends. With None, --split hash chooses the validation documents.
         cut: whether to cut documents in two at the position `head`.
-        below: omit documents with this position or a later position.
+        below: yield only documents whose position is below this number.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
     loading = [_documents(parts, weight, number, hashed=head is None) for number, (parts, weight) in numbered]
@@ -250,7 +251,7 @@ def order_documents(
 def _documents(
     parts: Sequence[StagedPart], weight: float, stream: int, *, hashed: bool
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """For each file part, yield its documents and the position where it ends.
+    """For each file part, yield its documents and the position of the part's end.
 
     A position is a number of tokens from the start of the source, divided by `weight`. If `hashed`, each document also
     records into which split --split hash puts it.
@@ -271,7 +272,7 @@ def _documents(
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
     """Cut each document that contains the position `place` into two documents.
 
-    Returns the array `documents`, of the dtype `_DOCUMENT`, with the additional documents.
+    Returns a new array of the dtype `_DOCUMENT`, in which each cut document is replaced by its two parts.
 
     Args:
         place: the end of the validation split, as a position in the order of `order_documents`.

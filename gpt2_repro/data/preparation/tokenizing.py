@@ -71,9 +71,9 @@ class StagedPart:
         return np.load(self.path(".lengths.npy")).astype(np.int64)
 
     def held_out(self) -> np.ndarray:
-        """Return a bool array of shape [documents]: which documents may go to validation.
+        """Return which documents --split hash puts into validation.
 
-        With --split hash, True means that the document goes to validation.
+        The result is a bool array of shape [documents]. Other splits do not use it.
         """
         return np.load(self.path(".held_out.npy"))
 
@@ -126,7 +126,7 @@ def stage_part(
 
     Args:
         limit: stop after this many tokens of the part (0: no limit).
-        keep_texts: whether to save the texts of documents that may go to the split `validation`.
+        keep_texts: whether to save the texts of documents that can be in the split `validation`.
     """
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
@@ -172,7 +172,7 @@ def stage_part(
 
 
 def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
-    """Return a bool array of shape [documents]: which documents may go to validation.
+    """Return a bool array of shape [documents]: which documents can be in validation.
 
     `starts` has the number of tokens before each document in the file part.
     """

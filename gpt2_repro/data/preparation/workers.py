@@ -36,7 +36,7 @@ class Stream:
     Args:
         name: name of the subfolder for the tokens of the files.
         limit: stop after this many tokens; 0 means no limit.
-        keep_texts: whether to save the texts of documents that may go to the split `validation`.
+        keep_texts: whether to save the texts of documents that can be in the split `validation`.
     """
 
     name: str

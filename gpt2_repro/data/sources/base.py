@@ -16,9 +16,9 @@ class TextForm:
 
     Args:
         text_column: key or column with the text.
-        sample_by: the unit of a .txt file that is one document: the complete file ("document"), a line or a paragraph.
-        first_row: a .parquet row that begins and ends with this string starts a document. The document continues until
-            the next such row. With "", each row is a document.
+        sample_by: what becomes one document of a .txt file: the complete file ("document"), a line or a paragraph.
+        first_row: a .parquet row that begins and ends with this string starts a new document. For example, with " = ",
+            each row like " = Title = " starts a new document. With "", each row is a document.
     """
 
     text_column: str = "text"
@@ -42,7 +42,8 @@ class Batch:
 class Part(abc.ABC):
     """A contiguous part of a file, which a worker process reads.
 
-    Parts must be picklable. How a file is divided into parts may depend only on the file.
+    Parts must be picklable, because they are sent to worker processes. The same file must always be divided into the
+    same parts, because a resumed preparation does not repeat finished parts.
     """
 
     name: str  # name of the file
@@ -63,7 +64,7 @@ class SourceFile(abc.ABC):
     size: int  # bytes
 
     def identity(self) -> tuple[str, ...]:
-        """Return a key that is equal for two objects of the same file."""
+        """Return a key that is equal for all SourceFile objects of the same file."""
         return (self.name,)
 
     def fetch(self) -> None:  # noqa: B027 - most files are local

@@ -28,7 +28,7 @@ Row = tuple[str | None, str]  # text or None, and the error message if the text 
 
 @dataclasses.dataclass(frozen=True)
 class TextPart(Part):
-    """The lines of a text file whose first byte is at `start` or later, before `stop`.
+    """The lines of a text file that begin in the byte range [`start`, `stop`).
 
     Args:
         kind: format of the part: .txt, .jsonl, .csv, or .json (a file with a single JSON array).

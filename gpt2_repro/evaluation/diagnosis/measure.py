@@ -30,7 +30,7 @@ class Cause:
     """A likely cause of the loss difference between the model and the baseline.
 
     Args:
-        nats: an estimate of the mean loss difference per token that this cause explains.
+        nats: how much of the mean loss difference this cause explains, in nats per token (an estimate).
     """
 
     name: str
@@ -97,8 +97,8 @@ def _judged(buckets: Sequence[Bucket]) -> list[Bucket]:
 def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
     """Return the domain (kind of text) to compare other domains with.
 
-    Domains with too few documents are ignored. The result is the domain `home` or, without it, the domain with the
-    smallest loss difference. The result is None without any domain.
+    Domains with too few documents are ignored. The result is the domain `home`. If `home` is not among the remaining
+    domains, the result is the domain with the smallest loss difference. If no domain remains, the result is None.
     """
     judged = _judged(domains)  # without domains that have too few documents
     at_home = next((bucket for bucket in judged if bucket.label == home), None)

@@ -35,7 +35,7 @@ class Estimate:
     stderr: float
 
     def exceeds(self, bound: float, *, errors: float = ERRORS) -> bool:
-        """Return whether the value is above `bound` and `errors` times its standard error."""
+        """Return whether the value is above both `bound` and `errors` standard errors."""
         return self.value > bound and self.value > errors * self.stderr
 
     def __str__(self) -> str:

@@ -166,7 +166,7 @@ def split_passage(text: str) -> tuple[str, str, str] | None:
 
 
 def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[Ids, int]:
-    """Return the ids of a context and the next word, and the word's number of ids.
+    """Return the ids of context and word together, and the number of ids of the word.
 
     Only the last `window` + 1 ids are returned.
     """
