@@ -2,7 +2,7 @@
 
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       create a Hugging Face folder
 python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       upload to the Hub (set HF_TOKEN)
-python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               file for llm.c's train_gpt2cu -e
+python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               create a model file for llm.c
 """
 
 import argparse

@@ -109,20 +109,25 @@ def append_line(path: Path, line: str) -> None:
 
 
 def remove_folder(folder: Path, marker: str) -> None:
-    """Delete a folder. The file named `marker` in the folder is deleted last."""
+    """Delete a folder. The file named `marker` in the folder is deleted last.
+
+    If the deletion is interrupted, the marker still shows that this project created the folder. The rest of the folder
+    can then be deleted later.
+    """
     for path in list(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != marker:
             path.unlink()
-    # The marker shows that this project created the folder, so a partly deleted folder can be deleted later.
     (folder / marker).unlink(missing_ok=True)
     folder.rmdir()
 
 
 def readable(folder: Path) -> None:
-    """Give the .safetensors files in a folder the default permissions of new files."""
-    # The safetensors library creates files that other users cannot read.
+    """Give the .safetensors files in a folder the default permissions of new files.
+
+    The safetensors library creates files that other users cannot read.
+    """
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.glob("*.safetensors"):

@@ -1,6 +1,7 @@
-"""Explain why `python gpt2_repro/FILE.py` does not work.
+"""Print the correct command for users who run `python gpt2_repro/FILE.py`.
 
-Python then searches the folder of FILE for the package `gpt2_repro`, and finds this file.
+With that command, Python searches the folder of FILE for the package `gpt2_repro`. There it finds this file, and
+imports it instead of the package.
 """
 
 import sys

@@ -17,7 +17,8 @@ SECONDS = 4.0  # timeout of the check
 def check_hub() -> bool:
     """Switch to offline mode if the Hub is not reachable.
 
-    Returns False if the Hub is not reachable. Otherwise, and if offline mode was already on, the result is True.
+    Returns False if the Hub is not reachable, otherwise True. If offline mode was already on, the result is True
+    without a check.
     """
     import httpx
     from huggingface_hub import constants
@@ -37,7 +38,7 @@ def check_hub() -> bool:
 
 
 def hub_reason(error: Exception) -> str:
-    """Return on one line why a request to the Hub failed."""
+    """Return the reason why a request to the Hub failed, as one line of text."""
     from huggingface_hub import constants
 
     if not check_hub():

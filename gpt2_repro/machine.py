@@ -126,9 +126,9 @@ def check_links(file: str | None) -> list[Finding]:
 
 
 def check_sum(cards: int | None) -> Finding:
-    """Check that an all-reduce over all GPUs gives the right sum.
+    """Check that an all-reduce between processes gives the right sum.
 
-    Without a GPU, `cards` CPU processes are used, or two if `cards` is None.
+    `cards` is the number of processes. If it is None, there is one process per GPU, or two processes on a CPU.
     """
     import torch
 

@@ -80,7 +80,7 @@ def state_bytes(optim: str, *, averaged: bool) -> int:
 def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
     """Return the number of tokens whose logits are computed at a time.
 
-    The number affects only the rounding of losses and gradients.
+    The number changes losses and gradients only by rounding errors.
 
     Args:
         vocab_size: number of ids with padding.

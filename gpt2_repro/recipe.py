@@ -152,7 +152,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _similar_recipe(path: Path) -> str:
-    """Return advice for a recipe file that does not exist, such as a similar name."""
+    """Return the fix for a missing recipe file, for example a similar file name."""
     if (same := path.with_suffix(".yaml" if path.suffix == ".yml" else ".yml")).is_file():
         return f"Did you mean {str(same)!r}?"
     if parts := sorted(path.parent.glob(f"{glob.escape(path.name)} *")):

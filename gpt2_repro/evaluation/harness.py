@@ -61,8 +61,9 @@ def evaluate_model(
     Returns lm-eval's results as plain JSON values, and the scored samples of each task.
 
     Args:
-        task_folder: task files from `write_task_files`, which replace lm-eval's tasks of the same names.
-        accelerator: an accelerate.Accelerator if several processes share the documents. Only rank 0 returns results.
+        task_folder: a folder from `write_task_files`. Its tasks replace lm-eval's tasks of the same names.
+        accelerator: an accelerate.Accelerator if several processes share the documents. All ranks except rank 0 return
+            ({}, {}).
 
     Raises UserError if the data of the task cannot be loaded.
     """

@@ -93,7 +93,7 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
 class HellaSwag:
     """HellaSwag items as rows of token ids. A row is a context followed by one ending.
 
-    Rows of more than `window` positions are truncated at the beginning.
+    Rows of more than `window` positions are truncated on the left.
 
     Raises UserError if the tokenizer cannot encode an item.
     """

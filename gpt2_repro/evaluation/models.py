@@ -44,7 +44,7 @@ class LoadedModel:
 
     @property
     def trained_window(self) -> int:
-        """The longest sequence in tokens that the model was trained on."""
+        """The length of the model's training sequences, in tokens."""
         return self.checkpoint.window(self.positions)
 
 

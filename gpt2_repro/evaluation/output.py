@@ -49,7 +49,8 @@ def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
 def check_output(folder: Path) -> None:
     """Raise UserError if a folder cannot be used for the output.
 
-    `folder` and its parents must not be files. If `folder` contains a comparison, evaluate.sh must have written it.
+    `folder` and its parents must not be files. A comparison in `folder` will be overwritten, so it must have been
+    written by evaluate.sh.
     """
     if file := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
         raise UserError(f"{file} is a file. Pass a folder as --output_dir.")

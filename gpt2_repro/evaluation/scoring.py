@@ -39,7 +39,7 @@ def score_models(
 ) -> list[ScoredModel]:
     """Score all models on all tasks, and write lm-eval's results to `output`.
 
-    If `cached` is true, tasks that are in .cache/evaluation are not scored again.
+    If `cached` is true, scores in .cache/evaluation are reused, and new scores are added there.
 
     Args:
         local: the local data file of each task that does not read from the Hub.
@@ -78,9 +78,10 @@ def score_models(
 
 
 def check_offline_data(tasks: Sequence[str]) -> None:
-    """Raise UserError if the Hub is not used and the data of a task is in no cache.
+    """Raise UserError if, in offline mode, a task's data is not in the local cache.
 
-    Only the tasks of LOCAL_TASKS are checked, because lm-eval needs ten seconds to find other tasks.
+    Tasks with scores in .cache/evaluation are not checked. Tasks that are not in LOCAL_TASKS are not checked either,
+    because lm-eval needs ten seconds to find them.
     """
     from huggingface_hub import constants
 

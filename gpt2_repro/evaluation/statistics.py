@@ -35,7 +35,7 @@ def aggregate(aggregation: str, values: Values) -> float:
 def paired(
     metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None
 ) -> Difference:
-    """Return the difference of two models' scores, with standard error and verdict.
+    """Return the difference of two models' scores, its standard error and a verdict.
 
     Args:
         ours, theirs: values of the same documents in the same order. The shape is [documents], or [documents, 2] with
@@ -94,7 +94,7 @@ def standard_error(aggregation: str, values: Sequence[Any]) -> float:
 
 
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:
-    """Return lm-eval's bootstrapped standard error of a perplexity, computed faster."""
+    """Compute lm-eval's bootstrapped standard error of a perplexity in less time."""
     values = np.asarray(log_probabilities, dtype=np.float64)
     chunk = min(1000, iterations)
     # The same random numbers as lm_eval/api/metrics.py (0.4.13), which takes minutes. Chunk i there contains 1,000

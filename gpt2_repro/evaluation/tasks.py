@@ -1,6 +1,6 @@
 """Write lm-eval task files: stock tasks with local data, and the project's tasks.
 
-`lm_eval run --include_path <folder>` reads the same files.
+To use these files with lm-eval directly, run `lm_eval run --include_path <folder>`.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ class LocalTask:
     """A task that can read its data from a local file.
 
     Args:
-        stock: the path, in lm_eval/tasks, of the stock task to include.
-        files: possible names of the data file in --local_data. The first file that exists is used.
+        stock: the stock task file that the new task file includes, as a path relative to lm_eval/tasks.
+        files: possible paths of the data file, relative to --local_data. The first file that exists is used.
         columns: the keys that the task needs on each line of the file.
         changes: keys of the stock task to replace, with the new values.
     """
@@ -165,7 +165,7 @@ def check_names(tasks: Iterable[str]) -> None:
 
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
-    """Raise UserError for tasks whose local data is missing.
+    """Raise UserError for tasks that need a local data file but have none.
 
     Args:
         local: the names of the tasks that have a local data file.
@@ -225,7 +225,10 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 
 def _own_data(task: str, source: Path) -> bytes:
-    """Return the data of a task of OWN_TASKS as JSON Lines, made from documents."""
+    """Make the data of a task of OWN_TASKS from the documents in the file `source`.
+
+    Returns JSON Lines.
+    """
     documents = read_documents(source)
     words = task == "last_word"
     column, texts = ("text", cut_passages(documents)) if words else ("page", documents_to_score(documents))

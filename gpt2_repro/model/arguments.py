@@ -17,9 +17,9 @@ SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_emb
 
 
 class Overrides(str):
-    """The value of --config_overrides: keys and values of a configuration, as JSON.
+    """The value of --config_overrides as JSON: keys and values of a configuration.
 
-    The input may also be `key=value,key=value`.
+    Users can also pass `key=value,key=value`, which is converted to JSON.
     """
 
     def __new__(cls, text: str) -> "Overrides":

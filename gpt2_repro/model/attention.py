@@ -80,8 +80,7 @@ def choose_attention(
         requested: the field attn_implementation of the recipe.
         config: configuration of the model to train. Kernels are timed with its number and size of heads.
         rows: rows per forward pass.
-        earlier: the kernel that `auto` chose when this run was started, if the GPUs are of the same type. Otherwise
-            "".
+        earlier: the kernel that this run used before on the same GPU model, or "".
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
@@ -159,7 +158,10 @@ def time_kernels(
 def _run_kernel(
     name: str, config: PreTrainedConfig, *, rows: int, bf16: bool, device: str
 ) -> tuple[float, list[Tensor]]:
-    """Return the milliseconds of a pass, and the output and gradients of one pass."""
+    """Return a kernel's time in milliseconds, and its output and gradients.
+
+    The time is the median of repeated measurements of one forward and backward pass.
+    """
     single = copy.deepcopy(config)
     single.num_hidden_layers, single.vocab_size = 1, 128
     single.bos_token_id = single.eos_token_id = None  # ids outside this small vocabulary cause a warning

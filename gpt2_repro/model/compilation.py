@@ -36,9 +36,10 @@ class Graph(NamedTuple):
 def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[Graph]:
     """Compile a model's pre-training loss into a single graph.
 
-    `model` must be the result of `make_pretraining`. If its attention kernel cannot be compiled, the model continues
-    with causal_sdpa. Every other graph break raises an error. Compiled code is cached in $TORCHINDUCTOR_CACHE_DIR
-    (default: .cache/inductor).
+    `model` must be the result of `make_pretraining`. If the compilation fails, the model switches to the attention
+    kernel causal_sdpa and is compiled again. If the compilation fails with causal_sdpa, the error is raised.
+
+    Compiled code is cached in $TORCHINDUCTOR_CACHE_DIR (default: .cache/inductor).
 
     Returns the list `model.compiled_graphs`. Each newly compiled graph is added to this list.
     """

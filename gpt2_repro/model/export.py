@@ -67,7 +67,10 @@ def load_model(checkpoint: str) -> PreTrainedModel:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Hide transformers' table of weights that do not fit. An error follows."""
+    """Hide transformers' table of weights that do not fit config.json.
+
+    `load_model` raises UserError for such weights.
+    """
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -147,7 +150,8 @@ def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
     """Return the prompt's ids, or the start-of-document id for an empty prompt.
 
-    A tokenizer of characters has no such id, so an empty prompt becomes a line break (or the first character).
+    A character tokenizer has no such id, so an empty prompt becomes a line break. If the vocabulary has no line break,
+    an empty prompt becomes the first character of the vocabulary.
 
     Raises UserError if the prompt fills the window or cannot be encoded.
     """

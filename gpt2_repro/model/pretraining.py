@@ -105,7 +105,8 @@ def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int) -> Tensor:
     """Return the sum of -log p(label) over all targets, without storing all logits.
 
-    The result is an fp32 scalar in nats. Matrix products use the dtype of `hidden`, or the dtype of autocast.
+    The result is an fp32 scalar in nats. Matrix products use autocast's dtype if autocast is on, otherwise the
+    dtype of `hidden`.
 
     Args:
         hidden: the hidden states, of shape [tokens, width].
@@ -225,8 +226,8 @@ def make_pretraining(
 def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
     """Return a function that computes Mixtral's load-balancing loss.
 
-    The function takes the output of the base model with router logits. The result is None if the model is not a
-    Mixtral, or if the loss has the coefficient 0.
+    The returned function takes the base model's output, which must contain router logits. The result is None if the
+    model is not a Mixtral, or if the loss has the coefficient 0.
     """
     if not isinstance(model, MixtralForCausalLM) or not (coefficient := model.config.router_aux_loss_coef):
         return None

@@ -18,8 +18,8 @@ AVERAGE = "average"  # key of the optimizer state, which checkpoints contain
 class WeightAverage(TrainerCallback):
     """Keeps an fp32 average of the weights in the state of the optimizer.
 
-    After step t, the new average is average + f * (weights - average), where f = max(1 / steps, 1 / t). So it is the
-    mean of the weights after each step until t = steps, and then an exponential moving average.
+    After step t, the new average is average + f * (weights - average), where f = max(1 / steps, 1 / t). Up to
+    t = steps, it is therefore the mean of the weights of all steps so far. Later, it is an exponential moving average.
 
     Under ZeRO-1 and ZeRO-2, each rank averages its part of the fp32 master weights.
 

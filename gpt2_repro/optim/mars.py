@@ -15,15 +15,15 @@ LEARNING_RATE_OF_VECTORS = 0.5  # relative to that of the matrices
 class MarsAdamW(torch.optim.AdamW):
     """MARS-AdamW for all matrices, including embeddings, and AdamW for all vectors.
 
-    By Yuan et al. 2024 (arXiv:2411.10438), with the constants of their GPT-2 small (github.com/AGI-Arena/MARS at
-    4831e28). As in the paper's approximate variant, the previous gradient is kept from the previous step. It is not
-    computed again on the current batch.
+    The method is by Yuan et al. 2024 (arXiv:2411.10438). The constants are those of their GPT-2 small
+    (github.com/AGI-Arena/MARS at 4831e28). As in the paper's approximate variant, the gradient of the previous step is
+    stored, and not computed again on the current batch.
 
     Under ZeRO-1 and ZeRO-2, the weights of a group are this rank's part of one flat tensor.
 
     Args:
         params: parameter groups, each with a `weight_decay`.
-        lr: learning rate of the matrices.
+        lr: learning rate of the matrices. The vectors use LEARNING_RATE_OF_VECTORS times this rate.
         betas: betas of AdamW for the vectors.
     """
 

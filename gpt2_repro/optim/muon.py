@@ -31,7 +31,7 @@ class MuonWithAdamW(torch.optim.AdamW):
     """Updates the weights in `pieces` with Muon, and all other weights with AdamW.
 
     Muon is by Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Its updates are scaled to the size of AdamW's
-    (Liu et al. 2025, arXiv:2502.16982), so both use the same learning rate, decay and schedule.
+    updates (Liu et al. 2025, arXiv:2502.16982), so Muon and AdamW use the same learning rate, decay and schedule.
 
     ZeRO-1 and ZeRO-2 replace the weights of a group by this rank's part of one flat tensor. Each rank then
     orthogonalizes only the matrices that overlap with its part.
@@ -124,10 +124,10 @@ class _Update(NamedTuple):
     """The update of a weight by Muon.
 
     Args:
-        matrix: the gradient of the complete weight, averaged over steps. The orthogonalized update replaces it.
+        matrix: the gradient of the complete weight, averaged over steps. The orthogonalized update overwrites it.
         pieces: number of matrices side by side in `matrix`.
         weight: the part of the weight that this rank updates.
-        own: the same part of `matrix`.
+        own: the part of `matrix` that belongs to `weight`.
     """
 
     matrix: Tensor
@@ -144,9 +144,10 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Return matrices with the same singular vectors and singular values near 1.
+    """Return each matrix with its singular values replaced by values near 1.
 
-    The Newton-Schulz iteration of torch.optim.Muon, for a batch of shape [matrices, m, n].
+    The singular vectors do not change. This is the Newton-Schulz iteration of torch.optim.Muon, for a batch of shape
+    [matrices, m, n].
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     is_tall = matrices.shape[1] > matrices.shape[2]

@@ -38,7 +38,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "dist": {
         "action": "store_true",
-        "help": "Time and verify all-reduces over all GPUs. The check fails if they take longer than 30 s.",
+        "help": "Measure the speed of all-reduces over all GPUs, and check their sums. The check fails if the "
+        "all-reduces take longer than 30 s.",
     },
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
     "topology": {"metavar": "FILE", "help": "Read the output of `nvidia-smi topo -m` from this file."},

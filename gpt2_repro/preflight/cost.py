@@ -112,7 +112,8 @@ class Workload:
         flops: FLOPs of all training tokens.
         parameters: number of parameters, including those for the padding of the vocabulary.
         vocab_size: size of the vocabulary, including padding.
-        eval_tokens, hellaswag_tokens: tokens of all validations, and of all HellaSwag scorings.
+        eval_tokens: tokens of all validations.
+        hellaswag_tokens: tokens of all HellaSwag evaluations.
         saves: number of checkpoints that are saved because of `save_steps`.
         save_minutes: longest time between two checkpoints, 0 for no limit.
         run_bytes: peak disk space of the run directory.

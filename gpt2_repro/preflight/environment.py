@@ -89,8 +89,9 @@ def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> lis
     """Check that each file system has enough free space for the folders stored on it.
 
     Args:
-        needs: the bytes to write to each folder. The first item must be for the data folder.
-        volume_bytes: size of the rented network volume with the data folder, None for a local disk.
+        needs: the bytes to write to each folder. The first item must be for the data folder, because `volume_bytes`
+            applies to it.
+        volume_bytes: size of the rented network volume that contains the data folder, or None for a local disk.
     """
     places: dict[int, list[Need]] = {}
     for need in needs:

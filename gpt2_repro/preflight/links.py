@@ -1,6 +1,6 @@
 """Check the links between GPUs.
 
-This command times and verifies all-reduces on 8 GPUs, with a time limit of 30 seconds:
+This command measures the speed of all-reduces on 8 GPUs and checks their sums, with a time limit of 30 seconds:
 
     torchrun --nproc_per_node 8 -m gpt2_repro.preflight.links 30
 """
@@ -76,9 +76,10 @@ def advice(links: Links) -> tuple[bool, str]:
 
 
 def measure(seconds: float) -> None:
-    """Time and verify all-reduces in this process. Rank 0 prints the speed in GB/s.
+    """Measure the speed of all-reduces in this process, and check their sums.
 
-    The process exits with code 3 if a sum is wrong, or if the all-reduces take longer than `seconds`.
+    Rank 0 prints the speed in GB/s. The process exits with code 3 if a sum is wrong, or if the all-reduces take longer
+    than `seconds`.
     """
     import torch
     import torch.distributed as dist
@@ -123,7 +124,10 @@ def _fail(reason: str) -> None:
 
 
 def check_all_reduce(processes: int, *, seconds: float) -> Finding:
-    """Start processes that measure and verify all-reduces, for at most `seconds`."""
+    """Start processes that measure the speed of all-reduces and check their sums.
+
+    The check fails if the all-reduces take longer than `seconds`.
+    """
     about = f"all-reduce over {processes} processes"
     speed, trouble = _attempt(processes, seconds)
     if speed:
