@@ -21,15 +21,18 @@ STEPS = ("training", "data")  # the parts that contain the time of optimizer ste
 
 
 def goodput(parts: Mapping[str, float]) -> float:
-    """Return the share of a run's time that was spent in steps it did not repeat.
+    """Return the share of a run's time that was spent on steps that were kept.
 
-    The result is 0 if no time has passed. Start-up, validation, saving and idle time do not count.
+    If a step was repeated, for example after a crash, only the time of the repetition counts. Start-up, validation,
+    saving and idle time do not count. The result is 0 if no time has passed.
     """
     return sum(parts.get(name, 0.0) for name in STEPS) / (sum(parts.values()) or 1.0)
 
 
 def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:
-    """Return table rows: name, time and share of each part, the total, the goodput.
+    """Return one table row for each part, one for the total, and one for the goodput.
+
+    Each row has a name, a time and a share of the total. Rows with a time of 0 are omitted.
 
     Args:
         parts: the seconds of each part. The keys are the keys of PARTS, such as "startup".
@@ -45,6 +48,6 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list
 
 
 def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[str]:
-    """Return a line of text for each part of a run, and for the total."""
+    """Return the rows of `breakdown` as aligned lines of text."""
     rows = breakdown(parts, usd_per_hour=usd_per_hour)
     return [f"{row[0]:<22} {row[1]:>11} {row[2]:>7}" + "".join(f" {usd:>9}" for usd in row[3:]) for row in rows]

@@ -19,11 +19,12 @@ def from_json(kind: Any, value: Any, *, tolerant: bool = False, default: Any = N
     Keys without a field are ignored.
 
     Args:
-        tolerant: skip values of a wrong type. If false, the types of numbers, strings and bools are not checked.
+        tolerant: check the types of all values, and treat values of a wrong type inside `value` as missing. If false,
+            numbers, strings and bools are accepted without a check.
         default: an instance of `kind` that provides the fields missing in `value`.
 
-    Raises TypeError or AttributeError if `kind` requires an object or a list and `value` is something else, or if a
-    required field is missing.
+    Raises TypeError or AttributeError if `value` is not an object or a list as `kind` requires, or if a required field
+    is missing. If `tolerant` is false, this also applies to objects and lists inside `value`.
     """
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:  # `X | None`

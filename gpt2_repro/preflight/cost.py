@@ -37,11 +37,11 @@ class Price(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A GPU model and its training speed with GPT-2 124M.
+    """A type of GPU and its training speed with GPT-2 124M.
 
     Args:
-        card: name of the GPU model in cards.yaml and in printed tables, such as `A100 SXM 80 GB`.
-        name: words that identify the GPU model in the name that the driver reports.
+        card: name of the GPU in cards.yaml and in printed tables, such as `A100 SXM 80 GB`.
+        name: words that identify the GPU in the name that the driver reports.
         speed: where `tokens_per_second` was published, or how `tokens_per_second` was estimated.
     """
 

@@ -75,7 +75,7 @@ def _at_step(validation: Row) -> str:
 
 
 def _against(loss: float, references: Mapping[str, float]) -> list[Cell]:
-    """Return one text per reference that compares `loss` with the reference.
+    """Compare `loss` with each reference. Return one text per reference.
 
     An example of a text is `bigram 4.601: better by 0.478`.
     """
@@ -92,10 +92,11 @@ def _median(run: Run, key: str) -> float | None:
 
 
 def baseline_losses(run: Run) -> dict[str, float]:
-    """Return {name: loss} of a baseline model on the run's validation set.
+    """Return the loss of a baseline model on the run's validation set, by model name.
 
-    The loss is read from diagnosis.json. If diagnosis.json has no baseline, the published loss of the GPT-2 model
-    closest in size is used. If there is no such loss, the result is empty.
+    The loss is from diagnosis.json, if this file compares the run with a baseline on this set. Otherwise, the baseline
+    is the GPT-2 model whose size is closest to the run's size, and its published loss on this set is returned. If no
+    loss was published, or if the run was not validated, the result is empty.
     """
     losses = run.validated
     if not losses:
@@ -116,9 +117,10 @@ def _baseline(run: Run) -> Baseline:
 
 
 def hellaswag_lines(run: Run) -> dict[str, float]:
-    """Return HellaSwag accuracies of the GPT-2 and GPT-3 models closest in size.
+    """Return the HellaSwag accuracies of a GPT-2 and a GPT-3 model.
 
-    The result is empty unless the run scored the complete HellaSwag validation split.
+    These are the models whose size is closest to the run's size. The result is empty unless the run
+    scored the complete HellaSwag validation split.
     """
     baseline = _baseline(run)
     whole = run.hellaswag and run.hellaswag[-1].get("hellaswag_items") == HELLASWAG_ITEMS
@@ -206,7 +208,7 @@ def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ())
 
     Args:
         name: header of the first column.
-        without: keys of the items to omit.
+        without: keys that get no column.
     """
     columns = [key for key in dict.fromkeys(key for row in records.values() for key in row) if key not in without]
     rows = [[_plain(label), *(_plain(row.get(key)) for key in columns)] for label, row in records.items()]

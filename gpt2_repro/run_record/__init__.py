@@ -77,7 +77,7 @@ class RunRecord:
         A folder without a manifest is accepted.
 
         Args:
-            option: the option that the message names, with which the user can pass another folder.
+            option: the option with which the user can score `folder` nevertheless. The error message names it.
         """
         trained, here = self.environment().data.get("sha256"), read_object(folder / MANIFEST).get("sha256")
         if trained and here and trained != here:
@@ -253,9 +253,12 @@ class RunRecord:
 
 
 def _has_ended(holder: str) -> bool:
-    """Return whether the process described by `holder` ran here and has ended.
+    """Return whether the process that locked a run directory has ended.
 
-    `holder` is the text of the file HOLDER. "Here" means on this machine.
+    The result is False if the process ran on another machine.
+
+    Args:
+        holder: the text of the lock file, in the form of HOLDER.
     """
     number = holder.partition(" on ")[0].removeprefix("process ")
     if not number.isdigit() or holder != HOLDER.format(number, platform.node()):

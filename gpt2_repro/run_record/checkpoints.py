@@ -133,7 +133,7 @@ def named(run: Path, name: str) -> Path:
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:
-    """Rename each checkpoint after the step `after` to abandoned-checkpoint-N.
+    """Rename each checkpoint-N with N > `after` to abandoned-checkpoint-N.
 
     Returns the new paths.
     """
@@ -239,6 +239,9 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
 
 
 def to_continue(run: Path) -> str:
-    """Return a phrase that says where a failed run continues."""
+    """Return the end of an error message: where the next attempt continues.
+
+    An example is `to continue from checkpoint-200`.
+    """
     newest = next(iter(complete_checkpoints(run)), None)
     return f"to continue from {newest.name}" if newest else "to start again at step 0: no checkpoint was saved"

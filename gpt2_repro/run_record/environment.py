@@ -1,4 +1,4 @@
-"""Define dataclasses for environment.json and for how a checkpoint was trained."""
+"""Dataclasses for environment.json and for the training of saved weights."""
 
 import dataclasses
 from collections.abc import Mapping

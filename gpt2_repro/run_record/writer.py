@@ -49,11 +49,17 @@ def perform(job: dict[str, Any], memory: memoryview) -> float:
     Returns the duration in seconds.
 
     Args:
-        job: `files` maps the path of each file of this rank, relative to the folder `staged`, to an entry. An entry
-            has the size `bytes`, and either `sha256` (if the file is on disk) or `start` (its offset in `memory`).
-            Rank 0 waits until all `ranks` have written their files. It seals `staged` with the entries `facts`,
-            renames it to `target` and deletes old checkpoints of `run` according to `rotation`, the arguments of
-            `checkpoints.rotate`. If the job has no `staged`, nothing is written, and only old checkpoints are deleted.
+        job: a dict with the keys below. Without the key `staged`, nothing is written, and only old checkpoints are
+            deleted.
+            `staged`: the staging folder of the checkpoint.
+            `files`: the files of this rank. Each key is a path relative to `staged`. Each value is a dict with the
+            size `bytes`, and either `sha256` (if the file is on disk) or `start` (its offset in `memory`).
+            `rank`, `ranks`: this rank, and the number of ranks. Rank 0 waits until all ranks have written their files.
+            `trainer`: the process id of the trainer. After it has ended, rank 0 waits at most PATIENCE seconds.
+            `facts`: additional entries of the manifest.
+            `target`: the path of the complete checkpoint. Rank 0 renames `staged` to `target`.
+            `run`: the run directory in which rank 0 deletes old checkpoints.
+            `rotation`: the arguments with which rank 0 calls `checkpoints.rotate`.
     """
     began = time.monotonic()
     if "staged" in job:
@@ -72,7 +78,9 @@ def perform(job: dict[str, Any], memory: memoryview) -> float:
 
 
 def serve(descriptor: int) -> None:
-    """Perform the jobs on stdin until an empty line, and print a JSON line for each.
+    """Read jobs from stdin, perform them, and print one line of JSON per job.
+
+    Each line of stdin is one job. Stop at an empty line or at the end of stdin.
 
     Args:
         descriptor: file descriptor of the memory that the trainer shares with this process.

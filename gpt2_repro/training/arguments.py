@@ -297,8 +297,8 @@ def warmup_steps(training: TrainingSection, max_steps: int) -> int:
 def output_dir_of(recipe: TrainingRecipe) -> str:
     """Return --output_dir, or runs/NAME if --output_dir is not set.
 
-    NAME is the name of the recipe file. If --dataset_dir is not the folder that the recipe file names, NAME is the
-    name of that folder.
+    NAME is the name of the recipe file. If --dataset_dir was passed and differs from the folder in the recipe file,
+    NAME is the name of the passed folder.
     """
     folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
     return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

@@ -41,8 +41,9 @@ class OutlierDetector:
     def measure(self, value: float) -> float:
         """Return the z-score of `value` relative to the stored values, and store `value`.
 
-        An outlier is stored only if it follows two other outliers. A value that is not finite is never stored. Returns
-        0 if fewer than 128 values are stored, or if `value` is not finite.
+        The first two outliers in a row are not stored. If more outliers follow directly, they are stored, because they
+        count as a new level. A value that is not finite is never stored. Returns 0 if fewer than 128 values are
+        stored, or if `value` is not finite.
         """
         # In llm.c (llmc/outlier_detector.h at 19c83f9 and before), a value that is not finite turns the detector
         # off for the rest of the run. There `value` itself is one of the 128 values, so no z-score exceeds 11.3.
@@ -164,10 +165,12 @@ class UpdateGuard(TrainerCallback):
             self._count(step, reason, not_finite=not_finite)
 
     def settle(self, *, but: int = 0) -> None:
-        """Read from the device which updates were skipped, and count these updates.
+        """Read the flags of past updates, and count the updates that were skipped.
+
+        The device has set the flag of an update to 1 if the update was skipped.
 
         Args:
-            but: the number of newest updates to leave unread.
+            but: the number of newest updates whose flags are not read yet.
 
         Raises Diverged if too many updates were not finite.
         """

@@ -51,12 +51,13 @@ class StagingMemory:
 
 @contextlib.contextmanager
 def hashed_saves(folder: Path, memory: StagingMemory | None = None) -> Iterator[dict[str, dict[str, Any]]]:
-    """Hash the files that this process saves below `folder` in the `with` block.
+    """Hash the files that the `with` block saves, or copy the files to `memory`.
 
-    This concerns only files that `torch.save` writes, and safetensors files that transformers writes. Without
-    `memory`, they are hashed and synced to disk. With `memory`, they are copied to it instead.
+    Only two kinds of files below `folder` are handled: files from `torch.save`, and safetensors files from
+    transformers. If `memory` is None, the files are written to disk, synced and hashed. Otherwise, the files are only
+    copied to `memory`.
 
-    Yields a dict, to which each such file adds an entry. The key is the path relative to `folder`. The value is a
+    Yields a dict with one entry for each of these files. The key is the path relative to `folder`. The value is a
     dict with the size (`bytes`), and the hash (`sha256`) or the position in the memory (`start`).
     """
     written: dict[str, dict[str, Any]] = {}
@@ -104,7 +105,11 @@ def hashed_saves(folder: Path, memory: StagingMemory | None = None) -> Iterator[
 
 
 def write_safetensors(tensors: dict[str, torch.Tensor], file: Any, metadata: dict[str, str] | None) -> None:
-    """Write the bytes that safetensors' `save_file` writes, without copying weights."""
+    """Write tensors to `file` in the safetensors format.
+
+    The bytes are the same as from safetensors' `save_file`. Contiguous tensors on the CPU are written without an
+    intermediate copy.
+    """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0

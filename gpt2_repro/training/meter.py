@@ -50,7 +50,11 @@ class Meter:
             self._book(outer)
 
     def move(self, seconds: float, to: str) -> None:
-        """Move `seconds` in the time breakdown from the part measured now to part `to`."""
+        """Move `seconds` from the current part of the time breakdown to another part.
+
+        Args:
+            to: the other part, a key of PARTS.
+        """
         self._seconds[self._account] -= seconds
         self._seconds[to] += seconds
 

@@ -130,7 +130,10 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
 
 
 def _attention_of(run: RunRecord, *, use_cpu: bool) -> str:
-    """Return the kernel that the run used before on the same GPU model, or ""."""
+    """Return the attention kernel of the run's previous attempt, or "" if unknown.
+
+    The result is also "" if that attempt used another type of GPU.
+    """
     earlier = run.environment()
     if earlier.accelerator.name != find_accelerator(use_cpu=use_cpu).name:
         return ""

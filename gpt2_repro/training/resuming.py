@@ -111,7 +111,7 @@ def _look(run: Path, name: str) -> Start:
 def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     """Raise UserError if loading a checkpoint could run code.
 
-    Symbolic links and files that are not in `files` are refused too.
+    The error is also raised if the checkpoint contains a symbolic link, or a file that is not in `files`.
 
     Args:
         files: the paths of the files that the manifest of the checkpoint lists.
@@ -145,8 +145,9 @@ def choose_start(
 
     This is a collective: call it on all ranks. Rank 0 locks the run directory, if the directory exists.
 
-    Returns the start, a copy of the arguments, the plan, and the extensions of the run. The arguments and the plan
-    include the steps of the extensions. Each extension is a range of added steps, as [from, to].
+    Returns four values: the start, a copy of `args`, the batch plan, and the list of all extensions of the run. The
+    copy and the batch plan include the steps of the extensions. Each extension is a list of two steps: the step at
+    which the extension starts, and the new last step of the run.
 
     Raises UserError if the checkpoint does not fit the settings or the launcher, or if final/ is damaged and there is
     no checkpoint.
@@ -187,7 +188,9 @@ def choose_start(
 
 
 def require_same_form(checkpoint: Path, files: Collection[str]) -> None:
-    """Raise UserError if this launcher cannot load a checkpoint.
+    """Raise UserError if the current launcher uses another checkpoint format.
+
+    For example, a run with DeepSpeed cannot load a checkpoint of FSDP2.
 
     Args:
         files: the paths of the files that the manifest of the checkpoint lists.
@@ -195,7 +198,7 @@ def require_same_form(checkpoint: Path, files: Collection[str]) -> None:
     by = launcher_of_checkpoint(files)
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
-        raise UserError(f"{checkpoint} was written {by.form.words}, and this launcher cannot load it. {fix}")
+        raise UserError(f"{checkpoint} was written {by.form.words}, so a run with this launcher cannot load it. {fix}")
 
 
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:

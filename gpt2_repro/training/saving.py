@@ -120,8 +120,9 @@ class CheckpointSaver:
     ) -> bool:
         """Save checkpoint-`step`. Return False if the disk has too little space.
 
-        This is a collective: call it on all ranks. It returns when the checkpoint is copied to memory. If the run
-        stops, or without --background_save, it returns when the checkpoint is complete.
+        This is a collective: call it on all ranks. If a process writes in the background, this method returns when
+        the checkpoint is copied to memory. Without this process, or if `stops` is not None, it returns when the
+        checkpoint is complete.
 
         Args:
             write: writes the files of the checkpoint into `staging`/checkpoint-`step`.
@@ -248,8 +249,10 @@ class CheckpointSaver:
     def _free_space(self, *, rolling: bool) -> float:
         """Delete old checkpoints if the disk has too little space for the next checkpoint.
 
-        For a rolling checkpoint, no checkpoint is deleted. Returns the megabytes that are still missing. If there is
-        enough space, the result is 0 or negative.
+        Returns the megabytes that are still missing. If there is enough space, the result is 0 or negative.
+
+        Args:
+            rolling: whether the next checkpoint is a rolling checkpoint. If it is, no old checkpoint is deleted.
         """
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
@@ -262,7 +265,7 @@ class CheckpointSaver:
 
 
 def _prepare_first_save() -> None:
-    """Set up once what the first save needs, so that it does not delay that save."""
+    """Do the one-time set-up for saving, so that it does not delay the first save."""
     get_checkpoint_conversion_mapping("")  # builds the tables that save_pretrained needs
     extract_model_from_parallel(torch.nn.Identity())  # imports DeepSpeed
 

@@ -37,9 +37,9 @@ def follow_data(
 ) -> TrainingRecipe:
     """Return a copy of the recipe in which each size of 0 is derived from the data.
 
-    If the run has started before, the sizes are read from the recipe.yaml of the run instead. Only the micro-batch
-    size is derived again. In the copy, `data` contains the settings of the prepared folder, and `epochs` is converted
-    to `total_tokens`.
+    If the run has started before, these sizes are read from the recipe.yaml of the run. Only a micro-batch size of 0
+    is always derived. The copy has the settings of the prepared folder in its section `data:`, and `epochs` is
+    converted to `total_tokens`.
 
     Args:
         data: the prepared folder. None: open the folder that the recipe names.
@@ -131,7 +131,11 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
 
 
 def rows_per_pass(rows: float, processes: int) -> int:
-    """Return the micro-batch size for steps of `rows` rows on all processes together."""
+    """Return the micro-batch size for a number of rows per step.
+
+    Args:
+        rows: the rows per step of all processes together.
+    """
     return _power_of_two(min(rows / processes, MOST_ROWS_PER_PASS))
 
 

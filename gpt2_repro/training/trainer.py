@@ -201,7 +201,10 @@ class PretrainingTrainer(Trainer):
         return self.state.num_input_tokens_seen
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
-        """Return this rank's micro-batches of a step, and the target count of all ranks."""
+        """Return this rank's micro-batches of a step, and the number of targets.
+
+        The number of targets is the sum over all ranks.
+        """
         self.meter.start(self.tokens_trained)
         with self.meter.on("data"):  # without the count of targets, which may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))

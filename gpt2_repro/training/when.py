@@ -27,7 +27,8 @@ NOTHING, ROLLING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 4, 100
 class StopSignals:
     """Signal handlers that record the first signal instead of ending the process.
 
-    If the user presses Ctrl-C more than a second after the first signal, the process ends at once.
+    Later signals are ignored, because one request can cause two signals. There is one exception: a Ctrl-C more than
+    one second after the first signal ends the process at once.
     """
 
     def __init__(self) -> None:
