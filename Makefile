@@ -1,9 +1,9 @@
 # make demo           create the environment, prepare data, train, evaluate, write the report (FRESH=1: train again)
 # make test           create the environment, run linters, type checks and tests on all cores
-# make test-all       make test, then all layouts and launchers, notebooks, test-faults and test-chaos
+# make test-all       run make test, then the slow tests (such as launchers and notebooks), test-faults and test-chaos
 # make test-faults    inject all faults that a CPU can simulate into real runs
 # make test-chaos     kill a run repeatedly, and compare the result with that of an uninterrupted run
-# make upgrade-check  test the private APIs we use with the newest transformers, accelerate and DeepSpeed
+# make upgrade-check  check that the newest transformers, accelerate and DeepSpeed have the private attributes we use
 
 SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
@@ -18,7 +18,7 @@ LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.ya
 SYSTEM_TORCH = $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
 
 UNKNOWN := $(filter-out FRESH PYTHON VENV,$(foreach variable,$(MAKEOVERRIDES),$(firstword $(subst =, ,$(variable)))))
-$(if $(UNKNOWN),$(error make has no variable $(UNKNOWN) here. To train on your own text, see docs/own-text.md))
+$(if $(UNKNOWN),$(error Not a variable of this Makefile: $(UNKNOWN). To train on your own text, see docs/own-text.md))
 
 .PHONY: help demo test tests test-all test-faults test-chaos upgrade-check style quality
 .DELETE_ON_ERROR:

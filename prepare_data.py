@@ -102,7 +102,8 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
             "so the limit is exceeded by less."
         )
     if bad := manifest.read.bad_documents:
-        print(f"skipped {bad:,} rows without readable text. The first: {manifest.read.bad_examples[0]}")
+        skipped = f"{bad:,} files or rows without readable text. The first" if bad > 1 else "1 file or row"
+        print(f"skipped {skipped}: {manifest.read.bad_examples[0]}")
     if losses := manifest.reference_losses:
         models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"
         print(f"validation loss to beat, in nats per token: {models}")

@@ -98,7 +98,8 @@ def main() -> None:
     pauses = [float(line.split("paused for ")[1].split()[0]) for line in saves]
     middle = {"writing": sorted(writing)[len(writing) // 2], "pause": sorted(pauses)[len(pauses) // 2]}
     kept = parts["training"] + parts.get("data", 0.0)
-    print(f"measured: {args.kills} kills in {seconds:,.0f} s, {len(saves)} saves, {kept:,.0f} s in kept steps")
+    found = f"{args.kills} kills in {seconds:,.0f} s, {len(saves)} saves"
+    print(f"measured: {found}, {kept:,.0f} s in steps that were not lost")
     print("parts in seconds: " + ", ".join(f"{name} {value:,.1f}" for name, value in (parts | middle).items()))
     print(f"goodput measured {kept / seconds:.1%}, run_status.json {status['goodput']:.1%}")
     print("\n| one failure per | checkpoint every | supervised | without supervision | seconds lost per failure |")

@@ -129,7 +129,8 @@ def all_checkpoints(name: str) -> list[Checkpoint]:
     found += [path for path in [run / FINAL] if path.is_dir()]
     if not found:
         resolve_checkpoint(name)  # explains what `name` is
-        raise UserError(f"{name} has no checkpoints. With --all_checkpoints, pass run directories.")
+        fix = "Pass the directory of a run, or remove --all_checkpoints."
+        raise UserError(f"{name} is a single model, not a run with checkpoints. {fix}")
     return [resolve_checkpoint(str(path)) for path in found]
 
 

@@ -32,8 +32,9 @@ def dry_run(requested: TrainingRecipe) -> None:
     scale = scale_of(recipe.model, sequence_length=length, vocab_size=vocabulary)
 
     print(recipe.to_yaml())
-    padded = f"with the vocabulary of {vocabulary:,} padded to {scale.padded_vocab_size:,}"
-    print(f"parameters        {scale.parameters:,} ({scale.trained:,} while training, {padded})")
+    padded = f"because the vocabulary of {vocabulary:,} ids is padded to {scale.padded_vocab_size:,}"
+    padded = f" ({scale.trained:,} while training, {padded})" if scale.padded_vocab_size > vocabulary else ""
+    print(f"parameters        {scale.parameters:,}{padded}")
     if scale.active < scale.parameters:
         print(f"  active          {scale.active:,} parameters per token")
     by_length = training.train_sampling_strategy == BY_LENGTH
@@ -48,14 +49,15 @@ def dry_run(requested: TrainingRecipe) -> None:
         if not requested.training.per_device_train_batch_size:
             micro_batch = rows_per_pass(training.tokens_per_step / length, processes)
             training = dataclasses.replace(training, per_device_train_batch_size=micro_batch)
+        gpus = "1 GPU" if processes == 1 else f"{processes} GPUs"
         try:
             plan = plan_run(training, data, num_processes=processes)
         except UserError as error:
-            print(f"  on {processes} GPUs       {error}")
+            print(f"  on {gpus:<12} {error}")
             continue
         a_pass = f"at most {plan.positions_per_pass:,} positions" if by_length else f"{plan.micro_batch_size} rows"
         steps = f"{plan.gradient_accumulation_steps} accumulation steps"
-        print(f"  on {processes} GPUs       {a_pass} x {processes} x {steps}")
+        print(f"  on {gpus:<12} {a_pass} x {gpus} x {steps}")
     max_steps = count_steps(training)
     tokens = max_steps * training.tokens_per_step
     bound = "at most " if data.packing == "wrap" and not by_length else ""

@@ -115,7 +115,8 @@ def check_processes(num_processes: int) -> None:
 
     gpus = torch.cuda.device_count()
     if num_processes > gpus:
-        raise UserError(f"The launcher has {num_processes} processes for {gpus} GPUs. Pass --num_processes {gpus}.")
+        found = f"The launcher has {num_processes} processes, but this machine has {gpus} GPUs."
+        raise UserError(f"{found} Pass --num_processes {gpus}.")
 
 
 def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:
@@ -131,11 +132,11 @@ def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tup
         return False, "fp32, as set in the recipe"
     if use_cpu:
         if cpu_multiplies_bf16():
-            return True, "bf16 with fp32 master weights: this CPU has bf16 instructions"
-        return False, "fp32: this CPU has no bf16 instructions and would emulate them slowly"
+            return True, "bf16 with fp32 master weights, because this CPU has bf16 instructions"
+        return False, "fp32, because this CPU has no bf16 instructions and would emulate them slowly"
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         if accept_any_hardware:
-            return False, "fp32: this GPU does not support bf16"
+            return False, "fp32, because this GPU does not support bf16"
         raise UserError(f"{torch.cuda.get_device_name()} does not support bf16. Pass --bf16 false to train in fp32.")
     return True, "bf16 with fp32 master weights"
 

@@ -319,7 +319,7 @@ def _build_parser(
     inherited = []
     for section, cls in offered.items():
         builder = _Parser([cls], add_help=False)
-        group = parser.add_argument_group(f"recipe section {section}")
+        group = parser.add_argument_group(f"section `{section}` of the recipe")
         own = set(own_fields(cls))
         for action in builder._actions:
             if action.dest == "report_to":

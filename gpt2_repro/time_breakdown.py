@@ -40,7 +40,7 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list
     """
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
-    accounts |= {"total": total, "goodput (kept steps)": goodput(parts) * total}
+    accounts |= {"total": total, "goodput: training+data": goodput(parts) * total}
     rows = [[name, duration(its), f"{its / total:.1%}"] for name, its in accounts.items() if its]
     if usd_per_hour:
         rows = [[*row, f"${accounts[row[0]] / 3600 * usd_per_hour:,.2f}"] for row in rows]

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Start a timer in the background that stops this pod after a number of hours.
 #   bash runpod/deadline.sh HOURS          set the deadline of the pod, unless it already has one
-#   bash runpod/deadline.sh HOURS PROCESS  set the deadline of a run_and_stop.sh; replaces that of an earlier run
+#   bash runpod/deadline.sh HOURS PROCESS  set the deadline of the run_and_stop.sh process with the id PROCESS. The
+#                                          deadline of an earlier run_and_stop.sh process is removed
 #
-# RunPod has no working timer, so this script provides one. Five minutes before the deadline (or a tenth of the time if
-# that is less), the timer sends SIGTERM to a run_and_stop.sh, so that the training ends with a checkpoint. The signal
-# is sent to PROCESS if it was passed, otherwise to the run_and_stop.sh that is running at that time.
-# At the deadline the timer tries to stop the pod. It terminates the pod only if all requests to stop it fail and the pod has
-# a network volume, because a run that was not copied may be outside the volume.
+# RunPod has no working timer, so this script provides one. Five minutes before the deadline, the timer sends SIGTERM
+# to run_and_stop.sh, so that the training ends with a checkpoint. If HOURS is less than 50 minutes, the signal is sent
+# a tenth of HOURS before the deadline. It is sent to PROCESS, or without PROCESS to the run_and_stop.sh process that is
+# running at that time.
+# At the deadline the timer tries to stop the pod. It does not try to terminate the pod first, because a run that was
+# not copied may be outside the network volume and would be deleted. The timer terminates the pod only if all requests
+# to stop it fail and the pod has a network volume.
 # The timer is a process in a separate session. Its log is $WORKSPACE/logs/deadline.log, or /tmp/deadline.log.
 set -uo pipefail # no -e: a timer that exits early would not stop the pod
 # shellcheck source=runpod/stop_pod.sh
@@ -35,7 +38,7 @@ fi
 
 hours=${1:-} pid=${2:-}
 is_positive "$hours" || mistake "'$hours' is not a number of hours. Pass a positive number such as 4 or 0.5."
-[[ -z $pid || $pid =~ ^[0-9]+$ ]] || mistake "'$pid' is not a process id. Pass the id of a run_and_stop.sh."
+[[ -z $pid || $pid =~ ^[0-9]+$ ]] || mistake "'$pid' is not a process id. Pass the id of a run_and_stop.sh process."
 [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "RUNPOD_POD_ID is not set. This machine is not a RunPod pod."
 purpose=start
 [[ -n $pid ]] && purpose=run

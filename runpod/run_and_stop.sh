@@ -3,18 +3,20 @@
 #   bash runpod/run_and_stop.sh --hours 4 --sync hf://buckets/USER/BUCKET -- \
 #       accelerate launch --config_file accelerate_configs/zero1.yaml train.py
 #
-#   --hours H          deadline: stop the pod after H hours. Required unless --keep is passed. Five minutes before the
-#                      deadline (or a tenth of H if that is less) the training ends with a checkpoint
+#   --hours H          deadline: stop the pod after H hours. Required unless --keep is passed. The training ends with a
+#                      checkpoint five minutes before the deadline. If H is less than 50 minutes, it ends a tenth of H
+#                      before the deadline
 #   --sync TARGET      copy the run to this target (see sync.sh). The target is checked before the training. Without
 #                      --sync the run stays on the volume
 #   --no_evaluation    do not run evaluate.sh
 #   --grace MINUTES    minutes to wait before stopping the pod after a failure or an early end (default: 15)
 #   --keep             never stop the machine. For machines that are not RunPod pods. Do not pass --hours
 #
-# Ctrl-C or SIGTERM ends the training with a complete checkpoint. The script then continues as after a failure.
-# Closing the terminal has no effect. All output is written to $WORKSPACE/logs/run-<UTC time>.log (or to /tmp), which
-# the terminal shows. Without a terminal, only the last errors are printed. The log is copied to console.log in the run
-# directory. A pod can have only one run_and_stop.sh.
+# Ctrl-C or SIGTERM ends the training with a complete checkpoint. The script then skips the evaluation, writes the
+# report, copies the run, waits --grace minutes and stops the pod, as after a failure. Closing the terminal has no
+# effect. All output is written to the log $WORKSPACE/logs/run-<UTC time>.log. If this folder cannot be written, the
+# log is in /tmp. A terminal shows the log. Without a terminal, only the last errors are printed. The log is copied to
+# console.log in the run directory. Only one run_and_stop.sh process can run on a pod.
 set -euo pipefail
 # shellcheck source=runpod/stop_pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stop_pod.sh"

@@ -2,13 +2,14 @@
 # Stop this pod, or terminate it together with its disks.
 #   bash runpod/stop_pod.sh [stop|terminate …]
 #
-# Without an argument the pod is terminated if it has a network volume ($RUNPOD_VOLUME_ID), which keeps the data.
-# Otherwise it is stopped, which keeps its volume disk. Several arguments are tried in turn until one succeeds. RunPod's
-# interfaces change (REST v1 was removed in November 2026), so four interfaces are tried in turn. The attempts are
-# repeated until the pod ends, which also ends this script. No interface needs Python.
+# Without an argument, a pod with a network volume ($RUNPOD_VOLUME_ID) is terminated. The volume keeps the data. Any
+# other pod is stopped, which keeps its volume disk. If you pass both stop and terminate, they are tried in the given
+# order until the pod ends. RunPod's interfaces change (REST v1 was removed in November 2026), so four interfaces are
+# tried one after the other. The attempts are repeated until the pod ends, which also ends this script. No interface
+# needs Python.
 # Environment variables:
 #   STOP_WAIT      seconds from an accepted request until the next interface is tried (default: 120)
-#   STOP_ROUNDS    number of rounds of attempts before the script fails (default: 0, it never fails)
+#   STOP_ROUNDS    number of rounds of attempts after which the script gives up (default: 0, it never gives up)
 
 # shellcheck disable=SC2329  # the functions by_* are called by name
 set -uo pipefail # no -e: after a failure the next interface is tried

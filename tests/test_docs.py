@@ -122,7 +122,7 @@ def test_every_training_that_is_shown_is_one_for_8_gpus(options: str) -> None:
     recipe = ["recipes/gpt2_124m.yaml"] if not words or words[0].startswith("-") else [words.pop(0)]
     printed = output_of("train.py", str(ROOT / recipe[0]), *words, "--dry_run")
     a_pass = r"(\d+ rows|at most [\d,]+ positions)"
-    assert re.search(rf"on 8 GPUs +{a_pass} x 8 x \d+ accumulation steps", printed), printed
+    assert re.search(rf"on 8 GPUs +{a_pass} x 8 GPUs x \d+ accumulation steps", printed), printed
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)

@@ -87,7 +87,7 @@ def test_dry_run_derives_everything_and_writes_nothing(tmp_path: Path, capsys, m
     shown = " ".join(capsys.readouterr().out.split())
     for words in (
         *("124,439,808 (124,475,904 while training", "18,865 = 9,890,693,120 tokens", "855.4 M per token"),
-        *("on 1 GPUs 64 rows x 1 x 8 accumulation", "on 8 GPUs 64 rows x 8 x 1 accumulation"),
+        *("on 1 GPU 64 rows x 1 GPU x 8 accumulation", "on 8 GPUs 64 rows x 8 GPUs x 1 accumulation"),
         *("checkpoint 1.99 GB", "learning_rate: 0.0006"),
     ):
         assert words in shown, words

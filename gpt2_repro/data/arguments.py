@@ -149,7 +149,7 @@ class PreparationOptions:
         choices=["auto", "fastokens", "tokenizers"],
     )
     max_bad_documents: int = option(
-        0, "Skip up to this many rows without readable text, and stop with an error if there are more.", type=int
+        0, "Skip up to this many files and rows without readable text. Stop with an error if there are more.", type=int
     )
     keep_downloads: bool = option(False, "Keep downloaded files in the local Hugging Face cache.", action="store_true")
     overwrite: bool = option(False, "Replace an existing folder when the new folder is complete.", action="store_true")

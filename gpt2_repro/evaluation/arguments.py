@@ -42,7 +42,8 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
     models = "A run directory (final/ is scored), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=models)
-    recipe = parser.add_argument_group("recipe section evaluation (defaults: recipe of the run, otherwise as shown)")
+    defaults = "default: the value in the run's recipe; without a run, the value shown here"
+    recipe = parser.add_argument_group(f"section `evaluation` of the recipe ({defaults})")
     for field in dataclasses.fields(EvaluationArguments):
         default = getattr(EvaluationArguments(), field.name)
         shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)

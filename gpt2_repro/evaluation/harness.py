@@ -41,10 +41,9 @@ def choose_device(name: str | None) -> str:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0][:100]
-        fix = (
-            "Pass cpu, cuda or cuda:N." if torch.cuda.is_available() else "Pass --device cpu: there is no usable GPU."
-        )
-        raise UserError(f"--device {name} does not work here ({reason}). {fix}") from None
+        case = " in lower case" if name != name.lower() else ""
+        fix = "Pass cpu, cuda or cuda:N" if torch.cuda.is_available() else "There is no usable GPU. Pass --device cpu"
+        raise UserError(f"--device {name} does not work here ({reason}). {fix}{case}.") from None
     return name
 
 

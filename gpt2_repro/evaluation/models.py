@@ -61,7 +61,10 @@ def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
         found = f"{checkpoint.source}: the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids."
         raise UserError(f"{found} Pass a folder with this model and its own tokenizer files.")
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
-        fix = "Its validation loss is in the training log. To score a model, train it on data of --tokenizer train."
+        fix = (
+            "Its validation loss is in the training log. "
+            "To score a model, train it on data that was prepared with --tokenizer train."
+        )
         raise UserError(f"{checkpoint.name} cannot be scored, because its tokenizer has no end-of-text token. {fix}")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained

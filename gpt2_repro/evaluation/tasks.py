@@ -130,8 +130,9 @@ def _check_columns(path: Path, columns: Collection[str]) -> None:
     if not path.stat().st_size:
         raise UserError(f"{path} is empty. Save the documents of the task in it, one JSON object per line.")
     if not documents:
-        fix = f"Each line must be a JSON object with {', '.join(columns)}."
-        raise UserError(f"{path}, line {number}, does not have the data of the task. {fix}")
+        keys = ", ".join(f"`{column}`" for column in columns)
+        fix = f"Each line must be a JSON object with the key{'s' * (len(columns) > 1)} {keys}."
+        raise UserError(f"{path}, line {number}, cannot be used for the task. {fix}")
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:

@@ -164,7 +164,8 @@ def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | 
             f"Cannot encode the prompt {prompt!r} ({error}). Use only characters that occur in the training data."
         ) from None
     if window and len(ids) >= window:
-        raise UserError(f"The prompt has {len(ids)} tokens and fills the window of {window}. Pass a shorter prompt.")
+        limit = f"must have fewer than {window:,}, the size of the window"
+        raise UserError(f"The prompt has {len(ids):,} tokens, but {limit}. Pass a shorter --sample_prompt.")
     return ids
 
 

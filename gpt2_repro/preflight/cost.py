@@ -208,7 +208,7 @@ def plan_on(
     source = (f"{speed:,.0f} tokens/s, measured on this CPU" if measured else "passed as an option") if speed else None
     if card and not speed and work.is_reference:
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
-        source = card.speed if is_124m else f"{card.speed}, scaled by this model's FLOPs per token"
+        source = card.speed if is_124m else f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token"
         basis = "published" if is_124m and not card.speed.startswith("estimated") else "estimated"
     paid = usd_per_hour or (price.usd_per_hour * cards if price else None)
     priced = str(price) if price else None

@@ -127,8 +127,8 @@ class RunRecord:
         proofs = [self.status().state, self.environment().run_identity, self.recipe().get("training")]
         if not any([*proofs, checkpoints.complete_checkpoints(self.path)]):
             raise UserError(
-                f"{self.path} is neither empty nor a run directory. As --output_dir, pass a new folder or the run directory "
-                "to resume."
+                f"{self.path} is neither empty nor a run directory. As --output_dir, pass a new folder, or the "
+                "directory of the run that you want to resume."
             )
 
     def damaged(self) -> Path | None:

@@ -63,10 +63,10 @@ def check_cores(argv: Sequence[str]) -> None:
     """Raise UserError if the launcher started far too many processes for a CPU."""
     processes, cores = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), os.cpu_count() or 1
     # Without torch, which these processes would import at the same time.
-    finding = "" if "--use_cpu" in argv else "No GPU found: "
+    finding = "" if "--use_cpu" in argv else "No GPU found. "
     if processes > 2 * cores and not (finding and any(Path("/dev").glob("nvidia[0-9]*"))):
         fix = f"Pass --num_processes {cores} to accelerate launch, before train.py."
-        raise UserError(f"{finding}{processes} processes for {cores} CPU cores. {fix}")
+        raise UserError(f"{finding}{processes} processes are too many for {cores} CPU cores. {fix}")
 
 
 def adopt_orphans() -> None:

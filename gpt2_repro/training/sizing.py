@@ -27,7 +27,7 @@ LARGE_TEXT = 20_000_000
 # Up to 4 epochs of a text are almost as good as new text (Muennighoff et al. 2023, arXiv:2305.16264).
 EPOCHS = 4
 MANY_EPOCHS = 10
-TOKENS_PER_PARAMETER = 20  # with more tokens, a larger model learns more (Hoffmann et al. 2022, arXiv:2203.15556)
+TOKENS_PER_PARAMETER = 20  # a larger model learns more from further tokens (Hoffmann et al. 2022, arXiv:2203.15556)
 STEPS, FEWEST_STEPS = 400, 200
 FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
 
@@ -117,7 +117,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
         rows = rows_per_pass(tokens_per_step / length, int(os.environ.get("WORLD_SIZE", "1")))
         training = dataclasses.replace(training, per_device_train_batch_size=rows)
     recipe = dataclasses.replace(recipe, model=model, training=training)
-    origin = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
+    origin = f"as in {run.path}" if stored else f"for a {'GPU' if on_gpu else 'CPU'} and {tokens:,} tokens of text"
     origin = "from your options" if is_passed else origin
     size = f"{model.n_layer} layers of width {model.n_embd}"
     if model.model_type == "gpt2":

@@ -104,8 +104,10 @@ class PretrainingTrainer(Trainer):
         self.record_engine(
             facts | {"tokens_per_chunk_of_logits": tokens_per_chunk(self.model.config.vocab_size, memory)}
         )
-        shown = (f"{key.replace('_', ' ')} {value}" for key, value in self.environment.engine.items())
-        logger.info("set up: %s", ", ".join(shown))
+        names = {"clip": "max_grad_norm", "compiled": "torch.compile"}
+        settings = self.environment.engine.items()
+        shown = (f"{names.get(key, key.replace('_', ' '))} = {value}" for key, value in settings)
+        logger.info("settings in use: %s", ", ".join(shown))
         return prepared
 
     def record_engine(self, facts: dict[str, Any]) -> None:

@@ -68,5 +68,5 @@ def test_goodput_counts_only_the_steps_that_were_kept() -> None:
     assert goodput(parts) == 0.6 and goodput({}) == 0
     assert breakdown(parts, usd_per_hour=3.6)[-2:] == [
         ["total", "3 min 20 s", "100.0%", "$0.20"],
-        ["goodput (kept steps)", "2 min", "60.0%", "$0.12"],
+        ["goodput: training+data", "2 min", "60.0%", "$0.12"],
     ]

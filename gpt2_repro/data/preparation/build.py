@@ -303,15 +303,15 @@ def _write_splits(
                     elif needed > MOST_HELD_OUT * text:
                         fix = f"Pass at least {needed / MOST_HELD_OUT:,.0f} tokens of text"
                 raise UserError(
-                    f"The split {split} has {tokens:,} of {text:,} tokens, but a row needs {needed:,}. {fix}, or a smaller "
-                    f"--{option}."
+                    f"The {split} split has {tokens:,} of {text:,} tokens, but a row needs {needed:,}. {fix}, or a "
+                    f"smaller --{option}."
                 )
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
                 problem = f"The {split} split has the id {largest}, which is not in the vocabulary"
                 raise UserError(f"{problem}. Pass another --tokenizer.")
             if split != "train" and targets < NOISY_TOKENS:
                 fix = "Prepare more text, or more of it for validation (--validation_tokens, --validation_fraction)."
-                logger.warning("The split %s has only %s tokens, so its loss is noisy. %s", split, f"{targets:,}", fix)
+                logger.warning("The %s split has only %s tokens, so its loss is noisy. %s", split, f"{targets:,}", fix)
             # The first id of the split (concat) or of each document (wrap) is not a target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
             of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}

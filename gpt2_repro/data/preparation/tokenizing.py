@@ -185,6 +185,6 @@ def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> 
 def check_bad(bad: int, examples: list[str], allowed: int) -> None:
     """Raise UserError if more rows are unreadable than --max_bad_documents allows."""
     if bad > allowed:
-        more = f" (more than {allowed:,} rows cannot be read)" if allowed else ""
+        more = f"More than {allowed:,} files or rows cannot be read. The first: " if allowed else ""
         fix = f"To skip files and rows that cannot be read, pass --max_bad_documents {max(100, 10 * allowed)}."
-        raise UserError(f"{examples[0]}{more}. {fix}")
+        raise UserError(f"{more}{examples[0]}. {fix}")

@@ -268,5 +268,6 @@ def _text_files_in(folder: Path) -> list[Path]:
         logger.info("not used, because of their file types: %s", ", ".join(others[:3]) + more)
     texts = [path for path in files if path.name != "README.md"]
     if texts and len(texts) < len(files):
-        logger.info("README.md in %s is not used as text", folder)
+        why = "because the folder has other text files. To use it, also pass its path to --data_files."
+        logger.info("README.md in %s is not used, %s", folder, why)
     return texts or files

@@ -60,7 +60,7 @@ FORMS = {
 
 def table(num_proc: int) -> str:
     """Return the --list_sources text, with preparation times for `num_proc` workers."""
-    lines = [f"{'source':24} {'download':>9} {'tokens':>8} {'disk':>8} {'peak':>8}  {'time':>10}  about"]
+    lines = [f"{'source':24} {'download':>9} {'tokens':>8} {'disk':>8} {'peak':>8}  {'time':>10}  description"]
     for name, preset in PRESETS.items():
         minutes = max(1, round(max(preset.download / LINE_RATE, preset.text / TEXT_RATE / num_proc) / 60))
         own = "; has validation files: --split source" if preset.validation else ""

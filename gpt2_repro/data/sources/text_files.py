@@ -209,7 +209,8 @@ def _text_of(value: Any, column: str) -> str:
     """Return the text under the key `column` of a JSON object, or "" if it is null."""
     if not isinstance(value, dict) or column not in value:
         keys = ", ".join(value) if isinstance(value, dict) else "none, because it is not an object"
-        fix = "Pass --text_column with a key whose value is text, or convert the file: each line must be a JSON object that has the text under one key"
+        form = f"each JSON object must have its text under the key `{column}`"
+        fix = f"Pass --text_column with a key whose value is text, or convert the file: {form}"
         raise ValueError(f"has no key `{column}`. Its keys: {keys[:200]}. {fix}")
     if not isinstance(text := value[column], str | None):
         found = f"has a value of type {type(text).__name__} under the key `{column}`, not text"

@@ -170,13 +170,14 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
 def _not_judged(tables: Tables) -> list[str]:
     """Return the measurements that have too few documents or domains for a conclusion.
 
-    Each returned string has the name of a measurement and the number needed, such as "domains (two needed)".
+    Each returned string has the name of a measurement and the number needed, such as "domains (1 usable, 2 needed)".
     """
     documents = {bucket.label: bucket.documents for bucket in tables["domains"]}
     for what, table in (("positions", "positions"), ("the separator", "ends"), ("the use of context", "gain")):
         documents[what] = max((bucket.documents for bucket in tables[table]), default=0)
     few = [f"{what} ({count} documents, {FEWEST} needed)" for what, count in documents.items() if count < FEWEST]
-    return few if len(_judged(tables["domains"])) > 1 else [*few, "domains (two needed)"]
+    domains = len(_judged(tables["domains"]))
+    return few if domains > 1 else [*few, f"domains ({domains} usable, 2 needed)"]
 
 
 def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
@@ -186,7 +187,8 @@ def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
         sentences.append(f"{kind}: {cause.name}. {cause.evidence}. To fix this: {cause.remedy}.")
     if not causes:
         sentences.append(
-            "No cause stands out. Token count, learning rate, dropout and batch size affect all text alike. "
+            "No cause stands out. Token count, learning rate, dropout and batch size affect all text alike, so "
+            "this command cannot separate them. "
             f"Run train.py RUN/{RECIPE} --diff_recipe RECIPE to list the fields that differ."
         )
     if not_judged:
