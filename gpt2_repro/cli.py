@@ -24,7 +24,7 @@ except ModuleNotFoundError:
     print(f"error: {sys.executable} does not have the required packages. {fix}", file=sys.stderr)
     sys.exit(2)
 
-from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
+from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line, nearest
 from gpt2_repro.launchers import check_variables
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.supervision import MISTAKE, note
@@ -343,10 +343,10 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
         page = f" See {table['page']}." if "page" in table else ""
         if known[ours]:
             return f"Pass {ours} instead of {theirs}.{page}"
+        if not prog and (ours.startswith("--") or nearest(name, options)):
+            continue  # for example, --token is similar to --tokens
         if not ours.startswith("--"):
             return f"{theirs} is not an option here. {ours}.{page}"
-        if not prog:
-            continue
         other = "train.py" if prog == "prepare_data.py" else "prepare_data.py"
         return f"{theirs} is {'an option of' if name == ours else f'called {ours} in'} {other}.{page}"
     return None
