@@ -189,17 +189,18 @@ class OneLineErrors(argparse.ArgumentParser):
     """An argument parser that raises a UserError with a message of one line.
 
     Abbreviated option names are not accepted.
+
+    Attributes:
+        typed: the words of the command line, without the values of a recipe.
     """
+
+    typed: Sequence[str] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
         self.register("type", int, _whole_number)
         self.register("type", float, _finite_number)
         self._negative_number_matcher = re.compile(r"-\.?\d")  # Python 3.11 parses -1e-3 as an option
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._words = list(args or [])
-        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         if needed := re.match(r"argument (-[\w-]+).*: expected (at least )?one argument", message):
@@ -213,9 +214,10 @@ class OneLineErrors(argparse.ArgumentParser):
             raise UserError("An option begins with a space. If a line ends with \\, remove the spaces after it.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
             fix = f"Quote values with spaces. Pass one recipe, before the options: {self.prog} RECIPE --key value"
-            place = self._words.index(surplus[1]) if surplus[1] in self._words else 0
-            before = self._option_string_actions.get(self._words[max(0, place - 2)])
-            if place >= 2 and before is not None and before.nargs is None:
+            place = self.typed.index(surplus[1]) if surplus[1] in self.typed else 0
+            before = self._option_string_actions.get(self.typed[place - 2]) if place >= 2 else None
+            is_recipe = surplus[1].endswith((".yaml", ".yml"))
+            if before is not None and before.nargs is None and not is_recipe:
                 fix = f"{_name(before)} takes one value. Quote a value with spaces."
             name, equals, value = surplus[1].lstrip("-\u2013\u2014").partition("=")
             if f"--{name}" in self._option_string_actions and (equals or name != surplus[1]):

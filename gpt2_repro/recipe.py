@@ -203,7 +203,7 @@ def parse_recipe(
     path, flags = (Path(argv[0]), list(argv[1:])) if named else (DEFAULT, list(argv))
     flagged = {name: cls for name, cls in classes.items() if name in offered}
     parser = _build_parser(flagged, description, options or {})
-    parser.prog = prog or parser.prog
+    parser.prog, parser.typed = prog or parser.prog, flags
     if {"--help", "-h"} & set(flags):
         _print_help(parser, None if "all" in argv else groups)
 

@@ -62,6 +62,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--init_from runs/gone", ["runs/gone"]),
         ("--attempts 2", ["gpt2_repro.supervise"]),
         ("--text_column title abstract", ["'abstract'", "--text_column takes one value"]),
+        ("recipes/llama_124m.yaml --max_steps 3", ["Pass one recipe"]),
         ("--train_file little.txt", ["--data_files", "prepare_data.py recipes/own_text.yaml"]),
         ("--model 124M", ["recipes/gpt2_124m.yaml"]),
         ("--data books", ["--dataset_dir", "--data_files"]),
