@@ -316,8 +316,10 @@ def test_variables_of_a_launcher_that_did_not_start_it(variables: dict[str, str]
 def test_home_folders_that_the_shell_did_not_expand(monkeypatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setattr("sys.argv", ["train.py", "~/my.yaml", "--output_dir=~/runs", "~", "a ~/b", "~user"])
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     words: list[str] = []
     cli.run(words.extend)
+    assert os.environ.pop("GOMP_SPINCOUNT") == "10000"
     assert words == ["/home/me/my.yaml", "--output_dir=/home/me/runs", "/home/me", "a ~/b", "~user"]
 
 
