@@ -1,7 +1,7 @@
 # make demo           create the environment, prepare data, train, evaluate, write the report (FRESH=1: train again)
 # make test           create the environment, run linters, type checks and tests on all cores
 # make test-all       run make test, then the slow tests (such as launchers and notebooks), test-faults and test-chaos
-# make test-faults    inject all faults that a CPU can simulate into real runs
+# make test-faults    inject faults into real runs (every fault that a CPU can simulate)
 # make test-chaos     kill a run repeatedly, and compare the result with that of an uninterrupted run
 # make upgrade-check  check that the newest transformers, accelerate and DeepSpeed have the private attributes we use
 

@@ -204,7 +204,7 @@ def make_pretraining(
     """Replace a model's forward by the pre-training forward, and return the model.
 
     Args:
-        vocab_size: the number of ids without padding.
+        vocab_size: the number of ids of the tokenizer, without vocabulary padding.
         documents: if given, tokens attend only to their own document.
     """
     # cuDNN's attention is wrong for explicit masks and for lengths that are not a multiple of 128 (pytorch#196678,

@@ -228,7 +228,7 @@ def _draw_band(axes: Axes, limits: Sequence[tuple[float, float, float]]) -> None
 def _reference_differences(run: Run) -> list[tuple[float, float, float]]:
     """Return the differences between the run's validation losses and published losses.
 
-    Each difference is the run's loss minus the middle of the range of the published runs' losses at the same step.
+    At each step, the published losses form a range. The difference is the run's loss minus the middle of this range.
     Each item is (tokens, difference in nats, half of the width of this range).
     """
     losses = dict(zip(*points(run.validation, "eval_loss"), strict=True))

@@ -213,8 +213,8 @@ def _text_of(value: Any, column: str) -> str:
         fix = f"Pass --text_column with a key whose value is text, or convert the file: {form}"
         raise ValueError(f"has no key `{column}`. Its keys: {keys[:200]}. {fix}")
     if not isinstance(text := value[column], str | None):
-        found = f"has a value of type {type(text).__name__} under the key `{column}`, not text"
-        raise ValueError(f"{found}. Convert it to text, or pass another --text_column")
+        found = f"has a value of type {type(text).__name__} under the key `{column}`, but needs a string"
+        raise ValueError(f"{found}. Convert the value, or pass another --text_column")
     return text or ""
 
 

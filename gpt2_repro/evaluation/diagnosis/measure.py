@@ -188,8 +188,8 @@ def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
     if not causes:
         sentences.append(
             "No cause stands out. Token count, learning rate, dropout and batch size affect all text alike, so "
-            "this command cannot separate them. "
-            f"Run train.py RUN/{RECIPE} --diff_recipe RECIPE to list the fields that differ."
+            "this command cannot tell which of them is the cause. "
+            f"To list the fields in which two recipes differ, run train.py RUN/{RECIPE} --diff_recipe RECIPE."
         )
     if not_judged:
         sentences.append(f"Not judged: {'; '.join(not_judged)}.")
