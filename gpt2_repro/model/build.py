@@ -45,12 +45,8 @@ def build_model(
 
 def _check_memory(config: PreTrainedConfig) -> None:
     """Raise UserError if the model does not fit into the free memory of the machine."""
-    parameters = gpt2_parameters(
-        n_layer=config.num_hidden_layers,
-        n_embd=config.hidden_size,
-        n_positions=config.max_position_embeddings,
-        vocab_size=config.vocab_size,
-    )
+    shape = {"n_layer": config.num_hidden_layers, "n_embd": config.hidden_size, "vocab_size": config.vocab_size}
+    parameters = gpt2_parameters(**shape, n_positions=config.max_position_embeddings)
     # fp32 weights; without a GPU also their gradients and the two moments of AdamW.
     needed = parameters * (4 if torch.cuda.is_available() else 16)
     if needed > (free := available_memory()):

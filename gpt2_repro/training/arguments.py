@@ -23,10 +23,7 @@ _PUSH_LATER = "train.py does not push to the Hub. Push final/ after the training
 _LOSSES_ONLY = "validation computes losses only"
 # Valid ranges and the options they apply to. Checks that need several options or the machine are in other functions.
 RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
-    "more than 0": (
-        lambda value: value > 0,
-        ("adam_epsilon", "per_device_eval_batch_size", "logging_steps"),
-    ),
+    "more than 0": (lambda value: value > 0, ("adam_epsilon", "per_device_eval_batch_size", "logging_steps")),
     "more than 0 and less than 1": (lambda value: 0 < value < 1, ("learning_rate",)),
     "at least 0": (
         lambda value: value >= 0,

@@ -49,13 +49,13 @@ def follow_data(
     total_tokens and max_steps are passed.
     """
     training, typed = recipe.training, recipe.typed
-    passed = sorted(name for name in ("epochs", "max_steps", "total_tokens") if name in typed)
-    if len(both := [f"--{name}" for name in passed if getattr(training, name)]) > 1:
-        raise UserError(f"{both[0]} and {both[1]} both set the length of the run. Pass one of them.")
+    passed = typed & {"epochs", "max_steps", "total_tokens"}
+    if len(both := sorted(name for name in passed if getattr(training, name))) > 1:
+        raise UserError(f"--{both[0]} and --{both[1]} both set the length of the run. Pass one of them.")
     if passed:
         # A length on the command line replaces the length in the recipe.
         replaced: dict[str, Any] = {"epochs": 0.0, "max_steps": 0}
-        training = dataclasses.replace(training, **{key: replaced[key] for key in replaced.keys() - set(passed)})
+        training = dataclasses.replace(training, **{key: replaced[key] for key in replaced.keys() - passed})
         recipe = dataclasses.replace(recipe, training=training)
     elif training.epochs and training.max_steps:
         raise UserError(f"{recipe.path} sets both epochs and max_steps. Remove one of them.")

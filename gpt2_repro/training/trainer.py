@@ -104,9 +104,7 @@ class PretrainingTrainer(Trainer):
         self.record_engine(
             facts | {"tokens_per_chunk_of_logits": tokens_per_chunk(self.model.config.vocab_size, memory)}
         )
-        names = {"clip": "max_grad_norm", "compiled": "torch.compile"}
-        settings = self.environment.engine.items()
-        shown = (f"{names.get(key, key.replace('_', ' '))} = {value}" for key, value in settings)
+        shown = (f"{key.replace('_', ' ')} = {value}" for key, value in self.environment.engine.items())
         logger.info("settings in use: %s", ", ".join(shown))
         return prepared
 
