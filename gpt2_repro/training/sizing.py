@@ -27,7 +27,7 @@ LARGE_TEXT = 20_000_000
 # Up to 4 epochs of a text are almost as good as new text (Muennighoff et al. 2023, arXiv:2305.16264).
 EPOCHS = 4
 MANY_EPOCHS = 10
-TOKENS_PER_PARAMETER = 20  # a larger model learns more from further tokens (Hoffmann et al. 2022, arXiv:2203.15556)
+TOKENS_PER_PARAMETER = 20  # with more tokens, a larger model is better (Hoffmann et al. 2022, arXiv:2203.15556)
 STEPS, FEWEST_STEPS = 400, 200
 FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
 
