@@ -353,7 +353,9 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
         if not ours.startswith("--"):
             return f"{theirs} is not an option here. {ours}.{page}"
         other = "train.py" if prog == "prepare_data.py" else "prepare_data.py"
-        return f"{theirs} is {'an option of' if name == ours else f'called {ours} in'} {other}.{page}"
+        if name == ours:
+            return f"{name} is an option of {other}. Pass it to {other}."
+        return f"{theirs} is called {ours} in {other}.{page}"
     return None
 
 
