@@ -216,7 +216,9 @@ class OneLineErrors(argparse.ArgumentParser):
         if re.match(r"unrecognized arguments:  +-", message):
             raise UserError("An option begins with a space. If a line ends with \\, remove the spaces after it.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
-            fix = f"Quote values with spaces. Pass one recipe, before the options: {self.prog} RECIPE --key value"
+            fix = (
+                f"Pass one recipe, before the options: {self.prog} RECIPE --key value. Quote a value that has spaces."
+            )
             place = self.typed.index(surplus[1]) if surplus[1] in self.typed else 0
             before = self._option_string_actions.get(self.typed[place - 2]) if place >= 2 else None
             is_recipe = surplus[1].endswith((".yaml", ".yml"))

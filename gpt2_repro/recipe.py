@@ -127,7 +127,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
             if isinstance(error, UnicodeDecodeError):
                 fix = "Save the file as UTF-8."
             elif tabbed := [line for line in path.read_text().splitlines() if re.match(r" *\t", line)]:
-                fix = f"Indent with spaces, not with a tab: {tabbed[0].strip()}"
+                fix = f"Indent the line `{tabbed[0].strip()}` with spaces, not with a tab."
             elif blank := [line for line in path.read_text().splitlines() if "\u00a0" in line]:
                 fix = f"Replace the non-breaking spaces in this line by spaces: {blank[0].strip()}"
             elif not mark:

@@ -129,9 +129,10 @@ def check_passed(data: DataArguments, passed: Collection[str]) -> None:
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
-    """Replace dataset_dir with its default if --source or --data_files was passed.
+    """Set dataset_dir to its default, the name of the source or files, if necessary.
 
-    A passed --dataset_dir is kept. `typed` has the names of the options from the command line.
+    This is done if --source or --data_files was passed without --dataset_dir. `typed` has the names of the options
+    from the command line.
     """
     if "dataset_dir" in typed or not {"source", "data_files"} & set(typed):
         return data

@@ -93,7 +93,7 @@ def cards_named(name: str) -> list[Card]:
 def _words(name: str) -> str:
     """Return a name in lower case, with a space before and after each word.
 
-    For example, `A100 SXM 40GB` becomes ` a100 sxm 40 gb `.
+    A unit after a number is a word of its own. For example, `A100 SXM 40GB` becomes ` a100 sxm 40 gb `.
     """
     words = re.findall(r"[a-z]+\d*[a-z]*|\d+", name.lower())
     # With spaces at both ends, a search for one name in another finds only full words.

@@ -20,7 +20,7 @@ class TextSampler(TrainerCallback):
 
     Args:
         run: the run directory.
-        due: a function that returns whether text is sampled after the validation at a step.
+        due: a function that takes a step, and returns whether text is sampled after the validation at this step.
         report: a function that sends the text to the tracking services.
     """
 

@@ -310,7 +310,7 @@ def _write_splits(
                 problem = f"The {split} split has the id {largest}, which is not in the vocabulary"
                 raise UserError(f"{problem}. Pass another --tokenizer.")
             if split != "train" and targets < NOISY_TOKENS:
-                fix = "Prepare more text, or more of it for validation (--validation_tokens, --validation_fraction)."
+                fix = "Prepare more text, or use a larger part of it for validation (--validation_tokens, --validation_fraction)."
                 logger.warning("The %s split has only %s tokens, so its loss is noisy. %s", split, f"{targets:,}", fix)
             # The first id of the split (concat) or of each document (wrap) is not a target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets

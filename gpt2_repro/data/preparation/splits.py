@@ -254,7 +254,7 @@ def _documents(
     """For each file part, yield its documents and the position of the part's end.
 
     A position is a number of tokens from the start of the source, divided by `weight`. If `hashed`, each document also
-    records into which split --split hash puts it.
+    records its split, as chosen by --split hash.
     """
     tokens = 0
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""List the files of Hub datasets, download and check them, and delete the copies."""
+"""List, download and check the files of Hub datasets, and delete the downloads."""
 
 import contextlib
 import dataclasses
