@@ -156,7 +156,7 @@ def _baseline(passed: str | None, run: Path | None) -> str:
         if others := _runs_with_tokenizer_of(run) if run else []:
             fix = f"Pass another run with this tokenizer, such as --baseline {others[0]}."
         raise UserError(
-            f"--baseline {baseline} cannot be diagnosed: a trained model with RUN's tokenizer is needed. {fix}"
+            f"The baseline is {baseline!r}, but must be a trained model with the tokenizer of the run. {fix}"
         )
     return baseline
 
@@ -191,7 +191,7 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
             if task in local:
                 raise
             fix = "Pass --local_data DIR to read the text from a file."
-            logger.warning("A text is skipped. %s. %s", str(error).rstrip("."), fix)
+            logger.warning("The text %s is skipped. %s. %s", task, str(error).rstrip("."), fix)
     if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
         raise UserError("No text to score. Pass --dataset_dir PREPARED_FOLDER or --local_data FOLDER.")
     return domains, counts

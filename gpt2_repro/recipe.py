@@ -144,8 +144,8 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
         if section not in SECTIONS:
             has = f"A recipe has the sections {', '.join(SECTIONS)}."
             near = nearest(str(section), SECTIONS)
-            fix = f"Did you mean {near!r}? {has}" if near else f"{has} Write the key below one of them, or remove it."
-            raise UserError(f"{path} has an unknown section {section!r}. {fix}")
+            fix = f"Did you mean {near!r}? {has}" if near else f"{has} Move the key into one of them, or remove it."
+            raise UserError(f"{path} has the key {section!r} at the top level, which is not a section. {fix}")
         if not isinstance(keys or {}, dict):
             raise UserError(f"{path}: section {section!r} must have lines of the form `key: value`.")
     return {section: keys or {} for section, keys in document.items()}
@@ -260,7 +260,7 @@ def _check_keys(path: Path, section: str, keys: Mapping[str, Any], cls: type, se
                     raise UserError(f"{path}: {key} is a key of the section {owner}, not of {section}. Move the key.")
             hint = other_name(f"--{key}", {f"--{name}" for name in valid}) or did_you_mean(str(key), valid)
             raise UserError(
-                f"{path}: {section} has no key {str(key)!r}. {hint.replace('Pass --', 'Write --').replace('--', '')}"
+                f"{path}: The section {section} has no key {str(key)!r}. {hint.replace('Pass --', 'Write --').replace('--', '')}"
             )
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Start a timer in the background that stops this pod after a number of hours.
+# Start a background timer that stops this pod after HOURS hours.
 #   bash runpod/deadline.sh HOURS          set the deadline of the pod, unless it already has one
 #   bash runpod/deadline.sh HOURS PROCESS  set the deadline of the run_and_stop.sh process with the id PROCESS. The
 #                                          deadline of an earlier run_and_stop.sh process is removed

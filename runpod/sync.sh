@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Copy a run directory to another place and compare the copy. Exit code 0: all files were copied and are equal.
+# Copy a run directory to another place and compare the copy with the original. Exit code 0: all files were copied and are equal.
 #   bash runpod/sync.sh runs/gpt2_124m hf://buckets/USER/BUCKET      to a bucket of the Hub; needs HF_TOKEN
-#   bash runpod/sync.sh runs/gpt2_124m user@host:backup/             with rsync; backup/ is in the home directory
+#   bash runpod/sync.sh runs/gpt2_124m user@host:backup/             with rsync, into the home directory of user
 #   bash runpod/sync.sh --check TARGET                               only check that TARGET can be reached
 #
 # The script compares the contents of all files, with the hashes of the Hub or with the checksums of rsync.

@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
     machine_only = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
     if counted := re.fullmatch(r"(\d{1,3}) ?x ?(.+)", options.gpu or "", re.IGNORECASE):
         raise UserError(
-            f"--gpu {options.gpu} has a number of GPUs. Pass --gpu {shlex.quote(counted[2])} --n {counted[1]}."
+            f"--gpu {options.gpu} contains the number of GPUs. Pass --gpu {shlex.quote(counted[2])} --n {counted[1]}."
         )
     if options.gpu is not None and machine_only:
         raise UserError(f"--{machine_only[0]} checks this machine; --gpu plans for another machine. Pass only one.")

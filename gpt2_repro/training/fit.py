@@ -112,8 +112,9 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
             lines = breakdown_lines(run.time_breakdown(), usd_per_hour=args.usd_per_hour)
             logger.info("time of the run by activity:\n  %s", "\n  ".join(lines))
             if when.reason:
-                why = f" by {when.reason}" if when.reason.startswith("--") else ""
-                fix = "with a larger limit" if when.reason.startswith("--") else "again"
+                option = when.reason.partition(" ")[0] if when.reason.startswith("--") else ""
+                why = f", because of {when.reason}" if option else ""
+                fix = f"with a larger {option}" if option else "again"
                 logger.info(
                     "Stopped at step %d%s. Run the command %s to continue.", trainer.state.global_step, why, fix
                 )
