@@ -44,7 +44,7 @@ class BatchPlan:
     def rows_per_step(self) -> int:
         """Number of rows per optimizer step.
 
-        If `by_length` is true, the number differs between steps, and the result is the minimum.
+        If `by_length` is true, steps have different numbers of rows, and the result is the smallest possible number.
         """
         return self.tokens_per_step // self.sequence_length
 
@@ -69,7 +69,8 @@ def plan_batches(
 ) -> BatchPlan:
     """Compute the gradient accumulation steps, and return the batch plan.
 
-    Raises UserError if `tokens_per_step` is not a multiple of the tokens in one forward pass on all processes.
+    Raises UserError if `tokens_per_step` is not a multiple of
+    `micro_batch_size` * `sequence_length` * `num_processes`.
     """
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
@@ -144,15 +145,16 @@ def extend_plan(
 ) -> tuple[BatchPlan, list[list[int]]]:
     """Return the batch plan of an extended run, and the list of all extensions.
 
-    An extension is a list of two steps: [start, end]. Between these steps, the learning rate rises and decays again.
+    An extension is a list of two steps: [start, end]. Between these steps, the learning rate rises again and then
+    follows its schedule.
 
     Args:
         extend_to: training tokens of the complete run including the extension, or 0 if the run is not extended.
         extensions: the extensions in the checkpoint that the run resumes from.
         step: the step of the checkpoint, or 0 without a checkpoint.
 
-    Raises UserError if `extend_to` is set without a checkpoint, or if it is less than the tokens that the run is
-    planned for. Also raises UserError if `extend_to` is 0 and the run was already extended.
+    Raises UserError if `extend_to` is set without a checkpoint, or if `extend_to` is less than the planned number of
+    training tokens. Also raises UserError if `extend_to` is 0 and the run was already extended.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:

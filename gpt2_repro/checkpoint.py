@@ -59,7 +59,8 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     For a run directory, the result is `final/`. If `final/` does not exist and `unfinished` is true, the result is
     the newest complete checkpoint.
 
-    Raises UserError for a folder without a model and for a path that does not exist.
+    Raises UserError if a run directory has no `final/` and `unfinished` is false. Also raises UserError for a folder
+    without a model and for a path that does not exist.
     """
     path = Path(name)
     for folder in (path, path / FINAL):

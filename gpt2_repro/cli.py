@@ -194,7 +194,7 @@ class OneLineErrors(argparse.ArgumentParser):
     Abbreviated option names are not accepted.
 
     Attributes:
-        typed: the words of the command line, without the values of a recipe.
+        typed: the arguments of the command line. Arguments made from the fields of a recipe file are not included.
     """
 
     typed: Sequence[str] = ()
@@ -249,10 +249,11 @@ class OneLineErrors(argparse.ArgumentParser):
         raise UserError(f"{_name(action)} cannot be {text!r}. It needs {_kind(action)[0]}, such as {example}.")
 
     def _meant(self, action: argparse.Action, text: str) -> str:
-        """Convert a value with a unit or a decimal comma to a plain number.
+        """Convert `text`, a value with a unit or a decimal comma, to a plain number.
 
-        The error message suggests this number. For example, the result for `10M` is 10000000, and the result for
-        `1,5e-3` is 0.0015. The result is "" if `text` cannot be converted or the option does not accept the number.
+        If the value of an option is invalid, the error message suggests this number. For example, the result for `10M`
+        is 10000000, and the result for `1,5e-3` is 0.0015. The result is "" if `text` cannot be converted, or if the
+        option (`action`) does not accept the number.
         """
         found = re.fullmatch(r"\$?(\d+(?:[.,]\d+)?(?:e[+-]?\d+)?) ?([kmbsh%]?)", text.lower())
         if not found:
@@ -334,8 +335,8 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
 
     Args:
         options: the options of this command.
-        prog: the name of this command, `train.py` or `prepare_data.py`. The hint can then also name an option of the
-            other command. With "", it cannot.
+        prog: the name of this command, `train.py` or `prepare_data.py`. The hint can also name an option of the other
+            of these two commands. If `prog` is "", the hint cannot name such an option.
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():

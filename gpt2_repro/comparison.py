@@ -81,7 +81,7 @@ class Difference:
 
     @property
     def kind(self) -> str:
-        """The kind of the table cell: better, worse, even, or "" if there is no verdict."""
+        """The kind of the table cell: better, worse or even, or "" if `verdict` is None."""
         return self.verdict if self.verdict in ("better", "worse") else "even" if self.verdict else ""
 
 

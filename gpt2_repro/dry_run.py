@@ -15,9 +15,10 @@ from gpt2_repro.training.workload import check_strategy, plan_run, workload_of
 
 
 def dry_run(requested: TrainingRecipe) -> None:
-    """Print the resolved recipe, and the sizes and steps computed from the recipe.
+    """Print the resolved recipe and the numbers that are computed from it.
 
-    Prepared data is needed only if the tokenizer's name does not determine the vocabulary size.
+    These numbers include the parameters, the optimizer steps and the size of a checkpoint. Prepared data is needed
+    only if the tokenizer's name does not determine the vocabulary size.
 
     Raises UserError if the sampling strategy group_by_length does not work with the recipe's other settings.
     """

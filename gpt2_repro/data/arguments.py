@@ -18,7 +18,7 @@ MOST_WORKERS = 1024  # the largest machines that can be rented have fewer cores
 def option(default: Any, help: str, **keywords: Any) -> Any:
     """Return a dataclass field whose metadata has a help text and argparse keywords.
 
-    If `default` is a list, it must be empty, because the field's default is then always a new empty list.
+    If `default` is a list, every instance gets a new empty list. Therefore, `default` must be empty in this case.
     """
     metadata = {"help": help, **keywords}
     if isinstance(default, list):
@@ -129,10 +129,10 @@ def check_passed(data: DataArguments, passed: Collection[str]) -> None:
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
-    """Set dataset_dir to its default, the name of the source or files, if necessary.
+    """Return a copy of `data` with the default dataset_dir, or `data` itself.
 
-    This is done if --source or --data_files was passed without --dataset_dir. `typed` has the names of the options
-    from the command line.
+    The copy is returned if --source or --data_files was passed without --dataset_dir. The default folder is named
+    after the source or the files. `typed` has the names of the options from the command line.
     """
     if "dataset_dir" in typed or not {"source", "data_files"} & set(typed):
         return data

@@ -246,7 +246,10 @@ def request_of(args: DataArguments) -> dict[str, Any]:
 
 
 def _recipe_of(manifest: Manifest) -> Path | None:
-    """Return the first recipe that has the same data settings as a prepared folder."""
+    """Return a recipe of this project with the data settings of a prepared folder.
+
+    Return None if no recipe has these settings.
+    """
     from gpt2_repro.recipe import DEFAULT, read_section
 
     for path in sorted(DEFAULT.parent.glob("*.yaml"), key=lambda path: path != DEFAULT):

@@ -195,7 +195,7 @@ def _beginning(documents: Iterable[str]) -> Iterator[str]:
 
 
 def expected_vocab_size(name: str) -> int | None:
-    """Return the vocabulary size if the tokenizer's name determines it, or None."""
+    """Return the vocabulary size, or None if the name does not determine it."""
     if name == "openai-community/gpt2":
         return 50_257
     kind, _, size = name.partition(":")

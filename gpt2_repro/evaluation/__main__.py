@@ -77,9 +77,10 @@ def main(argv: list[str]) -> None:
 
 
 def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None:
-    """Add the baseline to `models` if it is missing, and return its table column.
+    """Return the baseline's properties for the comparison table.
 
-    Return None if `name` is "none", or if only published scores are available.
+    Add the baseline to `models` if `models` does not contain it. Return None if `name` is "none", or if only
+    published scores are available.
     """
     from gpt2_repro.model.export import load_pair
 

@@ -103,8 +103,9 @@ def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> N
 def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
     """Open the sources, and delete outdated files in `staging`.
 
-    All files are outdated if the sources have changed, or if options have changed and `staging` has no tokens yet.
-    Raises UserError if options have changed and `staging` already has tokens.
+    All files are outdated if the sources have changed since the unfinished preparation was started. All files are also
+    outdated if `args` has changed and `staging` has no tokens yet. Raises UserError if `args` has changed and
+    `staging` already has tokens.
     """
     note, request = staging / REQUEST, request_of(args)
     kept = read_object(note)
@@ -149,7 +150,10 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
 
 
 def _text_bytes(sources: Sequence[Source]) -> float:
-    """Return the size of all training text in bytes, estimated for compressed files."""
+    """Return the bytes of text in the training files of all sources.
+
+    For compressed files, the size of the text is an estimate.
+    """
     return sum(
         file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0) for source in sources for file in source.files
     )
@@ -271,7 +275,10 @@ def _write_folder(
 def _write_splits(
     folder: Path, args: DataArguments, groups: Sequence[Group], encoder: Encoder
 ) -> tuple[dict[str, SplitCounts], dict[str, list[Shard]]]:
-    """Write the rows of every split, and return the counts and files of each split."""
+    """Write the rows of every split.
+
+    Returns two dicts with the split names as keys: the numbers of documents, tokens and rows, and the written files.
+    """
     counted = [count_documents(group.spans()) for group in groups]
     for group, found in zip(groups, counted, strict=True):
         if (tokens := sum(of_stream["tokens"] for of_stream in found.values())) < LEAST_TOKENS:

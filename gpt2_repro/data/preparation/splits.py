@@ -54,7 +54,7 @@ class Group:
         streams: for each source, the tokenized parts of its files.
         names: names of the sources.
         spans: function that yields the documents of all sources in order.
-        remark: how the validation split differs from the split that the options ask for, or "".
+        remark: how the validation split differs from the requested split. If there is no difference, it is "".
     """
 
     splits: list[str]
@@ -275,7 +275,7 @@ def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> 
     Returns a new array of the dtype `_DOCUMENT`, in which each cut document is replaced by its two parts.
 
     Args:
-        place: the end of the validation split, as a position in the order of `order_documents`.
+        place: the position at which the validation split ends. `order_documents` defines positions.
         weights: the share of each source in the mixture.
     """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)

@@ -73,7 +73,7 @@ class StagedPart:
     def held_out(self) -> np.ndarray:
         """Return which documents --split hash puts into validation.
 
-        The result is a bool array of shape [documents]. Other splits do not use it.
+        The result is a bool array of shape [documents]. It is used only with --split hash.
         """
         return np.load(self.path(".held_out.npy"))
 

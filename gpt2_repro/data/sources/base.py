@@ -16,7 +16,8 @@ class TextForm:
 
     Args:
         text_column: key or column with the text.
-        sample_by: what becomes one document of a .txt file: the complete file ("document"), a line or a paragraph.
+        sample_by: what a document of a .txt file is: the complete file ("document"), a paragraph ("paragraph") or a
+            line ("line").
         first_row: a .parquet row that begins and ends with this string starts a new document. For example, with " = ",
             each row like " = Title = " starts a new document. With "", each row is a document.
     """

@@ -88,9 +88,9 @@ def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray
 
 
 def separator_shown(first: TokenPart, last: TokenPart, end_of_text: int) -> str | None:
-    """Return the position of the end-of-text ids in token files, or None if unknown.
+    """Return whether end-of-text ids are "before" or "after" each document.
 
-    The position is "before" or "after" each document.
+    Return None if this is unknown. `first` and `last` are the first and the last token file of a source.
     """
     if first.tokens and first.ids()[0] == end_of_text:
         return "before"

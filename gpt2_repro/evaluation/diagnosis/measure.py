@@ -57,7 +57,8 @@ def measure(
         window: the largest number of targets (ids to predict) in a row.
         separator: the id between documents.
         home: the name of the domain that the model was trained on.
-        counts: the occurrences of each id in the training text, of shape [vocabulary]. Default: occurrences in `rows`.
+        counts: how often each id occurs in the training text, of shape [vocabulary]. If None, the ids in `rows` are
+            counted instead.
     """
     everything = profiles.join(rows, losses, separator=separator)
     targets = everything[everything.part == "text"]

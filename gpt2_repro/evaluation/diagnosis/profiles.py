@@ -35,7 +35,7 @@ class Estimate:
     stderr: float
 
     def exceeds(self, bound: float, *, errors: float = ERRORS) -> bool:
-        """Return whether the value is above both `bound` and `errors` standard errors."""
+        """Return whether the mean exceeds both `bound` and `errors` * `stderr`."""
         return self.value > bound and self.value > errors * self.stderr
 
     def __str__(self) -> str:
@@ -61,8 +61,8 @@ class Jump:
     An increase is the mean after this position minus the mean before this position.
 
     Args:
-        difference: the increase of the loss difference (ours minus theirs).
-        ours, theirs: the increase of each model's loss.
+        difference: the increase of the loss difference (the model's loss minus the baseline's loss).
+        ours, theirs: the increase of the model's loss, and the increase of the baseline's loss.
     """
 
     position: int

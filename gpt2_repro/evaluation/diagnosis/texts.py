@@ -57,7 +57,8 @@ class Row(NamedTuple):
 
     Args:
         domain: the index of the domain (the kind of text).
-        document: the number of the document. Rows of the same document are not statistically independent.
+        document: an index. Rows with the same index are from the same document, so they are not statistically
+            independent.
         part: the kind of the row, one of PARTS (see `rows_to_score`).
     """
 
