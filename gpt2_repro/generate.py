@@ -4,7 +4,7 @@ python -m gpt2_repro.generate runs/demo "The meaning of"
 python -m gpt2_repro.generate runs/demo FILE:prompt.txt
 python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
 
-FILE:prompt.txt reads the prompt from the file prompt.txt. A single hyphen reads it from the standard input.
+Pass FILE:prompt.txt to read the prompt from the file prompt.txt, or - to read it from the standard input.
 """
 
 import argparse

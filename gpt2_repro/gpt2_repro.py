@@ -1,7 +1,7 @@
 """Print the correct command for users who run `python gpt2_repro/FILE.py`.
 
-With that command, Python searches the folder of FILE for the package `gpt2_repro`. There it finds this file, and
-imports it instead of the package.
+For `python gpt2_repro/FILE.py`, Python searches the folder of FILE for the package `gpt2_repro`. There it finds this
+file, and imports it instead of the package.
 """
 
 import sys

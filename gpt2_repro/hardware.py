@@ -146,7 +146,8 @@ def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bo
 
     Args:
         asked: torch_compile in the recipe. If it is None, torch.compile is used on GPUs only.
-        accept_any_hardware: return False instead of raising UserError, if `asked` is None.
+        accept_any_hardware: if `asked` is None and torch.compile cannot work, return False instead of raising
+            UserError.
 
     Raises UserError if torch.compile should be used but cannot work on this machine.
     """

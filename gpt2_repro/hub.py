@@ -17,8 +17,7 @@ SECONDS = 4.0  # timeout of the check
 def check_hub() -> bool:
     """Switch to offline mode if the Hub is not reachable.
 
-    Returns False if the Hub is not reachable, otherwise True. If offline mode was already on, the result is True
-    without a check.
+    If offline mode is already on, returns True without a check. Otherwise, returns whether the Hub is reachable.
     """
     import httpx
     from huggingface_hub import constants

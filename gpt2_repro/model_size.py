@@ -19,7 +19,7 @@ class ModelScale(NamedTuple):
 
     Attributes:
         parameters: the number of parameters without vocabulary padding.
-        active: the number of parameters that each token uses. In a mixture of experts, less than `parameters`.
+        active: the number of parameters that each token uses. In a mixture of experts, this is less than `parameters`.
         trained: the number of parameters with vocabulary padding, as in training.
         flops_per_token: the training FLOPs per token.
     """
@@ -69,7 +69,7 @@ def checkpoint_bytes(parameters: int, *, bf16: bool, state: int) -> int:
 
 
 def state_bytes(optim: str, *, averaged: bool) -> int:
-    """Return the bytes per parameter of master weights and optimizer state.
+    """Return how many bytes per parameter master weights and optimizer state need.
 
     Args:
         averaged: whether the state has an average of the weights (--ema_steps).
@@ -80,7 +80,7 @@ def state_bytes(optim: str, *, averaged: bool) -> int:
 def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
     """Return the number of tokens whose logits are computed at a time.
 
-    The number changes losses and gradients only by rounding errors.
+    Losses and gradients do not depend on this number, except for rounding errors.
 
     Args:
         vocab_size: number of ids with padding.

@@ -41,7 +41,7 @@ GPT2 = BASELINES[0]
 
 
 def baseline_of(parameters: float | None) -> Baseline:
-    """Return the GPT-2 model of the nearest size, or the smallest model for None."""
+    """Return the GPT-2 model nearest in size to `parameters` (None: the smallest)."""
     return min(BASELINES, key=lambda its: abs(its.parameters - (parameters or 0)))
 
 
@@ -68,10 +68,10 @@ BELOW = "Usual causes: validation documents in the training rows, other validati
 
 
 def band(step: int) -> tuple[float, float] | None:
-    """Return the lowest and highest expected validation loss after `step`.
+    """Return the lowest and highest expected validation loss at `step`.
 
-    The losses are in nats per token, from three published runs of llm.c. The result is None outside of steps 250 to
-    19,500.
+    The losses are in nats per token, from three published runs of llm.c. The result is None if `step` is below
+    250 or above 19,500.
     """
     if not min(ANCHORS) <= step <= max(ANCHORS):
         return None

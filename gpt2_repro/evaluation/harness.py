@@ -150,7 +150,7 @@ def _task_manager(task_folder: Path | None, task: str) -> Any:
 
 @functools.cache
 def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
-    """Return lm-eval's TaskManager, including the tasks in `task_folder`."""
+    """Return a TaskManager for the tasks in `task_folder` and, if asked, stock tasks."""
     from lm_eval.tasks import TaskManager
 
     # Reading lm-eval's 14,000 stock tasks takes ten seconds.

@@ -149,10 +149,10 @@ class HellaSwag:
         return means.view(-1, ENDINGS)
 
     def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the ids and labels of a batch, and for each target its row in the batch.
+        """Return the ids and labels of a batch, and each target's row index in the batch.
 
-        `numbers` are the numbers of the rows in the dataset. Ids and labels have shape [rows, T]. The last tensor has
-        shape [targets].
+        `numbers` are row numbers from `batches`. Ids and labels have shape [rows, T]. The last tensor has shape
+        [targets].
         """
         rows = [self.rows[number] for number in numbers]
         # Padding is on the right, so no position of a row attends to padding.

@@ -29,7 +29,7 @@ class LoadedModel:
     Args:
         column: the size, the revision and other properties for the comparison table.
         load: loads the model and the tokenizer.
-        positions: the maximum length in tokens of an input. In training, sequences may have been shorter.
+        positions: the maximum input length in tokens. The training sequences may have been shorter.
     """
 
     column: ComparedModel
@@ -84,9 +84,9 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def check_length(checkpoints: Iterable[Checkpoint], requested: int | None) -> None:
-    """Raise UserError if `requested` tokens are too many for a local checkpoint.
+    """Raise UserError if `requested` is more tokens than a local checkpoint accepts.
 
-    Only config.json is read, so that the mistake is reported before the slow imports.
+    Only config.json is read, so that the error is reported before the slow imports.
     """
     for checkpoint in checkpoints:
         config = read_object(Path(checkpoint.source, "config.json"))
@@ -100,11 +100,12 @@ def _require(name: str, positions: int | None, requested: int | None) -> None:
 
 
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
-    """Return `requested`, or fewer tokens if a model was trained on shorter sequences.
+    """Return the window of a comparison: `requested`, or less if not `explicit`.
 
     Args:
         requested: the window (the maximum input length) in tokens.
-        explicit: whether the user passed `requested`. If so, the result is always `requested`.
+        explicit: whether the user passed `requested`. If not, the result is at most the shortest
+            training sequence length of the models.
 
     Raises UserError if `requested` is explicit and a model does not accept inputs of this length.
     """

@@ -23,9 +23,10 @@ LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 
 
 def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
-    """Return RUN/evaluation, or evaluations/NAME for a checkpoint outside of a run.
+    """Return the default output folder of an evaluation whose first model is `first`.
 
-    For a smoke test, the result is the subfolder smoke_test of this folder.
+    The folder is RUN/evaluation if `first` belongs to a run directory RUN, otherwise evaluations/NAME. For a smoke
+    test, it is the subfolder smoke_test of this folder.
     """
     folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder

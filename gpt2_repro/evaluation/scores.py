@@ -139,7 +139,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """Return the metric `nats_per_token`: the mean loss per token of the documents."""
+    """Return the metric `nats_per_token`: the mean loss over all tokens."""
     # BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
     nats = [sample["word_perplexity"][0] * math.log(2) for sample in samples]
     tokens = [len(tokenizer(sample["arguments"][0][0], verbose=False)["input_ids"]) for sample in samples]

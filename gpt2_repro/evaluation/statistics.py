@@ -94,7 +94,7 @@ def standard_error(aggregation: str, values: Sequence[Any]) -> float:
 
 
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:
-    """Compute lm-eval's bootstrapped standard error of a perplexity in less time."""
+    """Compute lm-eval's bootstrapped standard error of a perplexity, but faster."""
     values = np.asarray(log_probabilities, dtype=np.float64)
     chunk = min(1000, iterations)
     # The same random numbers as lm_eval/api/metrics.py (0.4.13), which takes minutes. Chunk i there contains 1,000
@@ -135,7 +135,7 @@ def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
 def _is_significant(ours: Values, theirs: Values) -> bool:
     """Return whether two models differ significantly by McNemar's exact test (5 %).
 
-    Right answers are 1, wrong answers are 0.
+    `ours` and `theirs` contain 1 for each right answer and 0 for each wrong answer.
     """
     only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
     differing = only_ours + only_theirs

@@ -111,9 +111,9 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
 
 def _check_columns(path: Path, columns: Collection[str]) -> None:
-    """Raise UserError if a file does not have JSON objects with `columns`.
+    """Raise UserError if a line is not a JSON object with all keys in `columns`.
 
-    Only the first LINES_TO_CHECK lines are read.
+    Only the first LINES_TO_CHECK lines of the file are read.
     """
     number, documents = 1, 0
     try:

@@ -48,7 +48,7 @@ class Choice(NamedTuple):
 
 
 def obstacle(name: str, machine: Machine) -> str | None:
-    """Return why the attention kernel `name` cannot be used, or None."""
+    """Return why the attention kernel `name` cannot be used, or None if it can."""
     if name in ("causal_sdpa", "eager") or (name == "causal_efficient" and machine.cuda):
         return None
     if not machine.cuda:
@@ -74,13 +74,14 @@ def obstacle(name: str, machine: Machine) -> str | None:
 def choose_attention(
     requested: str, machine: Machine, config: PreTrainedConfig, *, rows: int, earlier: str = ""
 ) -> Choice:
-    """Return the attention kernel to use. For `auto`, this is the fastest kernel.
+    """Return the attention kernel: `requested`, or the fastest one if this is "auto".
 
     Args:
         requested: the field attn_implementation of the recipe.
         config: configuration of the model to train. Kernels are timed with its number and size of heads.
         rows: rows per forward pass.
-        earlier: the kernel that this run used before on the same GPU model, or "".
+        earlier: the kernel that this run used before on the same GPU model, or "" if there is none. "auto" uses it
+            again if possible.
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
@@ -137,7 +138,7 @@ def time_kernels(
     If a kernel cannot be used or gives other results than causal_sdpa, its value is the reason instead.
 
     Args:
-        obstacles: for each kernel, the reason why it cannot be used, or None.
+        obstacles: for each kernel, the reason why it cannot be used, or None if it can.
     """
     timings: dict[str, float | str] = {}
     expected: list[Tensor] = []

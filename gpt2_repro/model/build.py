@@ -30,8 +30,8 @@ def build_model(
         documents: if given, tokens attend only to their own document.
         compiled: compile the loss with torch.compile.
 
-    Raises UserError if the checkpoint `init_from` cannot be loaded, or does not match the model or the data,
-    and for a model that is too large for the memory of the machine.
+    Raises UserError if the model is too large for the memory of the machine, and also if the checkpoint `init_from`
+    cannot be loaded or does not match the model or the data.
     """
     _check_memory(config)
     model = stock_model(config, attention=attention)

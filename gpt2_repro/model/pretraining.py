@@ -238,7 +238,7 @@ def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
 
 
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration that stock transformers saves for this architecture."""
+    """Return a copy of `config` as stock transformers would save it."""
     plain = copy.deepcopy(config)
     if hasattr(plain, "true_vocab_size"):
         plain.vocab_size = plain.true_vocab_size

@@ -13,7 +13,7 @@ LEARNING_RATE_OF_VECTORS = 0.5  # relative to that of the matrices
 
 
 class MarsAdamW(torch.optim.AdamW):
-    """MARS-AdamW for all matrices, including embeddings, and AdamW for all vectors.
+    """MARS-AdamW for all matrices (including embeddings), and AdamW for all vectors.
 
     The method is by Yuan et al. 2024 (arXiv:2411.10438). The constants are those of their GPT-2 small
     (github.com/AGI-Arena/MARS at 4831e28). As in the paper's approximate variant, the gradient of the previous step is
@@ -24,7 +24,7 @@ class MarsAdamW(torch.optim.AdamW):
     Args:
         params: parameter groups, each with a `weight_decay`.
         lr: learning rate of the matrices. The vectors use LEARNING_RATE_OF_VECTORS times this rate.
-        betas: betas of AdamW for the vectors.
+        betas: the betas for the vectors. The matrices use BETAS.
     """
 
     param_groups: list[dict[str, Any]]

@@ -39,7 +39,7 @@ class MuonWithAdamW(torch.optim.AdamW):
     Args:
         params: parameter groups, each with a `weight_decay`.
         pieces: the weights that Muon updates, each with the number of matrices that it contains side by side.
-        adamw: keyword arguments for AdamW. Muon uses `lr`.
+        adamw: keyword arguments for AdamW. Of these, Muon uses only `lr`.
     """
 
     param_groups: list[dict[str, Any]]
@@ -121,7 +121,7 @@ class MuonWithAdamW(torch.optim.AdamW):
 
 
 class _Update(NamedTuple):
-    """The update of a weight by Muon.
+    """The data for one Muon update of a weight.
 
     Args:
         matrix: the gradient of the complete weight, averaged over steps. The orthogonalized update overwrites it.

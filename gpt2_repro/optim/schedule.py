@@ -26,11 +26,12 @@ def learning_rate_factor(
 
     Args:
         step: the number of the update, counted from 0.
-        max_steps: the step at which the decay ends, without the steps added by extensions.
+        max_steps: the number of steps, without the steps added by extensions. The first decay ends at this step.
         final_factor: the learning rate at the end of the decay, as a fraction of the peak.
         extensions: ranges of steps, as [from, to], that were added to the run. In each range the rate rises to the
             peak and decays again (Ibrahim et al. 2024, arXiv:2403.08763).
-        decay_fraction: the length of the decay as a fraction of all steps, if `kind` is warmup_stable_decay.
+        decay_fraction: the length of the decay as a fraction of `max_steps`, or of the range in an extension. Used
+            only if `kind` is "warmup_stable_decay".
     """
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
 

@@ -95,7 +95,7 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Findi
     With --gpu, only the checks that do not need the rented machine are made.
 
     Args:
-        packages: results of the check of the packages.
+        packages: the result of `environment.check_python`.
     """
     from gpt2_repro import hardware, machine
     from gpt2_repro.preflight.cost import plan_on

@@ -65,7 +65,7 @@ def card_table() -> tuple[Card, ...]:
 
 
 def price_of(name: str) -> Price | None:
-    """Return the list price of the card that matches `name`, or None.
+    """Return the list price of the card that matches `name`, or None if there is none.
 
     If several cards match, the first card in cards.yaml is used. If this card has several prices, the first price in
     gpu_prices.yaml is returned.
@@ -75,7 +75,7 @@ def price_of(name: str) -> Price | None:
 
 
 def card_of(name: str) -> Card | None:
-    """Return the first card that matches `name`, or None."""
+    """Return the first card that matches `name`, or None if no card matches."""
     return next(iter(cards_named(name)), None)
 
 

@@ -48,7 +48,7 @@ class MemoryEstimate(NamedTuple):
         sharded: whether the optimizer state is divided among the processes (ZeRO-1). If not, as with DDP, the weights
             are fp32 and autocast computes in bf16.
         chunk: number of tokens whose logits are in memory at the same time.
-        state_bytes: bytes per parameter of the fp32 master weights and the optimizer state.
+        state_bytes: bytes per parameter for the fp32 master weights and the optimizer state.
     """
 
     model_type: str
@@ -91,7 +91,7 @@ class MemoryEstimate(NamedTuple):
 
         Args:
             most: the largest micro-batch to consider, and whether activation checkpointing is required.
-            rows: number of rows per process and optimizer step. Only sizes that divide this number are considered.
+            rows: number of rows per process and optimizer step. Only micro-batches that divide it are considered.
         """
         sizes = [size for size in range(min(most.micro_batch, rows), 0, -1) if rows % size == 0]
         trials = [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]
@@ -145,10 +145,10 @@ def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
 
 
 def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
-    """Run a training command with a memory setting.
+    """Run a training command with the memory setting `trial`. Return the outcome.
 
-    Returns whether there was enough memory. The options of the setting `trial` are appended to `command`. A command
-    that takes longer than `seconds` counts as failed.
+    The options of `trial` are appended to `command`. The outcome is "failed" if the command takes longer than
+    `seconds`.
     """
     # A new process for each memory setting, because a process frees all its memory when it ends (llm.c, discussion 481).
     code, said = run_to_end([*command, *trial.options], seconds=seconds)

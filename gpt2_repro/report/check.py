@@ -75,7 +75,7 @@ def _losses(run: Run) -> list[Sign]:
 
 
 def _reference(run: Run) -> list[Sign]:
-    """Compare the newest validation loss with those of published runs at this step."""
+    """Compare the newest validation loss with the published range for the same step."""
     measured = [row for row in run.validation if run.environment.reference and is_number(row.get("eval_loss"))]
     judged = [(int(row["step"]), row["eval_loss"]) for row in measured if band(int(row["step"]))]
     return [Sign("✓" if verdict(*judged[-1]) == "inside" else "✗", explained(*judged[-1]))] if judged else []
