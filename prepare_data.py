@@ -82,8 +82,8 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
     """Print how many documents, tokens and rows a prepared folder has.
 
     Args:
-        max_tokens: the recipe's limit of tokens, or 0. If the training split has over 10 % more tokens, a note is
-            printed.
+        max_tokens: the recipe's limit of tokens. 0: no limit. If the training split exceeds the limit by more than
+            10 %, a note is printed.
     """
     manifest = data.manifest
     for split, counts in manifest.counts.items():

@@ -27,7 +27,7 @@ def saved_bytes_per_token(
     """Return the bytes that are saved for the backward pass, per additional token.
 
     Args:
-        call: returns the loss of the model for token ids of shape [count, length].
+        call: a function that returns the loss of the model for token ids of shape [count, length].
         counts: numbers of rows of the two batches that are compared.
     """
 

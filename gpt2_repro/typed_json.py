@@ -23,8 +23,8 @@ def from_json(kind: Any, value: Any, *, tolerant: bool = False, default: Any = N
             numbers, strings and bools are accepted without a check.
         default: an instance of `kind` that provides the fields missing in `value`.
 
-    Raises TypeError or AttributeError if `value` is not an object or a list as `kind` requires, or if a required field
-    is missing. If `tolerant` is false, this also applies to objects and lists inside `value`.
+    Raises TypeError or AttributeError if `value` does not have the form that `kind` requires (object or list), or if a
+    required field is missing. If `tolerant` is false, this also applies to objects and lists inside `value`.
     """
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:  # `X | None`

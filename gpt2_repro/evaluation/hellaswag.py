@@ -130,7 +130,7 @@ class HellaSwag:
             losses_of: takes ids and labels of shape [rows, T], and returns losses of shape [targets]. Labels of -100
                 are not targets.
             positions: the maximum number of tokens in one forward pass, including padding.
-            goes_on: called before each pass. If `goes_on` returns False, the remaining losses stay 0.
+            goes_on: a function that is called before each pass. If it returns False, the remaining losses stay 0.
         """
         means = torch.zeros(len(self.rows), dtype=torch.float64, device=device)
         batches = self.batches(positions)

@@ -76,7 +76,11 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def summary(run: Run, page: Path) -> list[str]:
-    """Return the summary of a run for the terminal, with the path `page` at the end."""
+    """Return the summary of a run for the terminal.
+
+    Args:
+        page: the path of the HTML page, which the last line names.
+    """
     lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:

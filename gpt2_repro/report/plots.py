@@ -228,8 +228,8 @@ def _draw_band(axes: Axes, limits: Sequence[tuple[float, float, float]]) -> None
 def _reference_differences(run: Run) -> list[tuple[float, float, float]]:
     """Return the differences between the run's validation losses and published losses.
 
-    At each step, the published losses form a range. The difference is the run's loss minus the middle of this range.
-    Each item is (tokens, difference in nats, half of the width of this range).
+    At each validation, the losses of the published runs form a range. The difference is the run's loss minus the
+    middle of this range. Each item is (tokens, difference in nats, half the width of the range).
     """
     losses = dict(zip(*points(run.validation, "eval_loss"), strict=True))
     return [(at, losses[at] - (low + high) / 2, (high - low) / 2) for at, low, high in _band_of(run) if at in losses]
@@ -256,7 +256,7 @@ def _draw_reference(figure: Figure, run: Run) -> str:
 
 
 def _draw_curves(axes: Axes, curves: Sequence[Sequence[Row]], labels: Sequence[str], key: str) -> list[End]:
-    """Draw one curve of `key` for each run.
+    """Draw the metric `key` over the tokens, one curve for each run.
 
     Returns the last value, the label and the colour of each curve.
     """

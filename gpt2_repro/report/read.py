@@ -74,7 +74,10 @@ class Run:
         return [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch(r"eval_.+_loss", key)]
 
     def missing(self) -> dict[str, str]:
-        """Return one sentence for each part of the report whose data is missing."""
+        """Return one sentence for each part of the report whose data is missing.
+
+        The keys are the names of the parts, such as "training".
+        """
         reasons = {
             "training": (self.training, f"No training step has been logged yet ({METRICS})."),
             "validation": (self.validation, f"No validation loss has been logged yet ({METRICS})."),

@@ -201,14 +201,13 @@ def validation_table(run: Run) -> Table:
 
 
 def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ()) -> Table:
-    """Return a table with one row for each item of `records`.
+    """Return a table with one row for each entry of `records`.
 
-    The first column contains the keys of `records`. The other columns contain the values of the items, one column for
-    each key of an item.
+    The first column contains the keys of `records`. Each other column contains one field of the entries.
 
     Args:
         name: header of the first column.
-        without: keys that get no column.
+        without: fields that get no column.
     """
     columns = [key for key in dict.fromkeys(key for row in records.values() for key in row) if key not in without]
     rows = [[_plain(label), *(_plain(row.get(key)) for key in columns)] for label, row in records.items()]

@@ -42,7 +42,7 @@ class RunRecord:
         self.path = Path(path)
         self.final = self.path / layout.FINAL
         self.metrics, self.samples = self.path / layout.METRICS, self.path / layout.SAMPLES
-        # Seconds of this process by key of PARTS. The trainer replaces this function.
+        # Returns the seconds of this process in each part of PARTS. The trainer replaces this function.
         self.measured: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
         self._lock: TextIO | None = None
         self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
@@ -77,7 +77,7 @@ class RunRecord:
         A folder without a manifest is accepted.
 
         Args:
-            option: the option with which the user can score `folder` nevertheless. The error message names it.
+            option: the option that allows `folder` despite the different rows. The error message names this option.
         """
         trained, here = self.environment().data.get("sha256"), read_object(folder / MANIFEST).get("sha256")
         if trained and here and trained != here:
@@ -87,7 +87,7 @@ class RunRecord:
             )
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
-        """Return the losses of the last validation, or of the validation at `step`."""
+        """Return the losses of the validation at `step`. None: of the last validation."""
         return events.validation_losses(self.metrics, step)
 
     def final_defect(self) -> str | None:
@@ -178,7 +178,7 @@ class RunRecord:
 
     @property
     def lock_descriptor(self) -> int:
-        """The descriptor of the locked file, or -1 if this process has no lock."""
+        """The descriptor of the lock file, or -1 if this process has not locked the run."""
         return -1 if self._lock is None else self._lock.fileno()
 
     def claim(self, recipe: str) -> None:
@@ -192,9 +192,9 @@ class RunRecord:
         write_whole(self.path / layout.ENVIRONMENT, json.dumps(environment.to_json(), indent=2) + "\n")
 
     def write_status(self, state: str, **values: Any) -> None:
-        """Write run_status.json with `state` and the fields of RunStatus in `values`.
+        """Write `state`, `values` and the time breakdown to run_status.json.
 
-        Other fields keep their values. If the disk is full, only a warning is logged.
+        All other values in the file are kept. If the disk is full, only a warning is logged.
         """
         parts = self.time_breakdown()
         written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts}
@@ -232,18 +232,18 @@ class RunRecord:
         return sum(self._earlier.values()) + process_seconds()
 
     def time_breakdown(self) -> dict[str, float]:
-        """Return the seconds of all attempts by activity, such as "startup" or "training"."""
+        """Return the seconds of each part, such as "startup", summed over all attempts."""
         measured = self.measured()
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
-        """Move the time of repeated steps to the activity "redone" of the time breakdown.
+        """Move the time of repeated steps to the part "redone" of the time breakdown.
 
         These are the steps after `step` that earlier attempts trained.
 
         Args:
             step: step at which this attempt starts.
-            at_checkpoint: `time_breakdown` saved with the checkpoint of this step, {} at step 0.
+            at_checkpoint: the `time_breakdown` in the manifest of the checkpoint at `step`. If `step` is 0: {}.
         """
         if (self.status().step or 0) > step:
             for name in STEPS:

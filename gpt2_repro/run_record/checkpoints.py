@@ -194,7 +194,7 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
     Args:
         keep: how many of the newest checkpoints to keep. Rolling checkpoints (which the next save replaces) are not
             counted. 0 keeps all.
-        keep_every: also keep checkpoints whose step is a multiple of this number.
+        keep_every: also keep checkpoints whose step is a multiple of this number. 0 has no effect.
         keep_best: also keep the checkpoint with the lowest validation loss.
     """
     complete = complete_checkpoints(run)
@@ -216,11 +216,11 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
 
 @contextlib.contextmanager
 def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
-    """Raise RunFailed with a short message if the disk is full or read-only.
+    """Raise RunFailed if the `with` block fails because the disk is full or read-only.
 
     Args:
         name: the name of the checkpoint or of the final model, for the message.
-        staging: the folder into which the `with` block writes. After such an error, this folder is deleted.
+        staging: the folder into which the block writes. This folder is deleted before RunFailed is raised.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Dataclasses for environment.json and for the training of saved weights."""
+"""Dataclasses for environment.json, and for how saved weights were trained."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -58,7 +58,8 @@ class TrainingRecord:
     """The training that led to the weights in a checkpoint-N or final/.
 
     Args:
-        losses: validation losses at the step of the checkpoint, in nats per token, by name.
+        losses: validation losses at the step of the checkpoint, in nats per token. The keys are metrics such
+            as `eval_loss`.
         sha256: hash of the manifest of the checkpoint. The hash identifies the checkpoint.
     """
 

@@ -37,7 +37,7 @@ def read(path: Path) -> tuple[list[Event], int]:
 
 
 def validation_losses(path: Path, step: int | None = None) -> dict[str, float]:
-    """Return the losses of the last validation, or of the validation at `step`."""
+    """Return the losses of the validation at `step`. None: of the last validation."""
     losses: dict[str, float] = {}
     for event in read(path)[0]:
         if "eval_loss" in event and step in (None, event.get("step")):

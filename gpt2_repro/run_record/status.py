@@ -31,9 +31,9 @@ class RunStatus:
     Args:
         state: running, complete, stopped, failed or diverged.
         seconds: total time of all attempts.
-        time_breakdown: seconds of all attempts by key of `time_breakdown.PARTS`.
+        time_breakdown: the seconds of each part, summed over all attempts. The keys are the keys of PARTS.
         updated: UTC time, in ISO format, of the last write.
-        losses: last validation losses in nats per token, by key `eval_loss` or `eval_<name>_loss`.
+        losses: last validation losses in nats per token. The keys are `eval_loss` and `eval_<name>_loss`.
     """
 
     state: str | None = None
@@ -58,7 +58,10 @@ class RunStatus:
 
 
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
-    """Return the seconds of earlier attempts by key of `time_breakdown.PARTS`."""
+    """Return the seconds of each part, summed over all earlier attempts.
+
+    The keys are the keys of `time_breakdown.PARTS`.
+    """
     parts = {name: status.time_breakdown.get(name, 0.0) for name in PARTS}
     parts["redone"] += max(0.0, round((status.seconds or 0.0) - sum(parts.values()), 2))
     since, last = noted(SINCE), -math.inf

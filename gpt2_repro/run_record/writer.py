@@ -44,7 +44,7 @@ class HashedFile:
 
 
 def perform(job: dict[str, Any], memory: memoryview) -> float:
-    """Write the files of one rank. Rank 0 also writes the manifest, after all ranks.
+    """Write the files of one rank. Rank 0 then writes the manifest of all files.
 
     Returns the duration in seconds.
 
@@ -55,7 +55,8 @@ def perform(job: dict[str, Any], memory: memoryview) -> float:
             `files`: the files of this rank. Each key is a path relative to `staged`. Each value is a dict with the
             size `bytes`, and either `sha256` (if the file is on disk) or `start` (its offset in `memory`).
             `rank`, `ranks`: this rank, and the number of ranks. Rank 0 waits until all ranks have written their files.
-            `trainer`: the process id of the trainer. After it has ended, rank 0 waits at most PATIENCE seconds.
+            `trainer`: the process id of the trainer. After the trainer has ended, rank 0 waits at most
+            PATIENCE seconds for each rank.
             `facts`: additional entries of the manifest.
             `target`: the path of the complete checkpoint. Rank 0 renames `staged` to `target`.
             `run`: the run directory in which rank 0 deletes old checkpoints.
@@ -117,7 +118,7 @@ def _report(staged: Path, rank: int) -> Path:
 
 
 def _wait_for_report(staged: Path, rank: int, *, trainer: int) -> dict[str, Any]:
-    """Return the entries of the files that another rank has written."""
+    """Wait until `rank` has written its files, and return their manifest entries."""
     orphaned_at = None
     while not (report := read_object(_report(staged, rank))):
         if not staged.is_dir():

@@ -215,10 +215,7 @@ class PretrainingArguments(TrainingSection):
 
     @property
     def compiles_one_row(self) -> bool:
-        """Whether the compiled loss function gets batches of one row.
-
-        This can happen in training or in validation.
-        """
+        """Whether the compiled loss gets batches of one row in training or validation."""
         return self.compile_loss and 1 in (self.per_device_train_batch_size, self.per_device_eval_batch_size)
 
 

@@ -24,7 +24,7 @@ class ProgressBar(ProgressCallback):
     """A progress bar that also prints one line for each logged event.
 
     Args:
-        eval_batches: returns the number of validation batches at a step.
+        eval_batches: a function that takes a step, and returns the number of batches of its validation.
         reference: the name of a published run to compare validation losses with, or None.
     """
 

@@ -151,8 +151,8 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
 def zero_gradient_norm(wrapped: nn.Module) -> tuple[Callable[[], Any] | None, bool]:
     """Return two values about DeepSpeed's gradient norm.
 
-    The first value is a function that returns the norm, or None without DeepSpeed. The second value is True if
-    DeepSpeed skips updates whose norm is not finite.
+    The first value is a function that returns the norm. Without DeepSpeed, this value is None. The second value is
+    True if DeepSpeed skips updates whose norm is not finite.
     """
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None, False

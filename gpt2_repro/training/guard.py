@@ -65,7 +65,7 @@ class UpdateGuard(TrainerCallback):
     Args:
         skip_loss_z: also skip an update if the z-score of its loss is above this limit. 0: never.
         skip_grad_z: also skip an update if the z-score of its gradient norm is above this limit. 0: never.
-        report: called for each skipped update, with its step and the event for metrics.jsonl.
+        report: a function that is called for each skipped update, with its step and the event for metrics.jsonl.
     """
 
     def __init__(self, skip_loss_z: float, skip_grad_z: float, report: Callable[[int, dict[str, Any]], None]) -> None:
@@ -165,12 +165,12 @@ class UpdateGuard(TrainerCallback):
             self._count(step, reason, not_finite=not_finite)
 
     def settle(self, *, but: int = 0) -> None:
-        """Read the flags of past updates, and count the updates that were skipped.
+        """Read the flags of past updates, and count the skipped updates.
 
-        The device has set the flag of an update to 1 if the update was skipped.
+        The flag of an update is 1 if the device skipped the update.
 
         Args:
-            but: the number of newest updates whose flags are not read yet.
+            but: leave the flags of this many newest updates for a later call.
 
         Raises Diverged if too many updates were not finite.
         """

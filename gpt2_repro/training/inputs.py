@@ -85,7 +85,7 @@ Sampler = EpochSampler | LengthGroupedBatches
 def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> Sampler:
     """Return the sampler of the training rows.
 
-    With group_by_length the sampler yields batches of row numbers, otherwise single row numbers.
+    With group_by_length, each item of the sampler is a list of row numbers. Otherwise, each item is one row number.
     """
     seed = args.seed if args.data_seed is None else args.data_seed
     if not plan.by_length:

@@ -60,7 +60,7 @@ def end_with_launcher() -> None:
 
 
 def check_cores(argv: Sequence[str]) -> None:
-    """Raise UserError if the launcher started far too many processes for a CPU."""
+    """Raise UserError if a run on the CPU has more than two processes per core."""
     processes, cores = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), os.cpu_count() or 1
     # Without torch, which these processes would import at the same time.
     finding = "" if "--use_cpu" in argv else "No GPU found. "
@@ -76,7 +76,7 @@ def adopt_orphans() -> None:
 
 
 def check_launcher() -> None:
-    """Raise UserError if accelerate launch has settings that are ignored or forbidden."""
+    """Raise UserError for unsupported settings of `accelerate launch`."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` is not supported. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):

@@ -38,9 +38,9 @@ class Meter:
 
     @contextlib.contextmanager
     def on(self, account: str) -> Iterator[None]:
-        """Count the time of the `with` block in `account`, a part of the time breakdown.
+        """Add the time of the `with` block to the part `account` of the time breakdown.
 
-        Time in a nested block is counted only once, in the account of the nested block.
+        The time of a nested block is added only to the part of the nested block.
         """
         outer = self._account
         self._book(account)
@@ -73,9 +73,9 @@ class Meter:
         return {name: self.seconds(name) for name in PARTS}
 
     def count(self, targets: int, positions: int) -> None:
-        """Add the numbers of targets and positions of one step to the totals for `read`.
+        """Add the targets and positions of one step to the totals.
 
-        The positions include padding.
+        The positions include padding. The method `read` computes the share of padding from the totals.
         """
         self._step_tokens = targets
         self._targets += targets

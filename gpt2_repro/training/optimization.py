@@ -12,7 +12,10 @@ from gpt2_repro.training.engine import let_zero_use
 
 
 def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return Trainer's `optimizer_cls_and_kwargs` for Muon or MARS, otherwise None."""
+    """Return the class and the options of Muon or MARS, or None for other optimizers.
+
+    The result is for Trainer's argument `optimizer_cls_and_kwargs`.
+    """
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     if args.optim not in OWN_OPTIMIZERS:
         return None

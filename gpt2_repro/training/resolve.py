@@ -39,8 +39,8 @@ def resolve_arguments(
     Args:
         recipe: a recipe whose model and batch sizes are set (not 0), see `sizing.follow_data`.
         epoch_targets: the number of targets in all training rows, or None if the data is not prepared.
-        check: called before the slow imports of transformers, with the batch plan and an object that has the
-            settings as attributes. It may raise UserError.
+        check: a function that is called before the slow imports of transformers. Its arguments are an object with
+            the settings as attributes, and the batch plan. It may raise UserError.
 
     Raises UserError for settings that the machine, the launcher, the data or transformers does not support.
     """

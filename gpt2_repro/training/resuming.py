@@ -53,7 +53,7 @@ class Start:
     """The checkpoint from which a run resumes, or the start at step 0.
 
     Args:
-        checkpoint: None to start at step 0.
+        checkpoint: the folder of the checkpoint. None: start at step 0.
         manifest: the manifest of the checkpoint, or {} without a checkpoint.
         is_validated: whether metrics.jsonl has the validation at the step of the checkpoint.
         remarks: one message for each checkpoint that was skipped, with the reason.
@@ -71,9 +71,13 @@ class Start:
 
 
 def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
-    """Find the checkpoint to resume from: `name`, or the newest complete checkpoint.
+    """Find the checkpoint to resume from.
 
     This is a collective: call it on all ranks. A run without checkpoints starts at step 0.
+
+    Args:
+        name: the name or path of the checkpoint. If it is empty, the newest complete checkpoint is used.
+        main_process: whether this process is rank 0.
 
     Raises UserError on all ranks if the named checkpoint is missing or damaged, if all checkpoints are damaged, or if
     loading the checkpoint could run code.

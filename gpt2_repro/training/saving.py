@@ -42,7 +42,8 @@ class CheckpointSaver:
 
     Args:
         expected: estimated size of the first checkpoint in bytes.
-        alive: called during a save, to restart the watchdog's timer. Otherwise a long save may be mistaken for a hang.
+        alive: a function that is called during a save, to restart the watchdog's timer. Otherwise a long save may be
+            mistaken for a hang.
     """
 
     def __init__(
@@ -125,8 +126,9 @@ class CheckpointSaver:
         checkpoint is complete.
 
         Args:
-            write: writes the files of the checkpoint into `staging`/checkpoint-`step`.
-            facts: returns all entries of the manifest except the list of files. Called on all ranks.
+            write: a function that writes the files of the checkpoint into `staging`/checkpoint-`step`.
+            facts: a function that returns all entries of the manifest except the list of files. It is called on all
+                ranks.
             stops: why the run stops early after this save, or None if it does not stop early.
             rolling: whether the next checkpoint replaces this checkpoint.
 
@@ -174,7 +176,7 @@ class CheckpointSaver:
             self._report(self.jobs.pop(0), reply["seconds"])
 
     def finish(self) -> None:
-        """Wait until the checkpoint is complete on all ranks. Call this on all ranks."""
+        """Wait until the last save is complete on all ranks. Call this on all ranks."""
         self.poll(wait=True)
         self.alive()
         self.accelerator.wait_for_everyone()

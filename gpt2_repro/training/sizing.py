@@ -37,9 +37,9 @@ def follow_data(
 ) -> TrainingRecipe:
     """Return a copy of the recipe in which each size of 0 is derived from the data.
 
-    If the run has started before, these sizes are read from the recipe.yaml of the run. Only a micro-batch size of 0
-    is always derived. The copy has the settings of the prepared folder in its section `data:`, and `epochs` is
-    converted to `total_tokens`.
+    If the run has started before, the sizes are read from the recipe.yaml of the run instead. The exception is a
+    micro-batch size of 0, which is derived at every start. The copy has the settings of the prepared folder
+    in its section `data:`, and `epochs` is converted to `total_tokens`.
 
     Args:
         data: the prepared folder. None: open the folder that the recipe names.
@@ -140,5 +140,5 @@ def rows_per_pass(rows: float, processes: int) -> int:
 
 
 def _power_of_two(number: float) -> int:
-    """Return the largest power of two that is at most `number`, but at least 1."""
+    """Return the largest power of two up to `number`, or 1 if `number` is below 1."""
     return 1 << max(0, int(number).bit_length() - 1)

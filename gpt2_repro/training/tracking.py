@@ -71,7 +71,10 @@ def _key_in_netrc() -> bool:
 
 
 class Guarded(TrainerCallback):
-    """Logs exceptions of a reporting callback, and disables the callback after three."""
+    """Logs the exceptions of a reporting callback.
+
+    After three exceptions, the callback is disabled.
+    """
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback

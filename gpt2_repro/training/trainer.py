@@ -220,7 +220,7 @@ class PretrainingTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Write `logs` to metrics.jsonl and send `logs` to the reporting callbacks.
 
-        Tokens, speed, MFU and cost are first added to `logs` if `logs` has a training loss.
+        If `logs` has a training loss, this method first adds tokens, speed, MFU and cost to `logs`.
         """
         if "loss" in logs:
             self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
@@ -333,7 +333,7 @@ class PretrainingTrainer(Trainer):
         }
 
     def record(self, state: str, **values: Any) -> None:
-        """Write the state of the run, its step, losses and `values` to run_status.json."""
+        """Write `state`, `values`, and the run's step and losses to run_status.json."""
         if self.is_world_process_zero():
             # Before a checkpoint is loaded, Trainer is at step 0. The step of the run is then not written.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}

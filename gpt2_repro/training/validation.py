@@ -25,7 +25,8 @@ class Validation:
     """Computes the losses of the validation sets and the HellaSwag score on all ranks.
 
     Args:
-        when: decides when HellaSwag is due, and interrupts a validation after a signal.
+        when: the StepControl of the run. It decides whether HellaSwag is scored, and whether a signal interrupts a
+            validation.
     """
 
     def __init__(self, inputs: Inputs, args: PretrainingArguments, plan: BatchPlan, when: StepControl) -> None:

@@ -59,8 +59,9 @@ class StepControl(DefaultFlowCallback):
     All ranks make the same decision.
 
     Args:
-        clock: returns the total seconds of the run, including the time before a resume. Called on rank 0 only.
-        saving: returns whether a checkpoint is being written. Called on rank 0 only.
+        clock: a function that returns the total seconds of the run, including the time before a resume. It is
+            called on rank 0 only.
+        saving: a function that returns whether a checkpoint is being written. It is called on rank 0 only.
     """
 
     def __init__(self, args: PretrainingArguments, clock: Callable[[], float], saving: Callable[[], bool]) -> None:
@@ -102,7 +103,7 @@ class StepControl(DefaultFlowCallback):
 
         Args:
             wish: the reason for the stop: MAX_HOURS, MAX_USD, or the sum of SIGNAL and a signal number. All ranks must
-                pass the same number.
+                pass the same `wish`.
         """
         budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
         self.orphaned = wish == SIGNAL + LAUNCHER_DIED
@@ -115,9 +116,9 @@ class StepControl(DefaultFlowCallback):
         return self.reason is not None or step >= self.args.last_step
 
     def interruption(self) -> int:
-        """Return SIGNAL plus the highest signal number that any rank received, or NOTHING.
+        """Return SIGNAL plus the highest signal number that any rank received.
 
-        This is a collective: call it on all ranks.
+        If no rank received a signal, return NOTHING. This is a collective: call it on all ranks.
         """
         return ranks.largest(self._signal())
 
@@ -130,14 +131,14 @@ class StepControl(DefaultFlowCallback):
         return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
 
     def _due(self, step: int, every: int) -> bool:
-        """Return whether an event is due at the validation at the end of `step`.
+        """Return whether an action is due at the validation after `step`.
 
         Args:
-            every: the interval of the event in steps. 0: never.
+            every: the interval of the action in steps. 0: never.
         """
         if not every:
             return False
-        # An event is also due at the first validation at or after each multiple of `every` steps.
+        # An action is also due at the first validation at or after each multiple of `every` steps.
         return step in (0, self.args.last_step) or step // every > max(0, step - self.args.eval_steps) // every
 
     def _signal(self) -> int:
