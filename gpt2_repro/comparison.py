@@ -27,7 +27,7 @@ DIAGNOSIS_TABLES = {
     "bare": "Loss by position in the document, without a start token",
     "start_cost": "Change of the loss due to the start token",
     "ends": "Loss on the separator at the end of a document, after 64 tokens or a full window",
-    "whole": "Log-probability of a passage's last word, given the complete passage",
+    "whole": "Log-probability of a passage's last word, if the model sees all of the passage before it",
     "sentence": "Log-probability of a passage's last word, if the model sees only the last sentence",
     "gain": "Gain in the last word's log-probability if the model also sees the text before the last sentence",
 }

@@ -69,7 +69,7 @@ def checkpoint_bytes(parameters: int, *, bf16: bool, state: int) -> int:
 
 
 def state_bytes(optim: str, *, averaged: bool) -> int:
-    """Return how many bytes per parameter master weights and optimizer state need.
+    """Return the bytes per parameter of the master weights and the optimizer state.
 
     Args:
         averaged: whether the state has an average of the weights (--ema_steps).

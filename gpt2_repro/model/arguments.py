@@ -103,7 +103,7 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
 
 
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
-    """Return the section `model:` with the shape of the checkpoint in its `init_from`.
+    """Return the section `model:` with the layers, heads and width of `init_from`.
 
     Fields that the user set (`stated`) are not changed.
     """

@@ -45,8 +45,8 @@ class MemoryEstimate(NamedTuple):
 
     Args:
         ranks: number of processes.
-        sharded: whether the optimizer state is divided among the processes (ZeRO-1). If not, as with DDP, the weights
-            are fp32 and autocast computes in bf16.
+        sharded: whether the optimizer state is divided among the processes (ZeRO-1). If false (DDP or one
+            process), the weights are fp32, and autocast computes in bf16.
         chunk: number of tokens whose logits are in memory at the same time.
         state_bytes: bytes per parameter for the fp32 master weights and the optimizer state.
     """
