@@ -1,10 +1,10 @@
 """Build the model to train."""
 
+import psutil
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.hardware import available_memory
 from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
@@ -44,13 +44,12 @@ def build_model(
 
 
 def _check_memory(config: PreTrainedConfig) -> None:
-    """Raise UserError if the model does not fit into the free memory of the machine."""
+    """Raise UserError if the model does not fit into the memory of the machine."""
     shape = {"n_layer": config.num_hidden_layers, "n_embd": config.hidden_size, "vocab_size": config.vocab_size}
     parameters = gpt2_parameters(**shape, n_positions=config.max_position_embeddings)
     # fp32 weights; without a GPU also their gradients and the two moments of AdamW.
     needed = parameters * (4 if torch.cuda.is_available() else 16)
-    if needed > (free := available_memory()):
+    if needed > (memory := psutil.virtual_memory().total):  # not the free memory: a full page cache can be emptied
         size = f"{parameters / 1e6:,.0f} M parameters needs about {needed / 1e9:,.0f} GB of memory"
-        raise UserError(
-            f"A model with {size}, and {free / 1e9:.0f} GB are free. Pass a smaller --n_layer or --n_embd."
-        )
+        fix = "Pass a smaller --n_layer or --n_embd."
+        raise UserError(f"A model with {size}. This machine has {memory / 1e9:.0f} GB. {fix}")
