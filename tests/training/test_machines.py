@@ -14,11 +14,11 @@ pytestmark = pytest.mark.slow
 
 
 def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     rows = ("--per_device_train_batch_size", 4)
     straight, run = train(tmp_path / "one", *rows), tmp_path / "two"
+    with socket.socket() as free:  # immediately before the launch, because another process may take the port
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
 
     config = "accelerate_configs/zero1_multinode.yaml"
     groups = []
