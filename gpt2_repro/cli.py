@@ -255,7 +255,9 @@ class OneLineErrors(argparse.ArgumentParser):
         is 10000000, and the result for `1,5e-3` is 0.0015. The result is "" if `text` cannot be converted, or if the
         option (`action`) does not accept the number.
         """
-        found = re.fullmatch(r"\$?(\d+(?:[.,]\d+)?(?:e[+-]?\d+)?) ?([kmbsh%]?)", text.lower())
+        # Not k, m and b for a float: 5m would be minutes in --save_minutes.
+        units = "%" if action.type is float else "kmb%"
+        found = re.fullmatch(rf"\$?(\d+(?:[.,]\d+)?(?:e[+-]?\d+)?) ?([{units}]?)", text.lower())
         if not found:
             return ""
         number = f"{float(found[1].replace(',', '.')) * UNITS.get(found[2], 1):.12g}"

@@ -92,6 +92,8 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--warmup_steps 5%", ["--warmup_steps 0.05"]),
         ("--usd_per_hour '$2.5'", ["--usd_per_hour 2.5"]),
         ("--n_layer 2,5", ["--n_layer 12"]),
+        ("--save_minutes 5m", ["--save_minutes 15.0"]),
+        ("--hang_timeout 2h", ["--hang_timeout 600.0"]),
         ("--learning_rate -1e-3", ["--learning_rate -0.001", "--learning_rate 0.001"]),
         ("--learning_rate 6e4", ["--learning_rate 60000.0", "--learning_rate 0.0006"]),
         ("--learning_rate 1", ["--learning_rate 0.0006"]),
