@@ -33,9 +33,10 @@ LLMC = {
     "gpt2_1558m": (32_000, 1_048_576, 6e-4, 0.1, "fineweb-edu-100bt"),
 }
 # nanoGPT: config/train_shakespeare_char.py, the CPU command in its readme, and config/finetune_shakespeare.py.
-BY_CHARACTER = {"warmup_steps": 100, "final_learning_rate_fraction": 0.1, "adam_beta2": 0.99, "weight_decay": 0.1}
+BY_CHARACTER = {"warmup_steps": 100, "adam_beta2": 0.99, "weight_decay": 0.1}
 NANOGPT = {
     "shakespeare_char": BY_CHARACTER
+    | {"final_learning_rate_fraction": 0.1}
     | {"n_layer": 6, "n_head": 6, "n_embd": 384, "dropout": 0.2, "sequence_length": 256, "learning_rate": 1e-3}
     | {"tokens_per_step": 64 * 256, "total_tokens": 5000 * 64 * 256},
     "shakespeare_char_cpu": BY_CHARACTER
