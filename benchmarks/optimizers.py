@@ -115,10 +115,11 @@ class Study:
         tried = {rate: self.curve(size, arm, rate, 1) for rate in rates}
         return {rate: curve for rate, curve in tried.items() if curve}
 
-    def sizes(self) -> Iterator[tuple[str, str, float, list[Curve]]]:
-        """Yield size, arm, best learning rate, and the curves of the seeds with this rate.
+    def sizes(self) -> Iterator[tuple[str, str, dict[float, Curve], list[Curve]]]:
+        """Yield size, arm, learning rates with their curves, curves of all seeds.
 
-        All arms of a size come before the next size.
+        The curves by learning rate are of the first seed, and those of all seeds have the best rate. All
+        arms of a size come before the next size.
         """
         rates = {arm: rates for arm, (_, rates) in ARMS.items()}
         for size, (*_, seeds) in SIZES.items():
@@ -129,7 +130,7 @@ class Study:
                 ranked = sorted(tried, key=lambda rate: tried[rate].last)
                 best = ranked[0]
                 curves = [self.curve(size, arm, best, seed) for seed in seeds]
-                yield size, arm, best, [curve for curve in curves if curve]
+                yield size, arm, tried, [curve for curve in curves if curve]
                 # The neighbour with the lower loss is tried at the next size.
                 near = [rate for rate in ranked[1:] if abs(rates[arm].index(rate) - rates[arm].index(best)) == 1]
                 rates[arm] = sorted([best, *near[:1]])
@@ -191,19 +192,15 @@ def main() -> None:
     folder = args.folder.resolve()
     study = Study(folder, prepare(folder, args.text), args.arms, time.time() + args.hours * 3600)
     references = BASELINE, "adamw"
-    header = ["size", "arm", "learning rate", "last validation loss: mean (seeds)"]
+    header = ["size", "arm", "last validation loss of seed 1 by learning rate", "at the best rate: mean (seeds)"]
     header += [f"share of the tokens to the mean loss of {arm}" for arm in references] + ["s per step"]
     print(f"| {' | '.join(header)} |\n{'| --- ' * len(header)}|")
     targets: dict[tuple[str, str], float] = {}
-    for size, arm, rate, curves in study.sizes():
+    for size, arm, tried, curves in study.sizes():
         losses, seeds = mean(curves), [curve.losses for curve in curves]
         targets[size, arm] = losses[STEPS]
-        cells = [
-            size,
-            arm,
-            f"{rate:g}",
-            cell(f"{losses[STEPS]:.4f}", [f"{each[STEPS]:.4f}" for each in seeds]),
-        ]
+        cells = [size, arm, ", ".join(f"{rate:g}: {curve.last:.4f}" for rate, curve in tried.items())]
+        cells.append(cell(f"{losses[STEPS]:.4f}", [f"{each[STEPS]:.4f}" for each in seeds]))
         for reference in references:
             target = targets.get((size, reference))
             shares = [] if target is None else [reached(each, target) for each in (losses, *seeds)]
