@@ -162,6 +162,7 @@ def test_a_terminal_may_close_and_ctrl_c_ends_the_training_only(pod, what: str) 
     environment = pod.environment | {"TRAINING": PATIENT, "RUN": str(pod.workspace / "runs" / "mine")}
     process, terminal = pty.fork()
     if process == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup and the processes it starts ignore it
         os.execvpe("bash", SCRIPT, environment)
     shown = b""
     while b"hours at the latest" not in shown:  # the terminal shows the log
