@@ -17,6 +17,7 @@ from gpt2_repro.training.when import SIGNALS, StepControl, StopSignals, Watchdog
 @pytest.fixture
 def signals():
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also for the tests
     taken = StopSignals()
     taken.install()
     yield taken
