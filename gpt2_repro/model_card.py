@@ -26,7 +26,7 @@ DATASETS = {
 }
 SETTINGS = (
     *("tokens_per_step", "max_steps", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay"),
-    *("optim", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "dropout", "ema_steps"),
+    *("optim", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "muon_momentum", "dropout", "ema_steps"),
 )
 
 

@@ -278,7 +278,7 @@ def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytes
         ("training: {}\nmodel: {}\ntraining: {seed: 3}", "'training'"),
         ("[data, model]", "recipes/gpt2_124m.yaml"),
         ("training: {seed: 4294967296}", "--seed"),
-        ("training: {optim_args: momentum=0.9}", "--adam_beta1"),
+        ("training: {optim_args: momentum=0.9}", "--muon_momentum"),
         ("base_model: gpt2", "'base_model'"),
         ("train:\n  seed: 3", "Did you mean 'training'"),
         ("training:\n\tseed: 3", "tab"),

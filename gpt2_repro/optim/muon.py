@@ -13,9 +13,6 @@ from transformers import PreTrainedModel
 from gpt2_repro.hardware import cpu_multiplies_bf16
 
 
-MOMENTUM = 0.95  # of Muon
-
-
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
     """Return how many matrices each 2-D weight of the transformer blocks contains.
 
@@ -39,12 +36,16 @@ class MuonWithAdamW(torch.optim.AdamW):
     Args:
         params: parameter groups, each with a `weight_decay`.
         pieces: the weights that Muon updates, each with the number of matrices that it contains side by side.
+        momentum: of Muon. Each step keeps this share of the average of the gradients.
         adamw: keyword arguments for AdamW. Of these, Muon uses only `lr`.
     """
 
     param_groups: list[dict[str, Any]]
 
-    def __init__(self, params: Iterable[dict[str, Any]], *, pieces: Mapping[Tensor, int], **adamw: Any) -> None:
+    def __init__(
+        self, params: Iterable[dict[str, Any]], *, pieces: Mapping[Tensor, int], momentum: float = 0.95, **adamw: Any
+    ) -> None:
+        self.momentum = momentum
         groups = []
         for group in params:
             own = [weight for weight in group["params"] if weight in pieces]
@@ -100,8 +101,8 @@ class MuonWithAdamW(torch.optim.AdamW):
             if weight.ndim == 1:
                 state["exp_avg_sq"] = torch.zeros_like(weight)
         state["step"] += 1
-        state["exp_avg"].lerp_(weight.grad, 1 - MOMENTUM)
-        return weight.grad.lerp(state["exp_avg"], MOMENTUM)
+        state["exp_avg"].lerp_(weight.grad, 1 - self.momentum)
+        return weight.grad.lerp(state["exp_avg"], self.momentum)
 
     def _step_muon(self, group: Mapping[str, Any], updates: list["_Update"]) -> None:
         # One batch of products for all matrices of a shape. torch 2.13 orthogonalizes each matrix alone, with 15

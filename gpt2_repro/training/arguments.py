@@ -28,11 +28,10 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
     "at least 0": (
         lambda value: value >= 0,
         (
-            *("tokens_per_step", "total_tokens", "epochs", "per_device_train_batch_size"),
-            *("max_grad_norm", "warmup_steps", "max_steps", "stop_at_step", "eval_steps"),
+            *("tokens_per_step", "total_tokens", "epochs", "max_steps", "stop_at_step", "eval_steps", "ema_steps"),
+            *("per_device_train_batch_size", "max_grad_norm", "skip_loss_z", "skip_grad_z", "warmup_steps"),
             *("hellaswag_steps", "sample_steps", "sample_tokens", "save_steps", "save_minutes", "keep_checkpoints"),
-            *("keep_every_steps", "max_hours", "max_usd", "usd_per_hour", "skip_loss_z", "skip_grad_z"),
-            *("save_rolling_minutes", "ema_steps"),
+            *("save_rolling_minutes", "keep_every_steps", "max_hours", "max_usd", "usd_per_hour"),
         ),
     ),
     "from 0 to 256": (lambda value: 0 <= value <= 256, ("dataloader_num_workers",)),
@@ -40,7 +39,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
     "from 0 to 10": (lambda value: 0 <= value <= 10, ("weight_decay",)),
     "from 0 to 4294967295": (lambda value: 0 <= value < 2**32, ("seed",)),
     "from 0 to 1": (lambda value: 0 <= value <= 1, ("final_learning_rate_fraction", "decay_fraction")),
-    "at least 0 and less than 1": (lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
+    "at least 0 and less than 1": (lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2", "muon_momentum")),
 }
 OPTIMIZERS = (*OWN_OPTIMIZERS, *(name.value for name in OptimizerNames))
 
@@ -75,9 +74,8 @@ class TrainingSection(TrainingArguments):
     lr_scheduler_type: Schedule = _field("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = _field(0.0, "Final learning rate, as a fraction of the peak.")
     decay_fraction: float = _field(0.2, "For warmup_stable_decay: fraction of steps at the end with a falling rate.")
-    optim: str = _field(
-        "adamw_torch_fused", "An optimizer of transformers, or muon or mars (not under ZeRO-3 or FSDP)."
-    )
+    optim: str = _field("adamw_torch_fused", "An optimizer of transformers, muon or mars (not under ZeRO-3 or FSDP).")
+    muon_momentum: float = _field(0.95, "Momentum of Muon. Small steps can need less.")
     ema_steps: int = _field(0, "Also average the weights over about N steps; final/ is the average. 0: never.")
     weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
     adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")
@@ -158,7 +156,7 @@ class TrainingSection(TrainingArguments):
         **dict.fromkeys(("eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"), _LOSSES_ONLY),
         "average_tokens_across_devices": "the loss is always the mean over the tokens of all devices",
         "include_num_input_tokens_seen": "target tokens are logged. Counting inputs adds a host sync per micro-batch",
-        "optim_args": "AdamW, muon and mars have their own options. Pass --adam_beta1, --adam_beta2 or --adam_epsilon",
+        "optim_args": "each setting is an option. Pass --adam_beta1, --adam_beta2, --adam_epsilon or --muon_momentum",
         "local_rank": "the launchers `deepspeed` and torch.distributed.launch add it. Launch with torchrun, or with "
         "accelerate launch --config_file accelerate_configs/zero1.yaml",
         "resume_from_checkpoint": "resuming is automatic. Run the same command, or pass --resume_from checkpoint-N",

@@ -21,4 +21,6 @@ def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[t
         return None
     if args.deepspeed_plugin is not None:
         let_zero_use(MuonWithAdamW, MarsAdamW)
-    return (MarsAdamW, options) if args.optim == MARS else (MuonWithAdamW, options | {"pieces": count_pieces(model)})
+    if args.optim == MARS:
+        return MarsAdamW, options
+    return MuonWithAdamW, options | {"pieces": count_pieces(model), "momentum": args.muon_momentum}

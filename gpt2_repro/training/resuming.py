@@ -41,6 +41,8 @@ CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
 SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
 OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+# Options that earlier checkpoints do not have, with their defaults. A default is not recorded.
+NEWER = {"ema_steps": 0, "muon_momentum": 0.95}
 ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
 # Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The other fields determine the shapes or
 # the optimizer state of the checkpoint. tokens_per_step determines the position in the data, which is counted in
@@ -276,7 +278,7 @@ def run_identity_of(
         "bf16": args.bf16,
         **{key: value for key, value in model.items() if key != "attn_implementation"},
         **{name: getattr(args, name) for name in (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER)},
-        **({"ema_steps": args.ema_steps} if args.ema_steps else {}),
+        **{name: getattr(args, name) for name, default in NEWER.items() if getattr(args, name) != default},
     }
 
 
@@ -291,7 +293,7 @@ def require_same_run(
         where: the path of the checkpoint or the run directory, for the message.
         allow_change: if all settings that differ are in CHANGEABLE, log a warning instead of raising UserError.
     """
-    asked = json.loads(json.dumps(asked))
+    saved, asked = NEWER | dict(saved), NEWER | json.loads(json.dumps(asked))
     # Extensions are determined by --extend_to and the checkpoint.
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:

@@ -11,20 +11,23 @@ from transformers import GPT2LMHeadModel
 
 from gpt2_repro.optim import muon as module
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces, orthogonalize
+from gpt2_repro.training.arguments import TrainingSection
+from gpt2_repro.training.optimization import own_optimizer
 from tests.optim.simulation import Ranks, compare_parts_with_whole, draw_gradients, groups_of, small_model
 
 
 RATES = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
 
 
-def optimizer_of(model: GPT2LMHeadModel) -> MuonWithAdamW:
-    return MuonWithAdamW(groups_of(model), pieces=count_pieces(model), **RATES)
+def optimizer_of(model: GPT2LMHeadModel, **options: float) -> MuonWithAdamW:
+    return MuonWithAdamW(groups_of(model), pieces=count_pieces(model), **RATES, **options)
 
 
-def test_updates_match_torchs_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("momentum", [0.95, 0.8])
+def test_updates_match_torchs_optimizers(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "product_dtype", lambda device: torch.bfloat16)  # torch's Muon
     ours, theirs = small_model(), small_model()
-    optimizer = optimizer_of(ours)
+    optimizer = optimizer_of(ours, momentum=momentum)
     for weight in ours.parameters():  # weights may have moved to a device or into a buffer of the launcher
         weight.data = weight.data.clone()
     # The reference stores query, key and value as separate matrices.
@@ -34,7 +37,7 @@ def test_updates_match_torchs_optimizers(monkeypatch: pytest.MonkeyPatch) -> Non
             parts = weight.detach().split(16, dim=1) if "c_attn" in name else [weight.detach()]
             own[name] = [nn.Parameter(part.clone()) for part in parts]
     matrices = [part for parts in own.values() for part in parts]
-    muon = torch.optim.Muon(matrices, lr=3e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(matrices, lr=3e-3, weight_decay=0.1, momentum=momentum, adjust_lr_fn="match_rms_adamw")
     outside = {name: weight for name, weight in theirs.named_parameters() if name not in own}
     decayed = [{"params": [weight], "weight_decay": 0.1 if weight.ndim == 2 else 0.0} for weight in outside.values()]
     adamw = torch.optim.AdamW(decayed, **RATES)
@@ -50,6 +53,14 @@ def test_updates_match_torchs_optimizers(monkeypatch: pytest.MonkeyPatch) -> Non
             each.step()
     for name, weight in ours.named_parameters():
         torch.testing.assert_close(weight, torch.cat(own[name], dim=1) if name in own else outside[name])
+
+
+def test_momentum_of_the_recipe_reaches_muon() -> None:
+    args = TrainingSection(optim="muon", muon_momentum=0.8)
+    args.deepspeed_plugin = None  # set by TrainingArguments.__post_init__
+    model = small_model()
+    optimizer, options = own_optimizer(model, args)
+    assert optimizer(groups_of(model), **options).momentum == 0.8
 
 
 def test_skipped_update_changes_nothing() -> None:

@@ -127,7 +127,9 @@ def test_only_new_and_existing_run_directories_are_accepted(kept: str, run: RunR
 def test_another_run_is_refused_with_all_differences(run: RunRecord) -> None:
     run.write_environment(Environment(run_identity={"seed": 1, "max_steps": 10, "processes": 2}))
     check = functools.partial(require_same_run, run.environment().run_identity, where=run.path)
-    check({"seed": 1, "max_steps": 10, "processes": 2})
+    check({"seed": 1, "max_steps": 10, "processes": 2, "muon_momentum": 0.95})  # the default of older checkpoints
+    with pytest.raises(UserError, match=r"muon_momentum 0\.95 -> 0\.9\)"):
+        check({"seed": 1, "max_steps": 10, "processes": 2, "muon_momentum": 0.9})
     with pytest.raises(UserError, match=r"seed 1 -> 2; processes 2 -> None; new None -> 3.*--output_dir") as error:
         check({"seed": 2, "max_steps": 10, "new": 3}, allow_change=True)  # not all of these changes can be allowed
     assert "--allow_resume_change" not in str(error.value)
