@@ -66,7 +66,7 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     for folder in (final, start):
         with safe_open(Path(folder, "model.safetensors"), "pt") as weights:
             found = {(name, *weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
-        described.append(found | set(json.loads(Path(folder, "config.json").read_text())))
+        described.append(found | set(json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))))
     result = {
         "loss": total / ids[:, 1:].numel(),
         "dtype": str(model.dtype),
@@ -77,7 +77,7 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
         "differs_from_stock": sorted(map(str, described[0] ^ described[1])),
         "project_modules": [name for name in sys.modules if name.startswith("gpt2_repro")],
     }
-    Path(out).write_text(json.dumps(result))
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
 
 
 class Masters:
@@ -118,7 +118,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
 
     recipe = load_recipe([f"{run}/recipe.yaml"])
     data, shape, training = recipe.data, recipe.model, recipe.training
-    environment = json.loads(Path(run, "environment.json").read_text())
+    environment = json.loads(Path(run, "environment.json").read_text(encoding="utf-8"))
     plan, device = environment["plan"], environment["accelerator"]["kind"]
 
     prepared = PreparedData.read(data.dataset_dir)
@@ -168,7 +168,8 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
         seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
     Path(out).write_text(
-        json.dumps({"losses": losses, "step_seconds": seconds, "tokens_per_step": plan["tokens_per_step"]})
+        json.dumps({"losses": losses, "step_seconds": seconds, "tokens_per_step": plan["tokens_per_step"]}),
+        encoding="utf-8",
     )
 
 

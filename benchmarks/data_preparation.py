@@ -102,7 +102,9 @@ def main() -> None:
                         of_kind = results.setdefault(ending, {}).setdefault(name, {})
                         of_kind.setdefault(files, []).append(measured)
                         if args.output:
-                            args.output.write_text(json.dumps(as_json(args, sizes, results), indent=1) + "\n")
+                            args.output.write_text(
+                                json.dumps(as_json(args, sizes, results), indent=1) + "\n", encoding="utf-8"
+                            )
     text = {files: sum(sizes[:files]) for files in (small, args.files)}
     tokens = agreed_tokens(results)
     print("\n".join(heading(args, text, tokens)))
@@ -129,7 +131,7 @@ def run(name: str, job: Job, work: Path, *, validation_tokens: int, timeout: flo
         words = ["-m", "benchmarks.preparation_contenders", name, json.dumps(dataclasses.asdict(job))]
     environment = os.environ | {"HF_HOME": str(work / "cache"), "HF_HUB_OFFLINE": "1"}
     log, found = work / "log", {"resident": 0, "anonymous": 0, "disk": 0}
-    with log.open("w") as out:
+    with log.open("w", encoding="utf-8") as out:
         began = time.perf_counter()
         command = [sys.executable, *words]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
@@ -147,11 +149,11 @@ def run(name: str, job: Job, work: Path, *, validation_tokens: int, timeout: flo
         finally:
             kill_all(process)
     if process.returncode:
-        sys.exit(f"{name} failed with exit code {process.returncode}:\n{log.read_text()[-3000:]}")
+        sys.exit(f"{name} failed with exit code {process.returncode}:\n{log.read_text(encoding='utf-8')[-3000:]}")
     found["disk"] = max(found["disk"], disk(work))
     counts = count(name, Path(job.folder))
     if name != "ours":
-        counts |= json.loads(log.read_text().splitlines()[-1])
+        counts |= json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
     data = disk(Path(job.folder)) - disk(Path(job.folder, "tokenizer"))
     measured = Measured(seconds=seconds, data=data, counts=counts, **found)
     shutil.rmtree(work)

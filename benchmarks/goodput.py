@@ -43,13 +43,13 @@ def lost_seconds(parts: dict[str, float], kills: int, *, rolling: float, every: 
 def kill_repeatedly(command: list[str], run: Path, log: Path, args: argparse.Namespace) -> float:
     """Kill a worker every --minutes, then stop the run. Return its seconds."""
     began = time.time()
-    with log.open("w") as out:
+    with log.open("w", encoding="utf-8") as out:
         supervisor = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
     try:
         for number in range(args.kills + 1):
             time.sleep(max(0.0, began + (number + 1) * args.minutes * 60 - time.time()))
             if supervisor.poll() is not None:
-                sys.exit(f"The run ended early. End of its log:\n{log.read_text()[-3000:]}")
+                sys.exit(f"The run ended early. End of its log:\n{log.read_text(encoding='utf-8')[-3000:]}")
             if number < args.kills:
                 workers = [
                     process
@@ -91,9 +91,13 @@ def main() -> None:
         command += ["--main_process_port", "0", "train.py", args.recipe, "--output_dir", str(run)]
         command += ["--save_rolling_minutes", str(args.rolling_minutes), "--disable_tqdm", "true", *options]
         seconds = kill_repeatedly(command, run, log, args)
-        status = json.loads((run / "run_status.json").read_text())
+        status = json.loads((run / "run_status.json").read_text(encoding="utf-8"))
         parts = status["time_breakdown"]
-        saves = [line.split(" in ")[-1] for line in log.read_text().splitlines() if "training paused for" in line]
+        saves = [
+            line.split(" in ")[-1]
+            for line in log.read_text(encoding="utf-8").splitlines()
+            if "training paused for" in line
+        ]
     writing = [float(line.split(" s,")[0]) for line in saves]
     pauses = [float(line.split("paused for ")[1].split()[0]) for line in saves]
     middle = {"writing": sorted(writing)[len(writing) // 2], "pause": sorted(pauses)[len(pauses) // 2]}

@@ -53,7 +53,7 @@ class Parts:
         names = ["zero1", self.bare] if self.ours == "zero1" else [self.bare]
         for name in [*names, "trainer", *["nanogpt"] * bool(self.args.nanogpt), "stock"]:
             results[name] = [self.run(name, self.setup, until)]
-            (self.out / "train_step.json").write_text(json.dumps(results, indent=1))
+            (self.out / "train_step.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
         yield table(self.setup, results)
 
     def chunks(self, seconds: float) -> Iterator[str]:
@@ -78,7 +78,7 @@ class Parts:
         if "error" in measured:
             yield measured["error"]
             return
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
         yield f"two steps of {self.ours}: {found['ms']:.1f} ms, a kernel runs in {found['busy']:.1%} of the time\n"
         yield "| kernel | ms | calls |\n| --- | --- | --- |"
         yield from (f"| `{its['kernel'][:90]}` | {its['ms']:.2f} | {its['calls']} |" for its in found["kernels"])
@@ -136,7 +136,7 @@ def main() -> None:
         parts.profile: 0.11,
         parts.real_run: 0.22,
     }
-    with (args.out / "gpu.md").open("w", buffering=1) as report:
+    with (args.out / "gpu.md").open("w", buffering=1, encoding="utf-8") as report:
         for number, (part, share) in enumerate(budget.items()):
             left = args.minutes * 60 - (time.monotonic() - began)
             seconds = left * share / sum(list(budget.values())[number:])
@@ -148,7 +148,7 @@ def main() -> None:
             except subprocess.TimeoutExpired:
                 report.write(f"not finished within {seconds:.0f} s\n")
             report.write(f"\n{time.monotonic() - start:.0f} s\n")
-    print((args.out / "gpu.md").read_text())
+    print((args.out / "gpu.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

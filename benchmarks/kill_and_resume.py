@@ -29,7 +29,7 @@ def first_new(run: Path, after_step: int, after_time: float) -> tuple[int, float
     The result is the step and the Unix time of its log entry, or None.
     """
     path = run / "metrics.jsonl"
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         with contextlib.suppress(ValueError):  # the last line may be incomplete
             event = json.loads(line)
             if "loss" in event and event["step"] > after_step and event["time"] > after_time:
@@ -47,7 +47,9 @@ def compare_saves(words: list[str], run: Path) -> None:
         log = run.with_name(f"{background}.log")
         output = ["--output_dir", f"{run}-{background}", "--background_save", background]
         run_python([*words, *output], log=log, timeout=3600, stop=lambda: False)
-        found = re.findall(r"([0-9.,]+) MB in ([0-9.]+) s, training paused for ([0-9.]+) s", log.read_text())
+        found = re.findall(
+            r"([0-9.,]+) MB in ([0-9.]+) s, training paused for ([0-9.]+) s", log.read_text(encoding="utf-8")
+        )
         sizes, totals, pauses = zip(*found, strict=True)
         print(f"--background_save {background}: {sizes[-1]} MB", flush=True)
         print(f"  complete after {', '.join(totals)} s\n  training paused for {', '.join(pauses)} s", flush=True)
@@ -77,7 +79,9 @@ def main() -> None:
             new = functools.partial(first_new, run, saved or args.checkpoint, killed)
             done = run_python(words, log=log, timeout=3600, stop=lambda new=new: newest(run) > 0 and new() is not None)
             if (found := new()) is None:
-                sys.exit(f"The run ended before it logged a new step. End of its log:\n{log.read_text()[-3000:]}")
+                sys.exit(
+                    f"The run ended before it logged a new step. End of its log:\n{log.read_text(encoding='utf-8')[-3000:]}"
+                )
             step, when = found
             if killed:
                 print(f"kill to step {step}: {when - killed:.1f} s, resumed from checkpoint-{saved}", flush=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 def read_ids(split: Path) -> np.ndarray:
     """Memory-map the rows of a split as an array of shape [rows, T + 1]."""
-    manifest = json.loads((split.parent / "manifest.json").read_text())
+    manifest = json.loads((split.parent / "manifest.json").read_text(encoding="utf-8"))
     [shard], width = manifest["shards"][split.name], manifest["bytes_per_token"]
     shape = (shard["rows"], shard["targets"] // shard["rows"] + 1)
     # The file ends with the ids of the last record batch, padding to a multiple of 8 bytes, and an 8-byte end mark.

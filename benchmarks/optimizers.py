@@ -69,7 +69,7 @@ class Study:
 
     def __init__(self, folder: Path, recipe: Path, arms: list[str], deadline: float) -> None:
         self.folder, self.recipe, self.arms, self.deadline = folder, recipe, arms, deadline
-        lines = RESULTS.read_text().splitlines() if RESULTS.is_file() else []
+        lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.is_file() else []
         self.finished = {
             line["run"]: Curve({int(step): loss for step, loss in line["losses"].items()}, line["seconds"])
             for line in map(json.loads, lines)
@@ -91,7 +91,7 @@ class Study:
             if not (run / "final").is_dir():
                 return None
             curve = self.finished[run.name] = read(run)
-            with RESULTS.open("a") as file:
+            with RESULTS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"run": run.name, "bf16": bf16, **curve._asdict()}) + "\n")
             shutil.rmtree(run)
             print(f"{run.name}: {curve.last:.4f}", flush=True)
@@ -99,7 +99,7 @@ class Study:
 
     def _hours(self, run: Path) -> float:
         status = run / "run_status.json"
-        return json.loads(status.read_text()).get("seconds", 0.0) / 3600 if status.is_file() else 0.0
+        return json.loads(status.read_text(encoding="utf-8")).get("seconds", 0.0) / 3600 if status.is_file() else 0.0
 
     def tune(self, size: str, arm: str, rates: list[float]) -> dict[float, Curve]:
         """Return the curves of the first seed by learning rate."""
@@ -129,7 +129,7 @@ class Study:
 
 
 def read(run: Path) -> Curve:
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     speeds = [event["tokens_per_second"] for event in events if "tokens_per_second" in event]
     validations = [event for event in events if "eval_loss" in event]
     # Before the first step there is no average.
@@ -148,7 +148,7 @@ def prepare(folder: Path, text: Path) -> Path:
     training |= {"keep_best_checkpoint": False, "report_to": "none"}
     recipe = folder / "recipe.yaml"
     folder.mkdir(parents=True, exist_ok=True)
-    recipe.write_text(yaml.safe_dump({"data": data, "training": training}))
+    recipe.write_text(yaml.safe_dump({"data": data, "training": training}), encoding="utf-8")
     subprocess.run([sys.executable, "prepare_data.py", recipe], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return recipe
 

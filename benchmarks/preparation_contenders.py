@@ -173,7 +173,7 @@ def count(name: str, folder: Path) -> dict[str, int]:
         `text_tokens` and `separators`; also `dropped_tokens` for "ours" and `padding` for "blog".
     """
     if name == "ours":
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         keys = ("tokens", "empty_documents", "dropped_tokens")
         total = {key: sum(split[key] for split in manifest["counts"].values()) for key in keys}
         separators = manifest["read"]["documents"] - total["empty_documents"]  # a document may be cut between splits

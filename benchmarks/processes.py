@@ -36,7 +36,7 @@ def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[]
     Exits with an error if the command fails or takes longer than `timeout` seconds.
     """
     began, peak, looked, killed = time.time(), 0, 0.0, False
-    with log.open("w") as out:
+    with log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
     try:
         while process.poll() is None and not killed:
@@ -50,7 +50,9 @@ def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[]
         ended = time.time()
         kill_all(process)
     if process.returncode and not killed:
-        sys.exit(f"The command failed with exit code {process.returncode}. See {log}.\n{log.read_text()[-2000:]}")
+        sys.exit(
+            f"The command failed with exit code {process.returncode}. See {log}.\n{log.read_text(encoding='utf-8')[-2000:]}"
+        )
     return Finished(began, ended, peak, killed)
 
 

@@ -193,16 +193,18 @@ def cached(files: list[Path]) -> float:
 def disk_bytes() -> int:
     """Return how many bytes this process and its workers have read from block devices."""
     processes = ["self", *(str(child.pid) for child in multiprocessing.active_children())]
-    return sum(int(Path("/proc", p, "io").read_text().split("read_bytes:")[1].split()[0]) for p in processes)
+    return sum(
+        int(Path("/proc", p, "io").read_text(encoding="utf-8").split("read_bytes:")[1].split()[0]) for p in processes
+    )
 
 
 def file_system(folder: Path) -> str:
     """Describe the type, device and read-ahead of a folder's file system."""
-    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()]
     above = [(len(m[4]), m[m.index("-") + 1], m[2]) for m in mounts if folder.resolve().is_relative_to(m[4])]
     block = Path("/sys/dev/block", max(above)[2])
     places = [block / up / "queue/read_ahead_kb" for up in (".", "..")]  # a partition has it one folder up
-    ahead = [place.read_text().strip() + " KiB" for place in places if place.exists()] or ["unknown"]
+    ahead = [place.read_text(encoding="utf-8").strip() + " KiB" for place in places if place.exists()] or ["unknown"]
     return f"{max(above)[1]} on {'a' if block.exists() else 'no'} block device, read-ahead {ahead[0]}"
 
 

@@ -84,12 +84,12 @@ class Bench:
         self.work.mkdir(parents=True, exist_ok=True)
         self.results: dict[str, Any] = {"commands": [], "phases": {}}
         if (self.work / "results.json").is_file():
-            self.results = json.loads((self.work / "results.json").read_text())
+            self.results = json.loads((self.work / "results.json").read_text(encoding="utf-8"))
         self.results["commands"].append(shlex.join(["python", *sys.argv]))
 
     def save(self, phase: str, **facts: Any) -> None:
         self.results["phases"].setdefault(phase, {}).update(facts)
-        (self.work / "results.json").write_text(json.dumps(self.results, indent=1) + "\n")
+        (self.work / "results.json").write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
 
     def call(self, words: list[str], log: str, stop: Callable[[], bool] = lambda: False) -> Finished:
         return run_python(words, log=self.work / log, timeout=self.args.timeout, stop=stop)
@@ -100,7 +100,7 @@ class Bench:
         Only entries with the key `kind`, for example "loss", are included.
         """
         path = self.run / "metrics.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
         return {event["step"]: event for event in map(json.loads, lines) if kind in event}
 
     def checkpoint(self) -> int:
@@ -111,7 +111,7 @@ class Bench:
     def prepare(self) -> None:
         if not self.prepared:
             self.save("prepare", seconds=self.call(self.prepare_command, "prepare.log").seconds)
-        self.save("prepare", manifest=json.loads((self.data / "manifest.json").read_text()))
+        self.save("prepare", manifest=json.loads((self.data / "manifest.json").read_text(encoding="utf-8")))
 
     def fresh(self) -> None:
         words = ["start", str(self.data), str(self.start), json.dumps(self.shape)]
@@ -145,14 +145,15 @@ class Bench:
 
         second = self.call(self.train_command, "train_2.log")
         shutil.rmtree(torn, ignore_errors=True)
-        log, losses = (self.work / "train_2.log").read_text(), self.events("loss")
-        environment = json.loads((self.run / "environment.json").read_text())
+        log, losses = (self.work / "train_2.log").read_text(encoding="utf-8"), self.events("loss")
+        environment = json.loads((self.run / "environment.json").read_text(encoding="utf-8"))
         warm = [event for step, event in losses.items() if COLD < step <= newest or newest + COLD < step]
         checks = {
             "resumed from the newest complete checkpoint": f"resuming from {self.run}/checkpoint-{newest}\n" in log,
             "skipped the torn checkpoint": f"skipping {torn}: " in log,
             "every step was logged": list(losses) == list(range(1, self.args.steps + 1)),
-            "the run is complete": json.loads((self.run / "run_status.json").read_text())["state"] == "complete",
+            "the run is complete": json.loads((self.run / "run_status.json").read_text(encoding="utf-8"))["state"]
+            == "complete",
             "no compilation problems": not environment["engine"].get("compilation_problems"),
         }
         self.save(
@@ -173,7 +174,7 @@ class Bench:
         rows, out = last["eval_tokens"] // self.length, self.work / "export.json"
         words = ["stock", str(self.run / "final"), str(self.start), str(self.data), str(rows), str(out)]
         done = self.call(["benchmarks/bare_loop.py", *words], "export.log")
-        found = json.loads(out.read_text())
+        found = json.loads(out.read_text(encoding="utf-8"))
         checks = {
             "final/ loads without this project": not found["project_modules"],
             "loss close to the last validation loss": abs(found["loss"] - last["eval_loss"]) < EXPORT_TOLERANCE,
@@ -186,7 +187,7 @@ class Bench:
     def bare(self) -> None:
         words = ["bare", str(self.run), str(self.work / "bare.json")]
         done = self.call([*self.reader, "benchmarks/bare_loop.py", *words], "bare.log")
-        measured = json.loads((self.work / "bare.json").read_text())
+        measured = json.loads((self.work / "bare.json").read_text(encoding="utf-8"))
         speed = measured["tokens_per_step"] / statistics.median(measured["step_seconds"][COLD:])
         self.save("bare", seconds=done.seconds, tokens_per_second=speed, peak_mib=done.peak_mib, **measured)
 
@@ -196,7 +197,7 @@ class Bench:
         plan, out = self.results["phases"]["train"]["environment"]["plan"], self.work / "again.json"
         words = ["bare", str(self.run), str(out), str(max(1, plan["micro_batch_size"] // 2))]
         done = self.call([*self.reader, "benchmarks/bare_loop.py", *words], "again.log")
-        self.save("again", seconds=done.seconds, losses=json.loads(out.read_text())["losses"])
+        self.save("again", seconds=done.seconds, losses=json.loads(out.read_text(encoding="utf-8"))["losses"])
 
     def compare(self) -> None:
         train, bare = self.results["phases"]["train"], self.results["phases"]["bare"]

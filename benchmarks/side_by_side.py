@@ -89,7 +89,9 @@ def cpu_name() -> str:
     """
     info = Path("/proc/cpuinfo")
     names = (
-        [line.split(":")[1] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
+        [line.split(":")[1] for line in info.read_text(encoding="utf-8").splitlines() if "model name" in line]
+        if info.exists()
+        else []
     )
     return names[0].strip() if names else platform.machine()
 

@@ -69,7 +69,7 @@ class Stopwatch:
         if self.profile:
             synchronize()
             self.profiler.stop()
-            Path(self.profile).write_text(json.dumps(largest_kernels(self.profiler.events())))
+            Path(self.profile).write_text(json.dumps(largest_kernels(self.profiler.events())), encoding="utf-8")
         if self.counting is None:
             return
         if torch.cuda.is_available():

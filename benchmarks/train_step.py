@@ -84,7 +84,9 @@ def main() -> None:
             print(f"round {turn + 1} {name}: {measured.get('error') or measured['seconds']}", file=sys.stderr)
             results[name].append(measured)
             if args.out:
-                args.out.write_text(json.dumps({"setup": dataclasses.asdict(setup), "results": results}, indent=1))
+                args.out.write_text(
+                    json.dumps({"setup": dataclasses.asdict(setup), "results": results}, indent=1), encoding="utf-8"
+                )
     print(table(setup, results))
 
 

@@ -64,15 +64,19 @@ def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
     data = {"source": "files", "tokenizer": "train:1024", "sequence_length": CONTEXT, "split": "hash"}
     training = {"tokens_per_step": STEP, "max_steps": steps, "per_device_train_batch_size": ROWS, "warmup_steps": 20}
     training |= {"accept_any_hardware": True, "eval_tokens": 0, "per_device_eval_batch_size": ROWS, "sample_steps": 0}
-    whole = text.read_text()
-    (work / "little.txt").write_text(whole[:LITTLE])
+    whole = text.read_text(encoding="utf-8")
+    (work / "little.txt").write_text(whole[:LITTLE], encoding="utf-8")
     for name, part in (("data", whole), ("little", whole[:LITTLE])):
         documents = work / f"{name}.jsonl"
-        documents.write_text("\n".join(json.dumps({"text": each}) for each in part.split("\n\n") if each))
+        documents.write_text(
+            "\n".join(json.dumps({"text": each}) for each in part.split("\n\n") if each), encoding="utf-8"
+        )
         section = data | {"data_files": [str(documents)], "dataset_dir": str(work / name), "validation_fraction": 0.05}
         if name == "little":
             section["tokenizer"] = str(work / "data" / "tokenizer")
-        (work / f"{name}.yaml").write_text(yaml.safe_dump({"data": section, "model": SHAPE, "training": training}))
+        (work / f"{name}.yaml").write_text(
+            yaml.safe_dump({"data": section, "model": SHAPE, "training": training}), encoding="utf-8"
+        )
         command = [sys.executable, "prepare_data.py", work / f"{name}.yaml"]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return work / "data.yaml", work / "data" / "tokenizer"
@@ -99,7 +103,7 @@ class Plain:
         ]
 
     def rows(self, *, little: bool) -> list[list[int]]:
-        text = (self.work / "little.txt" if little else self.text).read_text()
+        text = (self.work / "little.txt" if little else self.text).read_text(encoding="utf-8")
         part = slice(int(0.95 * len(text))) if little else slice(int(0.95 * len(text)), None)
         return plain_trainer.tokenize(text[part], AutoTokenizer.from_pretrained(self.tokenizer), CONTEXT)["input_ids"]
 
@@ -108,7 +112,10 @@ class Plain:
 
     def losses(self, out: Path) -> tuple[float, float]:
         """Return the mean training loss and the last validation loss of the run in `out`."""
-        found = [json.loads((out / f"{name}_results.json").read_text())[f"{name}_loss"] for name in ("train", "eval")]
+        found = [
+            json.loads((out / f"{name}_results.json").read_text(encoding="utf-8"))[f"{name}_loss"]
+            for name in ("train", "eval")
+        ]
         return found[0], found[1]
 
     def final(self, out: Path) -> Path:
@@ -146,7 +153,7 @@ class Ours:
         return {"dataset_dir": self.work / "little"}
 
     def losses(self, out: Path) -> tuple[float, float]:
-        events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        events = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         validated = [event["eval_loss"] for event in events if "eval_loss" in event]
         return next(event["loss"] for event in events if "loss" in event), validated[-1]
 

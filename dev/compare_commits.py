@@ -102,10 +102,12 @@ def write_inputs(folder: Path) -> Path:
     words = ["".join(source.choices("abcdefghij", k=source.randint(2, 6))) for _ in range(80)]
     texts = [" ".join(source.choices(words, k=source.randint(20, 200))) for _ in range(120)]
     for name, part in (("a", texts[:50]), ("b", [*texts[50:], "", "naïve <|endoftext|> 日本語 🙂"])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in part), encoding="utf-8"
+        )
     data = {"data_files": [str(folder / "a.jsonl"), str(folder / "b.jsonl")]}
-    (folder / "mixture.yaml").write_text(yaml.safe_dump(RECIPE))
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"data": RECIPE["data"] | data}))
+    (folder / "mixture.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"data": RECIPE["data"] | data}), encoding="utf-8")
     torch.manual_seed(0)
     GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, n_positions=64, vocab_size=300)).save_pretrained(
         folder / "model"
@@ -178,7 +180,7 @@ def prepare(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
     printed = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)
     if not (output / name / "manifest.json").is_file():
         return {"failed": printed}
-    manifest = json.loads((output / name / "manifest.json").read_text())
+    manifest = json.loads((output / name / "manifest.json").read_text(encoding="utf-8"))
     return {
         key: manifest[key]
         for key in ("sha256", "counts", "shards", "tokenizer_sha256", "largest_id")
@@ -229,7 +231,7 @@ def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
         if printed.startswith("exit code"):
             return {f"train {name}: failed": printed}
     facts: Facts = {}
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         event = json.loads(line)
         facts |= {f"train {name}: step {event['step']} {key}": event[key] for key in LOGGED if key in event}
     return facts | {f"train {name}: final weights": weights_hash(folder / "final" / "model.safetensors")}
@@ -267,7 +269,7 @@ def evaluate(tree: Path, inputs: Path, output: Path) -> Facts:
     )
     if printed.startswith("exit code"):
         return {"evaluate: failed": printed}
-    rows = json.loads((output / "evaluation" / "comparison.json").read_text())["rows"]
+    rows = json.loads((output / "evaluation" / "comparison.json").read_text(encoding="utf-8"))["rows"]
     return {
         f"evaluate {row['task']} {row['metric']} {kind}: {number}": value
         for row in rows

@@ -18,7 +18,7 @@ def main(argv: list[str]) -> None:
     for name in COMMANDS:
         file = Path(__file__).with_name(name)
         file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
-        purpose = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+        purpose = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
         print(f"  gpt2_repro.{name:<12} {purpose}")
 
 

@@ -107,7 +107,7 @@ def run(main: Callable[[list[str]], None]) -> None:
         if error_file:
             # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
             # text, or as a mapping with the time that orders the failures.
-            Path(error_file).write_text(json.dumps({"message": line}))
+            Path(error_file).write_text(json.dumps({"message": line}), encoding="utf-8")
         if is_local_main_process():
             if isinstance(error, UserError):
                 note(MISTAKE, message)  # before printing, because the supervisor then drops stderr
@@ -341,7 +341,7 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
             of these two commands. If `prog` is "", the hint cannot name such an option.
     """
     key = name.lstrip("-").replace("-", "_")
-    for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():
+    for project, table in yaml.safe_load(OTHER_NAMES.read_text(encoding="utf-8")).items():
         groups = table.get("names", [])
         ours = next((group["to"] for group in groups if key in group["names"].split()), None)
         ours = ours or table.get("options", {}).get(key)

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
             if checkpoint.record:
                 results = _results(checkpoint, fingerprint(model, tokenizer))
                 card = model_card(args.push_to_hub or args.out.name, checkpoint.record, *results)
-                (staged / "README.md").write_text(card)
+                (staged / "README.md").write_text(card, encoding="utf-8")
             require_same(written, load_model(str(staged)))
         if args.out is not None:
             shutil.move(staged, args.out)
@@ -103,7 +103,7 @@ def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, 
     comparison that contains this fingerprint.
     """
     try:
-        comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text())
+        comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None, None
     return next(((comparison, model.name) for model in comparison.models if model.revision == revision), (None, None))

@@ -78,7 +78,10 @@ def available_memory() -> int:
     free = [psutil.virtual_memory().available]
     cgroup = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # no limit: the file is missing or its text is "max"
-        free.append(int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text()))
+        free.append(
+            int((cgroup / "memory.max").read_text(encoding="utf-8"))
+            - int((cgroup / "memory.current").read_text(encoding="utf-8"))
+        )
     return min(free)
 
 
@@ -197,7 +200,7 @@ def nvidia_driver() -> str | None:
 def cpu_multiplies_bf16() -> bool:
     """Return whether this CPU has bf16 matrix instructions."""
     try:
-        flags = Path("/proc/cpuinfo").read_text()
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return False
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())

@@ -104,7 +104,7 @@ def current_launcher() -> Launcher:
     if path == "none":
         stage = int(os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"])
     else:
-        stage = json.loads(Path(path).read_text()).get("zero_optimization", {}).get("stage", 0)
+        stage = json.loads(Path(path).read_text(encoding="utf-8")).get("zero_optimization", {}).get("stage", 0)
     return LAUNCHERS[f"zero{stage}" if stage in (2, 3) else "zero1"]
 
 

@@ -102,7 +102,7 @@ def check_links(file: str | None) -> list[Finding]:
     """
     if file:
         try:
-            text = Path(file).read_text()
+            text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
                 f"--topology {file} is not a readable text file ({error}). "
@@ -242,7 +242,7 @@ def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float
     launcher = recommended_launcher().command(cards)
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
-        path.write_text(recipe.to_yaml())
+        path.write_text(recipe.to_yaml(), encoding="utf-8")
         silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": "true"}
         # Two steps: the optimizer state is allocated before the second one.
         short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}

@@ -118,7 +118,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise UserError(f"Recipe not found: {path}. {_similar_recipe(path)}")
     try:
-        document = yaml.load(path.read_text(), _UniqueKeys)
+        document = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         document, mark = None, getattr(error, "problem_mark", None)
         if path.suffix in (".yaml", ".yml"):
@@ -126,9 +126,9 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
             fix = "Write each field as `key: value`, indented below its section. Quote a value that has a colon."
             if isinstance(error, UnicodeDecodeError):
                 fix = "Save the file as UTF-8."
-            elif tabbed := [line for line in path.read_text().splitlines() if re.match(r" *\t", line)]:
+            elif tabbed := [line for line in path.read_text(encoding="utf-8").splitlines() if re.match(r" *\t", line)]:
                 fix = f"Indent the line `{tabbed[0].strip()}` with spaces, not with a tab."
-            elif blank := [line for line in path.read_text().splitlines() if "\u00a0" in line]:
+            elif blank := [line for line in path.read_text(encoding="utf-8").splitlines() if "\u00a0" in line]:
                 fix = f"Replace the non-breaking spaces in this line by spaces: {blank[0].strip()}"
             elif not mark:
                 fix = in_a_line(error)  # of _UniqueKeys

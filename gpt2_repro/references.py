@@ -12,7 +12,7 @@ import yaml
 
 HELLASWAG_ITEMS = 10_042  # in the validation split; scores of fewer items cannot be compared
 LOSS_TOKENS = 10_485_760
-_TABLES = yaml.safe_load(Path(__file__).with_name("references.yaml").read_text())
+_TABLES = yaml.safe_load(Path(__file__).with_name("references.yaml").read_text(encoding="utf-8"))
 # For each source: its text, and the split that the published losses need.
 SHARDS: dict[str, dict[str, str]] = _TABLES["shards"]
 # For each optimizer step: the lowest and the highest validation loss of three runs of llm.c.

@@ -72,16 +72,16 @@ class Supervisor:
     def run(self) -> None:
         """Run the command, and restart it after each crash until a limit is reached."""
         adopt_orphans()
-        (self.notes / SINCE).write_text(str(time.time()))
+        (self.notes / SINCE).write_text(str(time.time()), encoding="utf-8")
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._pass_on)
         failures, newest = 0, -1
         while True:
             code = self._attempt()
-            (self.notes / ENDED).write_text(str(time.time()))
+            (self.notes / ENDED).write_text(str(time.time()), encoding="utf-8")
             directory = noted(RUN, self.notes)
             if directory and (kept := os.environ.get(KEEP_RUN)):
-                Path(kept).write_text(directory)
+                Path(kept).write_text(directory, encoding="utf-8")
             run = None if directory is None else RunRecord(directory)
             status = run.status() if run else RunStatus()
             if self._is_over(code, status):

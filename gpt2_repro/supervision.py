@@ -13,7 +13,7 @@ RUN, WENT_BACK, MISTAKE, SINCE, ENDED = "run", "went_back", "mistake", "since", 
 def note(name: str, text: str) -> None:
     """Write `text` to the file `name` for the supervisor, if there is a supervisor."""
     if (folder := os.environ.get(FOLDER)) and Path(folder).is_dir():
-        Path(folder, name).write_text(text)
+        Path(folder, name).write_text(text, encoding="utf-8")
 
 
 def noted(name: str, folder: str | Path | None = None) -> str | None:
@@ -23,4 +23,4 @@ def noted(name: str, folder: str | Path | None = None) -> str | None:
     """
     folder = folder or os.environ.get(FOLDER)
     path = Path(folder, name) if folder else None
-    return path.read_text() if path is not None and path.is_file() else None
+    return path.read_text(encoding="utf-8") if path is not None and path.is_file() else None

@@ -76,7 +76,7 @@ def corpus(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> li
     folder = tmp_path_factory.mktemp("corpus")
     paths = [folder / "a.jsonl", folder / "b.jsonl"]
     for path, part in zip(paths, (documents[:50], documents[50:]), strict=True):
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in part), encoding="utf-8")
     return paths
 
 
@@ -90,7 +90,7 @@ def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
     data = TINY["data"] | {"data_files": [str(path) for path in corpus], "dataset_dir": str(folder / "data")}
     prepare(DataArguments(**data))
     path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(TINY | {"data": data}))
+    path.write_text(yaml.safe_dump(TINY | {"data": data}), encoding="utf-8")
     return path
 
 
@@ -128,7 +128,9 @@ def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproc
         except BaseException:
             kill_all(process.pid)
             raise
-        return subprocess.CompletedProcess(words, code, *(path.read_text() for path in (output, errors)))
+        return subprocess.CompletedProcess(
+            words, code, *(path.read_text(encoding="utf-8") for path in (output, errors))
+        )
 
     return run
 
@@ -151,4 +153,4 @@ def train(tiny_recipe: Path, type_warm: Callable[..., subprocess.CompletedProces
 @pytest.fixture(scope="session")
 def events() -> Callable[[Path], list[dict]]:
     """Return a function that reads the log entries in a run's metrics.jsonl."""
-    return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

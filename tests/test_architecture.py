@@ -42,7 +42,7 @@ def module_of(path: Path) -> str:
 def imports(path: Path) -> list[str]:
     """Return all names that a file imports, for example `gpt2_repro.hardware`."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -72,8 +72,8 @@ def texts_of(path: Path) -> list[str]:
     For other file types, return the complete text.
     """
     if path.suffix != ".py":
-        return [path.read_text()]
-    tree = ast.parse(path.read_text())
+        return [path.read_text(encoding="utf-8")]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
     docstrings = {id(node.body[0].value) for node in nodes if node.body and isinstance(node.body[0], ast.Expr)}
     strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)]
@@ -102,6 +102,18 @@ def test_pure_modules_use_no_torch_network_or_environment(name: str) -> None:
 
 def test_main_functions_are_short() -> None:
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name == "main" and layer_of(module_of(path)) == 3:
                 assert (node.end_lineno or 0) - node.lineno < 40, f"main of {path.relative_to(ROOT)}"
+
+
+def test_text_files_are_opened_as_utf_8() -> None:
+    # ruff's PLW1514 checks `open`, but does not see the methods of a path whose type it cannot infer.
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                text = {"read_text": 0, "write_text": 1}.get(node.func.attr, len(node.args) + 1) == len(node.args)
+                mode = ast.unparse(node.args[0]).strip("'\"") if node.args else "r"
+                text |= node.func.attr == "open" and ast.unparse(node.func.value) != "os" and set(mode) <= set("rwax+")
+                given = any(keyword.arg == "encoding" for keyword in node.keywords)
+                assert given or not text, f'{path.relative_to(ROOT)}:{node.lineno} needs encoding="utf-8"'

@@ -120,9 +120,9 @@ def test_an_option_that_cannot_be(refused, options: str, told: list[str]) -> Non
 
 
 def test_a_source_that_does_not_fit(refused, tiny_recipe: Path, tmp_path: Path) -> None:
-    recipe = yaml.safe_load(tiny_recipe.read_text())
+    recipe = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))
     recipe["data"] |= {"source": "embedded", "data_files": []}
-    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     message = refused(recipe=tmp_path / "changed.yaml")
     assert "files" in message and "embedded" in message
     # A folder on the command line replaces the data of the recipe, so the next mistake is reported.
@@ -134,7 +134,10 @@ def test_the_package_lists_its_commands(capsys) -> None:
     package.main([])
     shown = capsys.readouterr().out
     for path in [*ROOT.glob("gpt2_repro/*/__main__.py"), *ROOT.glob("gpt2_repro/*.py")]:
-        if "cli.run(main)" in path.read_text() and path.parent.name + path.stem != "gpt2_repro__main__":
+        if (
+            "cli.run(main)" in path.read_text(encoding="utf-8")
+            and path.parent.name + path.stem != "gpt2_repro__main__"
+        ):
             name = path.parent.name if path.stem == "__main__" else path.stem
             assert f"gpt2_repro.{name} " in shown
 
@@ -173,7 +176,7 @@ def test_weights_of_another_tokenizer_are_refused(refused, documents: list[str],
 
 
 def test_an_output_dir_that_is_a_file(tiny_recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
+    (tmp_path / "run").write_text("a file", encoding="utf-8")
     with pytest.raises(UserError, match="run is a file.*--output_dir"):
         train_story.main([str(tiny_recipe), "--output_dir", str(tmp_path / "run")])
 
@@ -290,7 +293,7 @@ def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytes
     ],
 )
 def test_a_wrong_recipe(written: str, message: str, refused, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(written)
+    (tmp_path / "r.yaml").write_text(written, encoding="utf-8")
     assert message in refused(recipe=tmp_path / "r.yaml")
 
 
@@ -367,7 +370,7 @@ def test_a_log_on_a_full_disk_shows_no_traceback(capsys) -> None:
 def test_a_run_in_a_run_or_a_prepared_folder(refused, tiny_recipe: Path, tmp_path: Path) -> None:
     for name in ("run_status.json", "dataset_dict.json"):
         (tmp_path / "outer").mkdir(exist_ok=True)
-        (tmp_path / "outer" / name).write_text("{}")
+        (tmp_path / "outer" / name).write_text("{}", encoding="utf-8")
         with pytest.raises(UserError, match="outer.*--output_dir"):
             train_story.main([str(tiny_recipe), "--output_dir", str(tmp_path / "outer" / "run")])
         (tmp_path / "outer" / name).unlink()
@@ -380,7 +383,7 @@ def test_as_typed_it_is_one_line_and_exit_code_2_and_the_launcher_quotes_it(type
             *words, LOCAL_RANK=rank, MASTER_ADDR="localhost", TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json")
         )
         assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == lines
-        told = json.loads((tmp_path / "error.json").read_text())["message"]
+        told = json.loads((tmp_path / "error.json").read_text(encoding="utf-8"))["message"]
         assert told.startswith("error: ") and "'recipes/demo.yaml'" in told and done.stderr.strip() in told
     assert not (tmp_path / "run").exists()
 

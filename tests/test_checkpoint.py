@@ -13,8 +13,8 @@ from gpt2_repro.run_record.checkpoints import seal
 def run(tmp_path: Path) -> Path:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "recipe.yaml").write_text("data: {sequence_length: 128}\n")
-    (run / "environment.json").write_text('{"seed": 42}')
+    (run / "recipe.yaml").write_text("data: {sequence_length: 128}\n", encoding="utf-8")
+    (run / "environment.json").write_text('{"seed": 42}', encoding="utf-8")
     return run
 
 
@@ -30,7 +30,7 @@ def test_a_name_is_a_checkpoint_a_run_or_a_hub_id(run: Path) -> None:
 def test_an_unfinished_run_is_its_newest_complete_checkpoint(run: Path) -> None:
     for step in (3, 5, 7):
         (run / f"checkpoint-{step}").mkdir()
-        (run / f"checkpoint-{step}" / "config.json").write_text("{}")
+        (run / f"checkpoint-{step}" / "config.json").write_text("{}", encoding="utf-8")
         if step < 7:
             seal(run / f"checkpoint-{step}", {})
     assert resolve_checkpoint(str(run), unfinished=True) == resolve_checkpoint(str(run / "checkpoint-5"))
@@ -43,7 +43,7 @@ def test_a_checkpoint_belongs_to_its_run(run: Path) -> None:
         all_checkpoints(str(run))
     for name, facts in (("final", {"losses": {}, "environment": {"run_identity": {}}}), ("checkpoint-3", {})):
         (run / name).mkdir()
-        (run / name / "config.json").write_text("{}")
+        (run / name / "config.json").write_text("{}", encoding="utf-8")
         seal(run / name, {}, step=3, tokens=1536, run_identity={"seed": 1}, **facts)
     training, final = all_checkpoints(str(run))
     assert (training.form, final.form) == ("training", "final") and training.run == final.run == run

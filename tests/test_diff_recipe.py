@@ -22,8 +22,8 @@ def compare(*words: object, against: str = FAITHFUL) -> dict[str, Deviation]:
 
 def test_a_difference_in_a_default_shows(tmp_path: Path) -> None:
     silent, loud = tmp_path / "silent.yaml", tmp_path / "loud.yaml"
-    silent.write_text("model:\n  n_layer: 12\n")
-    loud.write_text("model:\n  dropout: 0.1\ntraining:\n  adam_epsilon: 1e-7\n")
+    silent.write_text("model:\n  n_layer: 12\n", encoding="utf-8")
+    loud.write_text("model:\n  dropout: 0.1\ntraining:\n  adam_epsilon: 1e-7\n", encoding="utf-8")
     found = compare(silent, against=str(loud))
     assert {name: (d.run, d.recipe) for name, d in found.items()} == {
         "model.dropout": (0.0, 0.1),
@@ -52,7 +52,7 @@ def test_the_length_of_a_run_is_compared_in_steps_and_tokens() -> None:
 
 
 def test_a_prepared_folder_on_the_command_line_replaces_the_data_section(tiny_recipe: Path, tmp_path: Path) -> None:
-    folder = yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"]
+    folder = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]
     found = compare(FAITHFUL, "--dataset_dir", folder, "--sequence_length", 32)
     assert found["data.source"].run == "files" and found["data.sequence_length"].run == 32
     assert compare(FAITHFUL, "--dataset_dir", tmp_path / "nowhere").keys() == {"data.dataset_dir"}

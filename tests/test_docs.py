@@ -56,7 +56,7 @@ def defaults(command: str) -> dict[str, str]:
 
 def code_of(page: Path) -> Iterator[str]:
     """Yield each command in the code blocks of a page, and all inline code."""
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     for block in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         lines = (re.sub(r"(^|\s)#\s.*", "", line) for line in block.replace("\\\n", " ").splitlines())
         yield from (line for line in lines if line.strip())
@@ -71,7 +71,7 @@ def allowed_in(code: str) -> list[tuple[str, set[str]]]:
     if code.startswith(FOREIGN):
         return []
     if benchmark := re.match(r"(?:python )?(benchmarks/\w+\.py)", code):
-        return [(code, set(re.findall(r'"(--\w+)"', (ROOT / benchmark[1]).read_text())))]
+        return [(code, set(re.findall(r'"(--\w+)"', (ROOT / benchmark[1]).read_text(encoding="utf-8"))))]
     if code.startswith("python -m gpt2_repro.supervise "):
         own, _, command = code.partition(" -- ")
         return [(own, set(options_of("gpt2_repro.supervise"))), *allowed_in(command)]
@@ -102,7 +102,7 @@ def test_every_option_exists_in_the_command_it_is_shown_with(page: Path) -> None
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_default_in_parentheses_is_the_default(page: Path) -> None:
-    before, title, after = page.read_text().partition("## Every key of sample.py")
+    before, title, after = page.read_text(encoding="utf-8").partition("## Every key of sample.py")
     sampling, _, rest = after.partition("\n## ")
     for command, text in (("train.py", before + rest), ("gpt2_repro.generate", title + sampling)):
         for option, value in re.findall(r"`(--\w+)` \((\w[\w.+-]*)\)", text):
@@ -131,12 +131,17 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     for code in code_of(page):
         for name in ours.findall(code):
             assert (ROOT / name).exists(), f"{page.name}: {name}"
-    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_every_promise_names_tests_that_are_there() -> None:
-    page = (ROOT / "docs" / "reliability.md").read_text().partition("## Promises\n")[2].partition("\n## ")[0]
+    page = (
+        (ROOT / "docs" / "reliability.md")
+        .read_text(encoding="utf-8")
+        .partition("## Promises\n")[2]
+        .partition("\n## ")[0]
+    )
     promises = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| P")]
     assert [row[0].strip() for row in promises] == [f"P{number}" for number in range(1, 16)]
     for *_, shown in promises:
@@ -145,11 +150,13 @@ def test_every_promise_names_tests_that_are_there() -> None:
 
 
 def test_the_how_to_names_files_and_identifiers_that_exist() -> None:
-    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## How to\n")[2].partition("\n## ")[0]
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## How to\n")[2].partition("\n## ")[0]
     paths = re.findall(r"\b((?:\w+/)+\w+\.(?:py|md|yaml))\b", section.replace("accelerate_configs/NAME.yaml", ""))
     assert len(paths) >= 15
     assert all((ROOT / path).exists() or (ROOT / "gpt2_repro" / path).exists() for path in paths), paths
-    source = "".join(path.read_text() for name in ("gpt2_repro", "tests") for path in (ROOT / name).rglob("*.py"))
+    source = "".join(
+        path.read_text(encoding="utf-8") for name in ("gpt2_repro", "tests") for path in (ROOT / name).rglob("*.py")
+    )
     for name in re.findall(r"`([A-Za-z_]+)(?:\(\))?`", section):
         assert re.search(rf"\b{name}(\(| = |: )", source), name
 
@@ -159,7 +166,7 @@ TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHA
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.parent.name + "/" + page.stem)
 def test_lines_and_paragraphs_are_short(page: Path) -> None:
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     for line in text.splitlines():
         shown = re.sub(r"\]\([^)]*\)|https?://\S+", "]", line)
         assert line.startswith("|") or len(shown) <= 119, f"{page.name}: {line}"
@@ -169,7 +176,7 @@ def test_lines_and_paragraphs_are_short(page: Path) -> None:
 
 
 def test_the_readme_is_short_and_lists_every_page() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 150
     listed = set(re.findall(r"\]\(docs/([\w-]+)\.md\)", readme.partition("## Documentation\n")[2]))
     assert listed == {page.stem for page in PAGES}
@@ -181,7 +188,7 @@ def test_the_readme_is_short_and_lists_every_page() -> None:
 @pytest.mark.parametrize("folder", ["gpt2_repro", "tests", "benchmarks", "dev"])
 def test_the_first_line_of_a_docstring_is_a_short_sentence(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = (ast.get_docstring(node) or "").partition("\n")[0]
                 assert len(first) <= 80 and first[-1:] in ("", ".", "?"), f"{path}: {first}"

@@ -20,14 +20,14 @@ from gpt2_repro.recipe import parse_recipe
 
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "data.md").read_text()
+PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[^@:]+)?(@\S+)?")
 
 
 def preparations(page: Path) -> list[str]:
     """Return the commands in a page that start with `python prepare_data.py`."""
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
@@ -66,12 +66,12 @@ def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for folder in ("books", "notes", "more", "shards", "web"):
         Path(folder).mkdir()
     for number in range(3):
-        Path("books", f"{number}.txt").write_text("\n\n".join(documents))
-    Path("shakespeare.txt").write_text("\n\n".join(documents))
-    Path("notes", "a.txt").write_text("\n".join(documents[:50]))
+        Path("books", f"{number}.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    Path("shakespeare.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    Path("notes", "a.txt").write_text("\n".join(documents[:50]), encoding="utf-8")
     columns = {"text": documents, "content": documents}
     pyarrow.parquet.write_table(pa.table(columns), Path("more", "a.parquet"))
-    with Path("articles.csv").open("w", newline="") as file:
+    with Path("articles.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["id", "body"], *enumerate(documents)])
     with gzip.open("web/a.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in documents)
@@ -96,7 +96,9 @@ def test_every_command_on_own_files_prepares_a_folder(command: str, own_files: N
     shown = shlex.split(capsys.readouterr().out.splitlines()[-1])
     folder = Path(shown[shown.index("--dataset_dir") + 1])
     assert "--dataset_dir" not in words or str(folder) == words[words.index("--dataset_dir") + 1]
-    assert {"train", "validation"} <= json.loads((folder / "manifest.json").read_text())["counts"].keys()
+    assert {"train", "validation"} <= json.loads((folder / "manifest.json").read_text(encoding="utf-8"))[
+        "counts"
+    ].keys()
 
 
 def rows_under(heading: str) -> list[list[str]]:
@@ -121,7 +123,7 @@ def test_the_table_of_the_manifest_has_every_key_of_one(own_files: None) -> None
     words = ["--source", "more/a.parquet=0.5,books/*.txt=0.5", "--validation_sets", "notes=notes/*.txt"]
     words += ["--tokenizer", "train:300", "--sequence_length", "16", "--validation_tokens", "200", "--num_proc", "1"]
     prepare_data.main([*words, "--dataset_dir", "out"])
-    manifest = json.loads(Path("out/manifest.json").read_text())
+    manifest = json.loads(Path("out/manifest.json").read_text(encoding="utf-8"))
     shown = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[1])) for row in rows_under("What the folder holds")}
     assert list(shown) == list(manifest)
     assert set(manifest["counts"]["train"]) == shown["counts"]

@@ -14,7 +14,7 @@ from gpt2_repro.training.arguments import load_recipe
 
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "lambada.md").read_text().replace("\\\n", " ")  # continued lines joined
+PAGE = (ROOT / "docs" / "lambada.md").read_text(encoding="utf-8").replace("\\\n", " ")  # continued lines joined
 LINES = [shlex.split(line) for line in PAGE.splitlines() if ".py --" in line]
 TRAININGS, PREPARATIONS = (
     [words[words.index(script) + 1 :] for words in LINES if script in words]

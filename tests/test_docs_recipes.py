@@ -17,8 +17,12 @@ from gpt2_repro.training.arguments import load_recipe
 from tests.sections import ROOT
 
 
-ABLATIONS = (ROOT / "docs" / "lambada.md").read_text().partition("\n## Step 3: full-length ablations\n")[2]
-PAGE = ((ROOT / "docs" / "recipes.md").read_text() + ABLATIONS).replace("\\\n", " ")  # continued lines joined
+ABLATIONS = (
+    (ROOT / "docs" / "lambada.md").read_text(encoding="utf-8").partition("\n## Step 3: full-length ablations\n")[2]
+)
+PAGE = ((ROOT / "docs" / "recipes.md").read_text(encoding="utf-8") + ABLATIONS).replace(
+    "\\\n", " "
+)  # continued lines joined
 FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 

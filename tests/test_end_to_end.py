@@ -23,12 +23,14 @@ def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -
     files = {"recipe.yaml", "environment.json", "run_status.json", "metrics.jsonl", "samples.jsonl"}
     folders = {"checkpoint-4", "checkpoint-8", "final"}
     assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == files | folders
-    resolved, written = (yaml.safe_load(path.read_text()) for path in (run / "recipe.yaml", tiny_recipe))
+    resolved, written = (
+        yaml.safe_load(path.read_text(encoding="utf-8")) for path in (run / "recipe.yaml", tiny_recipe)
+    )
     assert resolved["training"]["output_dir"] == str(run)
     for section, keys in (written | {"training": {"per_device_train_batch_size": 4}}).items():
         assert keys.items() <= resolved[section].items()
-    assert json.loads((run / "environment.json").read_text())["plan"]["total_tokens"] == 8 * 256
-    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert json.loads((run / "environment.json").read_text(encoding="utf-8"))["plan"]["total_tokens"] == 8 * 256
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [sample["step"] for sample in samples] == [0, 8] and samples[-1]["text"]
     training = [event for event in events(run) if "loss" in event]
     assert all(event["tokens_per_second"] > 0 and 0 <= event["data_wait"] < 1 for event in training)
@@ -57,19 +59,19 @@ def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -
 
 
 def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command, capsys) -> None:
-    data = yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"]
+    data = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]
     tasks = ("--tasks", "last_word", "document_perplexity")
     done = type_command("bash", "evaluate.sh", run / "final", "--local_data", data, *tasks)
     assert done.returncode == 0, done.stderr[-2000:]
-    comparison = json.loads((run / "evaluation" / "comparison.json").read_text())
+    comparison = json.loads((run / "evaluation" / "comparison.json").read_text(encoding="utf-8"))
     assert comparison["baseline"] == "untrained" and comparison["max_length"] == 32
     assert {row["task"] for row in comparison["rows"]} == {"last_word", "document_perplexity"}
     bits = next(row for row in comparison["rows"] if row["metric"] == "bits_per_byte")
     trained = comparison["models"][0]
     assert bits["difference"][trained["name"]]["high"] < 0 and trained["tokens_trained"] == 2048
-    assert "| last_word | perplexity ↓ |" in (run / "final" / "README.md").read_text()
+    assert "| last_word | perplexity ↓ |" in (run / "final" / "README.md").read_text(encoding="utf-8")
     report.main([str(run)])
-    page = (run / "report.html").read_text().replace("<wbr>", "")
+    page = (run / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
     assert "bits_per_byte" in page and "bigram" in page and (run / "report" / "loss.png").exists()
     assert str(run / "report.html") in capsys.readouterr().out
 
@@ -104,7 +106,7 @@ def test_a_wandb_that_cannot_be_reached_ends_no_training(type_warm, tiny_recipe:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "WandbCallback failed in on_train_begin" in done.stdout
     assert (run / "final" / "model.safetensors").exists()
-    assert not any(key in path.read_text(errors="ignore") for path in run.glob("*.json*"))
+    assert not any(key in path.read_text(errors="ignore", encoding="utf-8") for path in run.glob("*.json*"))
 
 
 @pytest.mark.slow

@@ -35,9 +35,9 @@ def test_a_checkpoint_becomes_a_plain_folder(run: Path, tmp_path: Path) -> None:
     main([str(run / "checkpoint-4"), str(folder)])
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(logits(model), logits(load_model(str(run / "checkpoint-4"))))
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert config["vocab_size"] == len(AutoTokenizer.from_pretrained(folder)) and "true_vocab_size" not in config
-    assert "| tokens | 1,024 |" in (folder / "README.md").read_text()
+    assert "| tokens | 1,024 |" in (folder / "README.md").read_text(encoding="utf-8")
     assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
     assert [path.name for path in folder.parent.iterdir()] == ["step4"], "no partly written files remain"
 
@@ -94,7 +94,7 @@ def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Pa
     assert {path.name for path in pushed.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert not [path for path in pushed.iterdir() if b"hf_secret" in path.read_bytes()]
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(pushed)), logits(load_model(str(run / "final"))))
-    assert 'from_pretrained("somebody/tiny")' in (pushed / "README.md").read_text()
+    assert 'from_pretrained("somebody/tiny")' in (pushed / "README.md").read_text(encoding="utf-8")
     broken.append(True)
     with pytest.raises(UserError, match="somebody/tiny") as refused:
         main([str(run), str(tmp_path / "kept"), "--push_to_hub", "somebody/tiny"])
@@ -127,7 +127,7 @@ def test_the_card_has_no_paths_of_this_machine(run: Path, record: TrainingRecord
     changed = dataclasses.replace(record.environment, data=data, run_identity=run_identity)
     card = model_card("me", dataclasses.replace(record, environment=changed), COMPARISON, "me")
     assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "evaluate.sh x --local_data 'd'" in card
-    assert str(run.parent) not in (run / "final" / "README.md").read_text()
+    assert str(run.parent) not in (run / "final" / "README.md").read_text(encoding="utf-8")
 
 
 def test_results_stand_in_the_card_in_the_hubs_form(record: TrainingRecord) -> None:

@@ -37,7 +37,7 @@ def test_two_writers_never_mix_or_fail(tmp_path: Path) -> None:
     writer.start()
     _write_many(path, "a")
     writer.join()
-    assert writer.exitcode == 0 and path.read_text() in ("a" * 10_000, "b" * 10_000)
+    assert writer.exitcode == 0 and path.read_text(encoding="utf-8") in ("a" * 10_000, "b" * 10_000)
     assert list(tmp_path.iterdir()) == [path]
 
 

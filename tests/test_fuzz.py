@@ -130,8 +130,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_watch_sees_code_that_runs_and_files_written_elsewhere(tmp_path: Path) -> None:
     folder = tmp_path / "case"
     folder.mkdir()
-    survives(folder, lambda: (folder / "inside").write_text("x"))
-    for forbidden in (lambda: os.system("true"), lambda: (tmp_path / "outside").write_text("x")):
+    survives(folder, lambda: (folder / "inside").write_text("x", encoding="utf-8"))
+    for forbidden in (lambda: os.system("true"), lambda: (tmp_path / "outside").write_text("x", encoding="utf-8")):
         with pytest.raises(AssertionError):
             survives(folder, forbidden)
 
@@ -139,7 +139,7 @@ def test_the_watch_sees_code_that_runs_and_files_written_elsewhere(tmp_path: Pat
 @fuzz
 @given(wanted=changes())
 def test_recipe(tiny_recipe: Path, tmp_path: Path, wanted: list) -> None:
-    document = yaml.safe_load(tiny_recipe.read_text())
+    document = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))
     (tmp_path / "fuzz.yaml").write_text(yaml.safe_dump(changed(document, wanted)), "utf-8", "replace")
     survives(tmp_path, lambda: load_recipe([str(tmp_path / "fuzz.yaml")]))
 
@@ -157,12 +157,12 @@ def test_bytes_of_a_recipe(tiny_recipe: Path, tmp_path: Path, data: bytes, posit
 @given(wanted=changes())
 def test_config_of_a_model(model: Path, wanted: list) -> None:
     path = model / "config.json"
-    original = path.read_text()
-    path.write_text(json.dumps(changed(json.loads(original), wanted)))
+    original = path.read_text(encoding="utf-8")
+    path.write_text(json.dumps(changed(json.loads(original), wanted)), encoding="utf-8")
     try:
         survives(model, lambda: load_model(str(model)))
     finally:
-        path.write_text(original)
+        path.write_text(original, encoding="utf-8")
 
 
 @fuzz
@@ -189,10 +189,10 @@ def test_manifest_of_a_checkpoint(tmp_path: Path, wanted: list, hashed: bool) ->
     (folder / "weights.safetensors").write_bytes(b"x" * 100)
     seal(folder, {}, run_identity={"seed": 1, "max_steps": 10}, losses={"": 3.0}, tokens=300)
     path = folder / "manifest.json"
-    manifest = changed(json.loads(path.read_text()), wanted)
+    manifest = changed(json.loads(path.read_text(encoding="utf-8")), wanted)
     if hashed and isinstance(manifest, dict):
         manifest["sha256"] = manifest_hash(manifest)
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest), encoding="utf-8")
     for read in (find_start, complete_checkpoints):
         survives(tmp_path, lambda: read(tmp_path))  # noqa: B023
     survives(tmp_path, lambda: training_record(folder))

@@ -40,10 +40,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], Any]:
 
     def check(file: str, name: str, value: Any) -> Any:
         path = GOLDEN / f"{file}.json"
-        kept = json.loads(path.read_text()) if path.is_file() else {}
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if request.config.getoption("--update_golden"):
             GOLDEN.mkdir(exist_ok=True)
-            path.write_text(json.dumps(kept | {name: value}, indent=1, sort_keys=True) + "\n")
+            path.write_text(json.dumps(kept | {name: value}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
             return value
         return kept[name]
 
@@ -55,7 +55,7 @@ def test_prepared_folders(corpus: list[Path], golden, tmp_path: Path, name: str)
     files = [str(path) for path in corpus]
     form = {"tokenizer": "train:300", "sequence_length": 32, "validation_tokens": 500} | FOLDERS[name]
     prepare(DataArguments(data_files=files, dataset_dir=str(tmp_path / "out"), **form))
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))
     facts = {key: manifest[key] for key in ("sha256", "counts", "tokenizer_sha256")}
     assert facts == golden("folders", name, facts)
 

@@ -53,13 +53,13 @@ def test_the_layout_changes_neither_losses_nor_weights(name: str, reference: Pat
     final, expected = weights(run), weights(reference)
     assert final.keys() == expected.keys()
     assert all(torch.allclose(weight, expected[key], atol=1e-4) for key, weight in final.items())
-    texts = [(each / "samples.jsonl").read_text().split("\n")[0] for each in (run, reference)]
+    texts = [(each / "samples.jsonl").read_text(encoding="utf-8").split("\n")[0] for each in (run, reference)]
     assert texts[0] == texts[1]
     if name == "8x1":
         assert losses(run) == losses(reference) and len(losses(run)) == 8 + 3
         assert all(torch.equal(weight, expected[key]) for key, weight in final.items())  # the runs are bit-identical
 
-    environment = json.loads((run / "environment.json").read_text())
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     processes = launcher[1] if len(launcher) == 2 else 1
     accumulation = environment["plan"]["gradient_accumulation_steps"]
     assert environment["plan"]["num_processes"] * accumulation * micro == 8
@@ -79,7 +79,7 @@ def test_a_resumed_run_is_the_straight_one(launcher, bf16: str, train, tmp_path:
     options = ("--bf16", bf16, "--per_device_train_batch_size", 4, "--dropout", 0.1, "--dataloader_num_workers", 2)
     straight = train(tmp_path / "straight", *options, launcher=launcher)
     run = train(tmp_path / "run", *options, "--stop_at_step", 3, launcher=launcher)
-    status = json.loads((run / "run_status.json").read_text())
+    status = json.loads((run / "run_status.json").read_text(encoding="utf-8"))
     assert (status["state"], status["step"], status["tokens"]) == ("stopped", 3, 3 * 256)
     assert not (run / "final").exists() and (run / "checkpoint-3" / "manifest.json").exists()
     saved = load_file(run / "checkpoint-3" / "model.safetensors")
@@ -97,7 +97,7 @@ def test_a_run_goes_on_without_the_weights_it_started_from(reference: Path, trai
     run = train(tmp_path / "run", "--init_from", source, "--stop_at_step", 4)
     shutil.rmtree(source)
     train(run, "--init_from", source)
-    assert f"`{source.name}`" in (run / "final" / "README.md").read_text()
+    assert f"`{source.name}`" in (run / "final" / "README.md").read_text(encoding="utf-8")
     with pytest.raises(AssertionError, match=f"error: .*{source}"):
         train(tmp_path / "new", "--init_from", source)
 

@@ -15,7 +15,7 @@ from gpt2_repro.training.arguments import PretrainingArguments
 from tests.sections import RECIPES, ROOT, values_of
 
 
-GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("runs.json").read_text())["one"]
+GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("runs.json").read_text(encoding="utf-8"))["one"]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_two_processes_are_one(launcher, type_command, type_warm, tiny_recipe: P
     logged = {f"step {event['step']} {key}": event[key] for event in events(tmp_path / "run") for key in event}
     assert {name: logged[name] for name in GOLDEN} == pytest.approx(GOLDEN, rel=1e-4)
     plan = plan_batches(tokens_per_step=256, sequence_length=32, micro_batch_size=4, num_processes=2, max_steps=8)
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text(encoding="utf-8"))
     assert environment["plan"]["gradient_accumulation_steps"] == plan.gradient_accumulation_steps == 1
     assert environment["engine"]["processes"] == 2
     assert len(load_file(tmp_path / "run" / "final" / "model.safetensors")) == 28
@@ -44,7 +44,7 @@ FORBIDDEN = {"mixed_precision", "gradient_accumulation_steps", "gradient_clippin
 @pytest.mark.parametrize("path", ACCELERATE, ids=lambda path: path.stem)
 def test_accelerate_config_holds_launcher_facts_only(path: Path) -> None:
     load_config_from_file(str(path))
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
     flat = config.keys() | config.get("deepspeed_config", {}).keys()
     assert not flat & FORBIDDEN and not any(key.startswith("offload") for key in flat)
     assert isinstance(config["num_processes"], int)
@@ -62,7 +62,7 @@ def test_the_table_of_launchers_has_every_file() -> None:
 @pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)
 def test_deepspeed_json_takes_the_numbers_of_every_recipe(path: Path, tmp_path: Path) -> None:
     """The DeepSpeed configuration has each recipe's gradient clipping and bf16."""
-    written = json.loads(path.read_text())
+    written = json.loads(path.read_text(encoding="utf-8"))
     assert written["data_types"]["grad_accum_dtype"] == "fp32"
     # BF16_Optimizer (ZeRO-1 with bf16, DeepSpeed 0.19.8) sums the gradients in buckets of a constant size.
     assert ("reduce_bucket_size" in written["zero_optimization"]) == (path.stem != "zero1")

@@ -40,7 +40,7 @@ PLAY = "\n\n".join(
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("plays").mkdir()
-    Path("plays/hamlet.v1.txt").write_text(PLAY)
+    Path("plays/hamlet.v1.txt").write_text(PLAY, encoding="utf-8")
     return tmp_path
 
 
@@ -63,11 +63,13 @@ def test_a_folder_is_named_after_its_text(here: Path, words: dict, folder: str) 
 
 def test_files_folders_and_globs_of_all_kinds(here: Path, documents: list[str]) -> None:
     texts = [text for text in documents if text]
-    Path("plays/b.json").write_text(json.dumps([{"text": text} for text in texts[:9]] + [texts[9]]))
-    Path("plays/c.json").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[10:20]))
+    Path("plays/b.json").write_text(json.dumps([{"text": text} for text in texts[:9]] + [texts[9]]), encoding="utf-8")
+    Path("plays/c.json").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts[10:20]), encoding="utf-8"
+    )
     Path("plays/deeper").mkdir()
-    Path("plays/deeper/d.md").write_text(texts[20])
-    Path("plays/.hidden.txt").write_text("not this")
+    Path("plays/deeper/d.md").write_text(texts[20], encoding="utf-8")
+    Path("plays/.hidden.txt").write_text("not this", encoding="utf-8")
     Path("plays/picture.png").write_bytes(b"nor this")
     names = "plays", "plays/**/*.*[!g]", *(f"plays/{name}" for name in ("hamlet.v1.txt", "b.json", "c.json", "deeper"))
     for number, files in enumerate([names[:1], names[1:2], names[2:]]):
@@ -79,10 +81,12 @@ def test_files_folders_and_globs_of_all_kinds(here: Path, documents: list[str]) 
 def test_a_folder_from_the_hub_is_divided_by_its_file_names(here: Path, documents: list[str], caplog) -> None:
     """With --split source, test files are not used. A dataset card is not text."""
     Path("set/old.staging").mkdir(parents=True)
-    Path("set/README.md").write_text("A card.")
-    Path("set/old.staging/request.jsonl").write_text("not JSON")
+    Path("set/README.md").write_text("A card.", encoding="utf-8")
+    Path("set/old.staging/request.jsonl").write_text("not JSON", encoding="utf-8")
     for name, count in (("train", 60), ("validation", 30), ("test", 40)):
-        Path(f"set/{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in documents[:count]))
+        Path(f"set/{name}.jsonl").write_text(
+            "".join(json.dumps({"text": t}) + "\n" for t in documents[:count]), encoding="utf-8"
+        )
     with caplog.at_level(logging.INFO, "gpt2_repro"):
         prepare_data.main(
             [RECIPE, "--data_files", "set", "--split", "source", "--sequence_length", "16", "--text_column", "text"]
@@ -100,7 +104,9 @@ def test_one_length_of_a_run_replaces_the_other(here: Path, tmp_path: Path) -> N
     recipe = Path("recipe.yaml")
 
     def steps(*options: str, **training: float) -> int:
-        recipe.write_text(yaml.safe_dump({"training": {"tokens_per_step": 256, "warmup_steps": 0, **training}}))
+        recipe.write_text(
+            yaml.safe_dump({"training": {"tokens_per_step": 256, "warmup_steps": 0, **training}}), encoding="utf-8"
+        )
         return count_steps(follow_data(load_recipe([str(recipe), *words, *options])).training)
 
     by_epochs = steps(epochs=2)
@@ -146,7 +152,9 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
                 "data/t",
             ]
         )
-    Path("pointer.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    Path("pointer.txt").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", encoding="utf-8"
+    )
     with pytest.raises(UserError, match="git lfs pull"):
         prepare_data.main([RECIPE, "--data_files", "pointer.txt"])
     Path("zeros.txt").write_bytes(bytes(3000))
@@ -222,7 +230,7 @@ def test_sizes_of_a_started_run_stay_on_another_machine(here: Path, monkeypatch:
     gpu = Accelerator("cuda", "NVIDIA H100 80GB HBM3", 1, 989.4e12, 80 * 10**9)
     monkeypatch.setattr(sizing, "find_accelerator", lambda **_: gpu)
     assert follow_data(load_recipe(words)).model.n_embd == 768
-    (run / "recipe.yaml").write_text(first.to_yaml())
+    (run / "recipe.yaml").write_text(first.to_yaml(), encoding="utf-8")
     again = follow_data(load_recipe(words))
     assert again.model == first.model and again.training == first.training
     monkeypatch.setenv("WORLD_SIZE", "4")

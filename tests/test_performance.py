@@ -128,13 +128,13 @@ if os.environ["RANK"] == "0":
 @pytest.mark.slow
 def test_accumulation_adds_no_wait_and_no_collective(type_command, tiny_recipe, tmp_path: Path) -> None:
     script, out = tmp_path / "counted.py", tmp_path / "passes.json"
-    script.write_text(COUNTED_RUN)
+    script.write_text(COUNTED_RUN, encoding="utf-8")
     options = ("--per_device_train_batch_size", 1, "--max_steps", 4, "--output_dir", tmp_path / "run")
     options += ("--logging_steps", 100, "--bf16", "true", "--accept_any_hardware", "true")
     path = os.pathsep.join([str(ROOT), *sys.path])
     done = type_command("launch", 2, script, out, tiny_recipe, *options, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr[-3000:]
-    passes = json.loads(out.read_text())
+    passes = json.loads(out.read_text(encoding="utf-8"))
     # Four passes per step. Only the last one is followed by host syncs and collectives.
     assert len(passes) == 16
     counts = [each[:2] for each in passes]
@@ -144,5 +144,5 @@ def test_accumulation_adds_no_wait_and_no_collective(type_command, tiny_recipe, 
     # The syncs of the second and third step: DeepSpeed checks the gradient norm, and ranks.py reads a CPU tensor. In
     # fp32, on a CPU without bf16 instructions, DeepSpeed skips no updates, so guard.py reads the norm too.
     places = {Path(place).name.split(":")[0] for each in passes[5:13] for place in each[2]}
-    precision = json.loads((tmp_path / "run" / "environment.json").read_text())["precision"]
+    precision = json.loads((tmp_path / "run" / "environment.json").read_text(encoding="utf-8"))["precision"]
     assert places == {"utils.py", "ranks.py"} | ({"guard.py"} if precision == "fp32" else set()), passes[5:13]

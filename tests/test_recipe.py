@@ -38,7 +38,10 @@ class Shape:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
-    path.write_text("model:\n  num_layers: 3\n  tokens: 10e9\n  names: [a, b]\n  fast: false\ntraining:\n  x: 1\n")
+    path.write_text(
+        "model:\n  num_layers: 3\n  tokens: 10e9\n  names: [a, b]\n  fast: false\ntraining:\n  x: 1\n",
+        encoding="utf-8",
+    )
     return path
 
 
@@ -85,7 +88,7 @@ def test_token_counts_are_exact_whole_numbers() -> None:
     ],
 )
 def test_a_mistake_is_one_line(recipe: Path, text: str, words: str, told: str) -> None:
-    recipe.write_text(text or recipe.read_text())
+    recipe.write_text(text or recipe.read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(UserError) as error:
         parse(recipe, *words.split())
     assert re.search(told, str(error.value)) and "\n" not in str(error.value)
@@ -118,7 +121,7 @@ def test_options_of_other_projects_name_ours(recipe: Path) -> None:
         "no_torch_compile",
         "n",
     } - TrainingSection.refused.keys()
-    for table in yaml.safe_load(OTHER_NAMES.read_text()).values():
+    for table in yaml.safe_load(OTHER_NAMES.read_text(encoding="utf-8")).values():
         assert (ROOT / table.get("page", "README.md")).exists()
         names = [word for group in table.get("names", []) for word in group["names"].split()]
         assert len(names) == len(set(names))

@@ -54,7 +54,7 @@ BLOG |= {"final_learning_rate_fraction": 0.0, "adam_beta2": 0.999, "max_grad_nor
 
 def header_of(path: Path) -> str:
     """Return the comment at the top of a recipe as one line."""
-    lines = path.read_text().split("\n\n")[0].splitlines()
+    lines = path.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     return " ".join(" ".join(line.lstrip("#") for line in lines).split())
 
 
@@ -77,7 +77,7 @@ def test_recipe_parses_for_every_script_and_resolves_to_the_same_run(path: Path,
     trained = parse_for_training(path, "--dataloader_prefetch_factor", 3)
     assert parse_recipe([str(path)], data=DataArguments).data == trained.data
     assert trained.evaluation == read_section(path, "evaluation", EvaluationArguments)
-    (tmp_path / "recipe.yaml").write_text(trained.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(trained.to_yaml(), encoding="utf-8")
     assert parse_for_training(tmp_path / "recipe.yaml").sections == trained.sections
 
 
@@ -174,7 +174,11 @@ def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(
         assert said and float(said[2]) == pytest.approx(planned["minutes"] / 60, rel=0.03)
         assert float(said[1].replace(",", "")) == pytest.approx(planned["usd"], rel=0.03)
         if path.stem == "gpt2_124m":
-            row = re.search(rf"^\| 8 x {card} \| ([\d.]+) \| \$(\d+) ", (ROOT / "README.md").read_text(), re.MULTILINE)
+            row = re.search(
+                rf"^\| 8 x {card} \| ([\d.]+) \| \$(\d+) ",
+                (ROOT / "README.md").read_text(encoding="utf-8"),
+                re.MULTILINE,
+            )
             assert row and row.groups() == (said[2], said[1])
     disk = re.search(r"Disk (\d+) GB of data \((\d+) GB during preparation\) and ([\d.]+) GB for the run", header)
     run, size = planned["work"]["run_bytes"], planned["work"]["data_bytes"]
@@ -186,7 +190,9 @@ def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(
 
 
 def test_the_page_of_recipes_has_a_row_for_each() -> None:
-    page = (ROOT / "docs" / "recipes.md").read_text().split("## The shipped recipes")[1].split("\n## ")[0]
+    page = (
+        (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split("## The shipped recipes")[1].split("\n## ")[0]
+    )
     assert sorted(re.findall(r"^\| `(\w+)", page, re.MULTILINE)) == [path.stem for path in RECIPES]
 
 

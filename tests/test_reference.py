@@ -34,7 +34,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(tiny_recipe: Path) -> torch.Tensor:
-    folder = Path(yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"], "train")
+    folder = Path(yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"], "train")
     return torch.tensor(np.asarray(load_from_disk(str(folder)).with_format("numpy")["input_ids"][:]))
 
 

@@ -16,7 +16,7 @@ RUNS = ("8xH100_modded-nanogpt", "8xA100_SiddanthEmani", "1xA100-40GB_HectorFCar
 
 
 def losses(folder: Path, run: str) -> dict[int, float]:
-    with (folder / "reference_curves" / f"llmc_124M_fineweb10B_{run}.csv").open() as lines:
+    with (folder / "reference_curves" / f"llmc_124M_fineweb10B_{run}.csv").open(encoding="utf-8") as lines:
         return {int(row["step"]): float(row["val_loss"]) for row in csv.DictReader(lines) if row["val_loss"]}
 
 

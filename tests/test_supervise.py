@@ -56,14 +56,14 @@ sys.exit(0 if what in ("complete", "quiet") else 1)
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    (tmp_path / "fake.py").write_text(FAKE)
+    (tmp_path / "fake.py").write_text(FAKE, encoding="utf-8")
     run = tmp_path / "run"
 
     def words(plan: str, *options: str) -> list[str]:
         return [*options, "--wait", "0.05", "--", sys.executable, str(tmp_path / "fake.py"), str(run), plan]
 
     words.run = run
-    words.attempts = lambda: [path.read_text() for path in sorted(run.glob("attempt-*"))]
+    words.attempts = lambda: [path.read_text(encoding="utf-8") for path in sorted(run.glob("attempt-*"))]
     return words
 
 
@@ -109,13 +109,15 @@ def test_who_starts_it_is_told_the_run_directory(command, tmp_path: Path, monkey
     assert not kept.exists()
     with pytest.raises(RunFailed, match="2 crashes"):
         main(command("kill", "--attempts", "2"))
-    assert kept.read_text() == str(command.run)
+    assert kept.read_text(encoding="utf-8") == str(command.run)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 def test_nothing_of_the_last_attempt_is_left_when_the_next_one_starts(command) -> None:
     main(command("orphan:1,complete", "--grace", "0.3"))
-    assert len(command.attempts()) == 2 and not psutil.pid_exists(int((command.run / "orphan").read_text()))
+    assert len(command.attempts()) == 2 and not psutil.pid_exists(
+        int((command.run / "orphan").read_text(encoding="utf-8"))
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -129,7 +131,7 @@ def test_signals_are_passed_on_and_end_the_loop(command, number) -> None:
         supervisor.send_signal(number)
         assert supervisor.wait(60) == 0 and supervisor.stderr and not supervisor.stderr.read()
     assert len(command.attempts()) == 1
-    assert json.loads((command.run / "run_status.json").read_text())["state"] == "stopped"
+    assert json.loads((command.run / "run_status.json").read_text(encoding="utf-8"))["state"] == "stopped"
 
 
 def test_an_orphan_of_a_killed_supervisor_leaves_no_notes(tmp_path: Path, monkeypatch) -> None:

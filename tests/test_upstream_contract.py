@@ -74,14 +74,14 @@ STANDARD_LIBRARY |= {"_group_actions", "_option_string_actions", "_replace"}
 def source_of(module: str) -> str:
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None, f"{module} is gone"
-    return Path(spec.origin).read_text()
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
 def private_names() -> set[str]:
     """Return the private names of other libraries that gpt2_repro uses or overrides."""
     used, own = set(), set()
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 set_here = isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
                 (own if set_here else used).add(node.attr)

@@ -83,15 +83,15 @@ def _complete_config(folder: Path, sequence_length: int) -> None:
     The entries are `tokenizer_class`, `model_max_length`, `bos_token` and `eos_token`.
     """
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text()) if path.is_file() else {}
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     config.setdefault("model_max_length", sequence_length)
-    description = json.loads((folder / "tokenizer.json").read_text())
+    description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     special = [token["content"] for token in description.get("added_tokens", [])]
     if END_OF_TEXT in special:
         config.setdefault("bos_token", END_OF_TEXT)
         config.setdefault("eos_token", END_OF_TEXT)
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path, *, sequence_length: int) -> None:
@@ -217,7 +217,7 @@ class Encoder:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer
 
-        self._description = json.loads((folder / "tokenizer.json").read_text())
+        self._description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
@@ -298,7 +298,7 @@ def _has_fastokens(*, needed: bool) -> bool:
 
 
 def _end_of_text_id(folder: Path, vocabulary: dict[str, int]) -> int:
-    token = json.loads((folder / "tokenizer_config.json").read_text()).get("eos_token", END_OF_TEXT)
+    token = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token", END_OF_TEXT)
     content = token["content"] if isinstance(token, dict) else token
     if content not in vocabulary:
         raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")

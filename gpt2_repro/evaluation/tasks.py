@@ -117,7 +117,7 @@ def _check_columns(path: Path, columns: Collection[str]) -> None:
     """
     number, documents = 1, 0
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
             for number, line in enumerate(itertools.islice(lines, LINES_TO_CHECK), 1):  # noqa: B007
                 if line.strip():
                     found = json.loads(line)
@@ -220,7 +220,7 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
                 f"{task.split}_split": task.split,
             }
-        (output / f"{name}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000))
+        (output / f"{name}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000), encoding="utf-8")
         hashes[name] = digest.hexdigest()
     return hashes
 

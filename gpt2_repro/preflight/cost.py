@@ -101,7 +101,7 @@ def _words(name: str) -> str:
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
-    return yaml.safe_load(Path(__file__).with_name(name).read_text())
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,7 +38,7 @@ def check_python(requirements: Path) -> list[Finding]:
     supported = sys.version_info >= (3, 11)
     words = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
     found = [Finding("✓" if supported else "✗", "python", words)]
-    lines = requirements.read_text().splitlines() if requirements.is_file() else []
+    lines = requirements.read_text(encoding="utf-8").splitlines() if requirements.is_file() else []
     needed = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
     checked = [_check_package(one) for one in needed if one.marker is None or one.marker.evaluate()]
     # Packages that are not in PACKAGES are listed only if their check fails.

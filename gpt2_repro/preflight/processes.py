@@ -39,7 +39,7 @@ def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> t
                 code = None
             finally:
                 _end(process)
-        return code, log.read_text(errors="replace")
+        return code, log.read_text(encoding="utf-8", errors="replace")
 
 
 def last_words(said: str) -> str:

@@ -164,7 +164,7 @@ def reading(path: Path) -> Iterator[None]:
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     with reading(path):
-        return parse(path.read_text()) if path.is_file() else None
+        return parse(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _samples(rows: Iterable[Row]) -> list[Row]:

@@ -154,7 +154,7 @@ class RunRecord:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / layout.LOCK).open("a+")
+            lock = (self.path / layout.LOCK).open("a+", encoding="utf-8")
         except OSError as error:
             problem = f"The run directory {self.path} cannot be written ({error.strerror})"
             raise UserError(f"{problem}. Pass another --output_dir.") from None

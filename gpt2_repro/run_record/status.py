@@ -79,7 +79,9 @@ def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
 def process_seconds() -> float:
     """Return the seconds since this process started to run the project."""
     if sys.platform == "linux":  # not affected by changes of the system clock
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # at its start, since boot
+        ticks = int(
+            Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        )  # at its start, since boot
         # A shell can replace itself by the last command of a line. The process is then older than the command.
         started = max(ticks / os.sysconf("SC_CLK_TCK"), IMPORTED)
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started

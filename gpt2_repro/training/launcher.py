@@ -100,7 +100,7 @@ def check_launcher() -> None:
 def check_deepspeed_json(path: Path) -> None:
     """Raise UserError if a DeepSpeed JSON is missing, invalid or has forbidden keys."""
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist. Set deepspeed_config_file in the config of accelerate launch to a file in "

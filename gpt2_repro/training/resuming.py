@@ -129,7 +129,11 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
         name = str(path.relative_to(checkpoint))
         # DeepSpeed loads the folder that the file `latest` names.
         foreign = path.is_file() and name not in files and name != layout.MANIFEST
-        if path.is_symlink() or foreign or (name.startswith("latest") and path.read_text().strip() != tag):
+        if (
+            path.is_symlink()
+            or foreign
+            or (name.startswith("latest") and path.read_text(encoding="utf-8").strip() != tag)
+        ):
             raise UserError(f"Unexpected file in the checkpoint, refusing to resume: {path}. Move the file away.")
         if path.suffix not in (".pt", ".pth", ".bin") or name.startswith(CHECKED_BY_TRANSFORMERS):
             continue

@@ -54,7 +54,7 @@ def prepare_wandb(report_to: list[str], run: Path) -> None:
     noted = run / "wandb" / "run_id"
     if not noted.is_file():
         write_whole(noted, uuid.uuid4().hex[:12])
-    os.environ.setdefault("WANDB_RUN_ID", noted.read_text())
+    os.environ.setdefault("WANDB_RUN_ID", noted.read_text(encoding="utf-8"))
     os.environ.setdefault("WANDB_RESUME", "allow")
     os.environ.setdefault("WANDB_DIR", str(run))
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")

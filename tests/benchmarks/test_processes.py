@@ -17,7 +17,7 @@ def test_descendants_are_killed_after_a_timeout(tmp_path: Path) -> None:
     code += f"pathlib.Path({str(started)!r}).write_text(str(worker.pid)); time.sleep(60)"
     with pytest.raises(subprocess.TimeoutExpired):
         run_captured([sys.executable, "-c", code], timeout=5)
-    pid = int(started.read_text())
+    pid = int(started.read_text(encoding="utf-8"))
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert run_captured([sys.executable, "-c", "print(7)"], timeout=60).stdout == "7\n"
 
@@ -26,7 +26,7 @@ def test_descendants_are_killed_after_a_timeout(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py")))
 def test_a_script_starts_as_its_docstring_says(script: str) -> None:
     """Each script with options prints its help, from a checkout that is not installed."""
-    if "ArgumentParser(" not in (ROOT / "benchmarks" / script).read_text():
+    if "ArgumentParser(" not in (ROOT / "benchmarks" / script).read_text(encoding="utf-8"):
         pytest.skip("a part of other scripts")
     command = [sys.executable, f"benchmarks/{script}", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

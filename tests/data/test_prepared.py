@@ -29,12 +29,12 @@ def test_another_form_is_refused_even_for_a_typed_folder(arguments) -> None:
             with pytest.raises(UserError, match=f"Pass --{list(changes)[-1]} {fix}"):
                 open_for(arguments(**changes), *typed)
     path = Path(args.dataset_dir, "manifest.json")
-    manifest = json.loads(path.read_text())
+    manifest = json.loads(path.read_text(encoding="utf-8"))
     manifest["request"].pop("split_seed")  # as in a manifest that is older than this option: the default applies
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest), encoding="utf-8")
     assert open_for(args) == prepare(args) != data
     manifest.pop("shards")
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(UserError, match="python prepare_data.py"):
         open_for(args)
 
@@ -60,7 +60,7 @@ def test_validation_is_the_first_rows_that_make_enough_targets(
 ) -> None:
     for name, size in (("one", 1), ("some_more", 9)):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in documents[:size])
-        (tmp_path / f"{name}.jsonl").write_text(lines)
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     sets = [f"{name}={tmp_path / name}.jsonl" for name in ("one", "some_more")]
     args = arguments(**form, validation_sets=sets, validation_tokens=2000)
     data = prepare(args)

@@ -71,9 +71,9 @@ def test_documents_are_neither_cut_nor_filled_up(
 
 @pytest.mark.parametrize("engine", ["auto", "tokenizers"])
 def test_ids_with_a_gap_keep_their_width(saved: Path, engine: Literal["auto", "tokenizers"]) -> None:
-    description = json.loads((saved / "tokenizer.json").read_text())
+    description = json.loads((saved / "tokenizer.json").read_text(encoding="utf-8"))
     description["model"]["vocab"]["a"] = 70_000
-    (saved / "tokenizer.json").write_text(json.dumps(description))
+    (saved / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
     encoder = Encoder(saved, separator="none", engine=engine)
     assert encoder.vocab_size == 70_001 and encoder.dtype == "uint32"
     assert encoder.encode(["a"])[0].tolist() == [70_000]
@@ -89,7 +89,7 @@ def test_ids_with_a_gap_keep_their_width(saved: Path, engine: Literal["auto", "t
     ],
 )
 def test_a_tokenizer_that_cannot_be_read_is_named(saved: Path, tmp_path: Path, file: str, content: str | None) -> None:
-    (saved / file).unlink() if content is None else (saved / file).write_text(content)
+    (saved / file).unlink() if content is None else (saved / file).write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=str(saved)):
         save_tokenizer(str(saved), tmp_path / "out", sequence_length=32)
 
@@ -102,14 +102,14 @@ def test_without_the_hub_a_folder_can_be_passed(tmp_path: Path, monkeypatch: pyt
 
 def test_gpt2_ids_of_real_text(real_data: Path, tmp_path: Path) -> None:
     save_tokenizer(str(real_data / "gpt2"), tmp_path, sequence_length=1024)
-    text = (real_data / "tinyshakespeare" / "input.txt").read_text()
+    text = (real_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
     ids, _ = Encoder(tmp_path, separator="none").encode([text])
     assert len(ids) == 338_025 and ids.dtype == "uint16"  # as counted by nanoGPT's prepare.py
     reference = AutoTokenizer.from_pretrained(real_data / "gpt2")
     assert ids[:2000].tolist() == reference(text[:20_000])["input_ids"][:2000]
     saved = AutoTokenizer.from_pretrained(tmp_path)
     assert saved.eos_token_id == 50_256 and len(saved) == 50_257
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["model_max_length"] == 1024
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))["model_max_length"] == 1024
 
 
 def test_ids_are_the_characters_in_their_order(tmp_path: Path, documents: list[str]) -> None:
@@ -131,7 +131,7 @@ def test_shakespeare_is_nanogpt_s(real_data: Path, tmp_path: Path, monkeypatch: 
     form = ("--separator", "none", "--split", "source", "--sequence_length", "64", "--num_proc", "1")
     words = ("--source", "tiny-shakespeare", "--tokenizer", "char", "--dataset_dir", str(tmp_path / "out"))
     prepare_data.main([*words, *form])
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     characters = sorted(set(text))
     wanted = np.array([characters.index(character) for character in text])
     assert len(characters) == 65

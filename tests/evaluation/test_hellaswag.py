@@ -29,7 +29,7 @@ def lines(real_data: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def source(lines: list[dict], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hellaswag") / "hellaswag.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
 
 
@@ -118,7 +118,7 @@ def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: P
 )
 def test_a_bad_line_is_an_error_of_one_line(line: str, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    path.write_text(f"{json.dumps(ROW)}\n{line}")
+    path.write_text(f"{json.dumps(ROW)}\n{line}", encoding="utf-8")
     with pytest.raises(UserError, match="(item|line) 2 ") as refused:
         read_items(str(path))
     assert "\n" not in str(refused.value)

@@ -26,7 +26,7 @@ def folder(model, tokenizer, documents, tmp_path: Path) -> Path:
     tokenizer.save_pretrained(tmp_path / "model")
     assert len(documents) % 2  # with two processes, one of them has one document less
     data = tmp_path / "validation.jsonl"
-    data.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    data.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents), encoding="utf-8")
     write_task_files(dict.fromkeys(TASKS, data), tmp_path / "tasks", TASKS)
     return tmp_path
 
@@ -37,7 +37,7 @@ def test_scores_are_bit_equal_to_stock_lm_eval(model, tokenizer, folder: Path) -
     words += ["--tasks", *TASKS, "--include_path", str(folder / "tasks"), "--output_path", str(folder / "out")]
     subprocess.run(words, check=True, capture_output=True)
     (path,) = (folder / "out").glob("*/results_*.json")
-    stock = json.loads(path.read_text())["results"]
+    stock = json.loads(path.read_text(encoding="utf-8"))["results"]
     for task in TASKS:
         results, samples = evaluate_model(model, tokenizer, task, SETTINGS, folder / "tasks")
         ours = results["results"][task]

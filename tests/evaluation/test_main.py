@@ -41,14 +41,16 @@ def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
         model.save_pretrained(run / name)
         tokenizer.save_pretrained(run / name)
     section = {"tasks": ["last_word"], "baseline": "untrained", "max_length": 100}
-    (run / "recipe.yaml").write_text(yaml.safe_dump({"data": {"sequence_length": 64}, "evaluation": section}))
-    (run / "run_status.json").write_text(json.dumps({"tokens": 9000}))  # the run has continued since
-    (run / "environment.json").write_text(json.dumps({"seed": 42}))
+    (run / "recipe.yaml").write_text(
+        yaml.safe_dump({"data": {"sequence_length": 64}, "evaluation": section}), encoding="utf-8"
+    )
+    (run / "run_status.json").write_text(json.dumps({"tokens": 9000}), encoding="utf-8")  # the run has continued since
+    (run / "environment.json").write_text(json.dumps({"seed": 42}), encoding="utf-8")
     seal(run / "final", {}, tokens=5000, losses={}, environment={"run_identity": {"seed": 42}})
     seal(run / "checkpoint-3", {}, tokens=1536, run_identity={})
     Path("data/tiny/text").mkdir(parents=True)
     lines = [json.dumps({"text": document}) for document in documents]
-    Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines))
+    Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return run
 
 
@@ -56,7 +58,7 @@ def evaluate(words: str = "--baseline none", output: str = "out", tasks: str = "
     """Run evaluate.sh on runs/tiny and return comparison.json."""
     words = f"runs/tiny --local_data data/tiny --device cpu --tasks {tasks} --output_dir {output} {words}"
     main(words.split())
-    return json.loads(Path(output, "comparison.json").read_text())
+    return json.loads(Path(output, "comparison.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def test_run_and_checkpoint_compared_with_an_untrained_model(tiny_run, capsys):
     words = ["runs/tiny", "runs/tiny/checkpoint-3", "--local_data", "data/tiny", "--device", "cpu"]
     main(words)
     output = tiny_run / "evaluation"
-    text, table = ((output / f"comparison.{kind}").read_text() for kind in ("json", "md"))
+    text, table = ((output / f"comparison.{kind}").read_text(encoding="utf-8") for kind in ("json", "md"))
     comparison = json.loads(text)
     trained = {model["name"]: model["tokens_trained"] for model in comparison["models"]}
     assert trained == {NAME: 5000, "checkpoint-3 (runs/tiny)": 1536, "untrained": 0}
@@ -93,12 +95,12 @@ def test_run_and_checkpoint_compared_with_an_untrained_model(tiny_run, capsys):
     assert {path.relative_to(output / "lm_eval").as_posix() for path in (output / "lm_eval").glob("*/*")} == {
         f"{name}/last_word.json" for name in ("checkpoint-3-runs-tiny", "final-runs-tiny", "untrained")
     }
-    own = json.loads((output / "lm_eval" / "untrained" / "last_word.json").read_text())
+    own = json.loads((output / "lm_eval" / "untrained" / "last_word.json").read_text(encoding="utf-8"))
     assert own["results"]["last_word"]["perplexity,none"] == untrained["value"]
     assert not list(output.glob(".*")), "no partly written files remain"
 
     main([*words, "--limit", "3"])
-    assert (output / "comparison.json").read_text() == text, "a smoke test does not change the results"
+    assert (output / "comparison.json").read_text(encoding="utf-8") == text, "a smoke test does not change the results"
     assert (output / "smoke_test" / "comparison.md").is_file()
 
 
@@ -111,8 +113,8 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, sco
     for path in Path(".cache/evaluation").glob("*.json"):
         path.write_bytes(b"\0" * 50)
     assert evaluate()["rows"] == first["rows"] and len(scored) == 4
-    lines = Path("data/tiny/text/validation.jsonl").read_text().splitlines()
-    Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines[1:]))
+    lines = Path("data/tiny/text/validation.jsonl").read_text(encoding="utf-8").splitlines()
+    Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines[1:]), encoding="utf-8")
     evaluate()
     assert len(scored) == 5
     monkeypatch.setattr("gpt2_repro.evaluation.scoring.version", lambda _: "0.4.99")
@@ -123,8 +125,8 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, sco
 def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
     """If two evaluations of one run overlap, each evaluation uses the right task data."""
     shutil.copytree("data/tiny", "data/other")
-    lines = Path("data/other/text/validation.jsonl").read_text().splitlines()
-    Path("data/other/text/validation.jsonl").write_text("\n".join(lines[:4]))
+    lines = Path("data/other/text/validation.jsonl").read_text(encoding="utf-8").splitlines()
+    Path("data/other/text/validation.jsonl").write_text("\n".join(lines[:4]), encoding="utf-8")
     alone = evaluate("--baseline none --no_cache")["rows"]
     original = scoring.evaluate_model
 
@@ -140,10 +142,15 @@ def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
 
 
 def test_changed_data_with_the_same_mtime_is_scored_again(tiny_run):
-    texts = [json.loads(line)["text"] for line in Path("data/tiny/text/validation.jsonl").read_text().splitlines()]
+    texts = [
+        json.loads(line)["text"]
+        for line in Path("data/tiny/text/validation.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     found = []
     for chosen, words in ((texts, ""), (texts[::-1][1:], ""), (texts[::-1][1:], "--no_cache")):
-        Path("data/tiny/wikitext.jsonl").write_text("\n".join(json.dumps({"page": text}) for text in chosen))
+        Path("data/tiny/wikitext.jsonl").write_text(
+            "\n".join(json.dumps({"page": text}) for text in chosen), encoding="utf-8"
+        )
         os.utime("data/tiny/wikitext.jsonl", (1, 1))
         comparison = evaluate(f"--baseline none {words}", tasks="wikitext")
         found.append(comparison["rows"][0]["values"][NAME])
@@ -154,15 +161,15 @@ def test_changed_data_with_the_same_mtime_is_scored_again(tiny_run):
 
 def test_other_files_in_the_output_folder_are_kept(tiny_run):
     Path("out/tasks").mkdir(parents=True)
-    Path("out/tasks/mine.yaml").write_text("mine")
+    Path("out/tasks/mine.yaml").write_text("mine", encoding="utf-8")
     for name in ("comparison.md", "comparison.json"):
-        Path("out", name).write_text("[1]")
+        Path("out", name).write_text("[1]", encoding="utf-8")
         with pytest.raises(UserError, match=name):
             evaluate()
-        assert Path("out", name).read_text() == "[1]"
+        assert Path("out", name).read_text(encoding="utf-8") == "[1]"
         Path("out", name).unlink()
     evaluate("--baseline none --limit 1")
-    assert Path("out/tasks/mine.yaml").read_text() == "mine"
+    assert Path("out/tasks/mine.yaml").read_text(encoding="utf-8") == "mine"
 
 
 def test_a_second_start_continues_where_the_first_was_ended(tiny_run, scored, monkeypatch):
@@ -190,7 +197,7 @@ def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
             seal(folder, {}, tokens=512 * step, run_identity={})
     comparison = evaluate("--all_checkpoints --baseline untrained")
     assert [m["tokens_trained"] for m in comparison["models"]] == [1536, 3072, 6144, 5000, 0]
-    assert "| model | tokens trained | document_perplexity" in Path("out/comparison.md").read_text()
+    assert "| model | tokens trained | document_perplexity" in Path("out/comparison.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("published", ["these documents", "other documents", "nothing"])
@@ -208,7 +215,7 @@ def test_published_numbers_stand_in_for_gpt2_if_it_cannot_be_loaded(tiny_run, mo
     assert accuracy["values"][name] == {"value": 0.3, "stderr": 0.01}
     difference = accuracy["difference"][NAME]
     assert difference["stderr"] is None and difference["verdict"] is None
-    assert "published by somebody" in Path("out/comparison.md").read_text()
+    assert "published by somebody" in Path("out/comparison.md").read_text(encoding="utf-8")
 
 
 def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeypatch, caplog):
@@ -263,17 +270,17 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
     Path("broken").mkdir()
     shutil.copy(tiny_run / "final" / "config.json", "broken")
     Path("broken/wikitext.jsonl").touch()
-    Path("broken/lambada_openai.jsonl").write_text('{"passage": "a b"}\n')
+    Path("broken/lambada_openai.jsonl").write_text('{"passage": "a b"}\n', encoding="utf-8")
     Path("number").mkdir()
-    Path("number/lambada_openai.jsonl").write_text('{"text": 5}\n')
+    Path("number/lambada_openai.jsonl").write_text('{"text": 5}\n', encoding="utf-8")
     Path("torn").mkdir()
-    Path("torn/lambada_openai.jsonl").write_text('{"text": "a b"}\nno JSON\n')
+    Path("torn/lambada_openai.jsonl").write_text('{"text": "a b"}\nno JSON\n', encoding="utf-8")
     for name in ("nan", "more", "endless", "wide", "mute"):
         shutil.copytree(tiny_run / "final", name)
     for file in Path("mute").glob("*token*"):
         file.unlink()
-    config = json.loads(Path("wide/config.json").read_text())
-    Path("wide/config.json").write_text(json.dumps(config | {"n_embd": 2 * config["n_embd"]}))
+    config = json.loads(Path("wide/config.json").read_text(encoding="utf-8"))
+    Path("wide/config.json").write_text(json.dumps(config | {"n_embd": 2 * config["n_embd"]}), encoding="utf-8")
     weights = load_file("nan/model.safetensors")
     next(iter(weights.values())).view(-1)[3] = float("nan")
     save_file(weights, "nan/model.safetensors", metadata={"format": "pt"})

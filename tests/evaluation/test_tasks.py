@@ -33,11 +33,11 @@ def test_documents_of_a_folder_that_was_prepared_again_are_refused(tmp_path: Pat
         (data / "text" / "validation.jsonl", ""),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     for manifest in ({"sha256": {"validation": "a"}}, {}):
-        (data / "manifest.json").write_text(json.dumps(manifest))
+        (data / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         assert own_documents(run, ["last_word"]) == data
-    (data / "manifest.json").write_text('{"sha256": {"validation": "b"}}')
+    (data / "manifest.json").write_text('{"sha256": {"validation": "b"}}', encoding="utf-8")
     assert own_documents(run, ["wikitext"]) is None
     with pytest.raises(UserError, match=f"--local_data {data}"):
         own_documents(run, ["last_word"])
@@ -64,7 +64,7 @@ def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
 def test_own_tasks_equal_a_plain_loop(model, tokenizer, documents, tmp_path):
     tasks = ["last_word", "document_perplexity"]
     lines = [json.dumps({"text": document}) + "\n" for document in documents]
-    (tmp_path / "validation.jsonl").write_text("".join(lines))
+    (tmp_path / "validation.jsonl").write_text("".join(lines), encoding="utf-8")
     folder = write_tasks(tmp_path, tmp_path / "tasks", tasks)
     found = score(model, tokenizer, tasks, folder, max_length=64)
     results = {task: found[task][0]["results"][task] for task in tasks}
@@ -139,7 +139,7 @@ def test_known_tasks_are_the_harness_s_and_ours():
     ],
 )
 def test_bad_documents_are_refused(content, words, tmp_path):
-    (tmp_path / "validation.jsonl").write_text(content)
+    (tmp_path / "validation.jsonl").write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=words):
         write_tasks(tmp_path, tmp_path / "tasks", ["last_word"])
 
@@ -155,7 +155,7 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
     hub["wikitext"] = "EleutherAI/wikitext_document_level"
     for task, path in find_local_files(real_data, hub).items():
         lines = itertools.islice(read_json_lines(path), 10)
-        (tmp_path / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for _, row in lines))
+        (tmp_path / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for _, row in lines), encoding="utf-8")
     folder = write_tasks(tmp_path, tmp_path / "tasks", list(hub))
     ours = score(network, gpt2_tokenizer, hub, folder, max_length=256, limit=4)
 
@@ -185,8 +185,10 @@ def test_the_completion_style_is_a_plain_loop_over_endings(network, gpt2_tokeniz
     """
     source = tmp_path / "data"
     source.mkdir()
-    lines = (real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl").read_text().splitlines()[15:35]
-    (source / "hellaswag.jsonl").write_text("\n".join(lines))
+    lines = (
+        (real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl").read_text(encoding="utf-8").splitlines()[15:35]
+    )
+    (source / "hellaswag.jsonl").write_text("\n".join(lines), encoding="utf-8")
     folder = write_tasks(source, tmp_path / "tasks", ["hellaswag_completion"])
     found = score(network, gpt2_tokenizer, ["hellaswag_completion"], folder, max_length=256)
     (task,) = read_scores(*found["hellaswag_completion"], gpt2_tokenizer)

@@ -65,7 +65,9 @@ def fault(start) -> Callable[..., tuple[int, str]]:
     def run(name: str, at: object, run_directory: Path, *options: object, rank: int = 0, **settings: Any):
         command = start(run_directory, *options, fault=(name, at, rank), **settings)
         code = command.end()
-        with (run_directory / ".lock").open() as lock:  # the writer may still write the last checkpoint
+        with (run_directory / ".lock").open(
+            encoding="utf-8"
+        ) as lock:  # the writer may still write the last checkpoint
             fcntl.flock(lock, fcntl.LOCK_EX)
         assert command.mark.is_file(), f"The fault {name} did not happen: {command.text()[-3000:]}"
         return code, command.text()

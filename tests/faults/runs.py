@@ -29,11 +29,11 @@ class Started:
         if warm:
             self.process = start_warm(words, env, self.output)
         else:
-            with self.output.open("w") as file:
+            with self.output.open("w", encoding="utf-8") as file:
                 self.process = start_command(words, env, stdout=file, stderr=file)
 
     def text(self) -> str:
-        return self.output.read_text(errors="replace")
+        return self.output.read_text(errors="replace", encoding="utf-8")
 
     def wait_until(self, condition: Callable[[], Any], timeout: float = 90) -> Any:
         """Call `condition` every 10 ms until it returns a true value; return this value.
@@ -49,7 +49,7 @@ class Started:
 
     def step(self) -> int:
         path = self.run / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return json.loads(lines[-1])["step"] if lines and lines[-1].endswith("}") else -1
 
     def ranks(self) -> dict[int, psutil.Process]:
@@ -70,12 +70,12 @@ def weights(run: Path) -> str:
 
 def losses(run: Path) -> list[tuple[int, str, float]]:
     """Return (step, kind, loss) of all logged losses; kind is "loss" or "eval_loss"."""
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [(e["step"], key, e[key]) for e in events for key in ("loss", "eval_loss") if key in e]
 
 
 def status(run: Path) -> dict[str, Any]:
-    return json.loads((run / "run_status.json").read_text())
+    return json.loads((run / "run_status.json").read_text(encoding="utf-8"))
 
 
 def fill(disk: Path, leave: int) -> Path:

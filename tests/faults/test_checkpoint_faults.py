@@ -70,7 +70,9 @@ def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_pa
 def hellaswag_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a file with one HellaSwag item."""
     path = tmp_path_factory.mktemp("hellaswag") / "items.jsonl"
-    path.write_text(json.dumps({"ctx": "abc", "endings": ["de fg", "hij a", "b", "c d e"], "label": 1}))
+    path.write_text(
+        json.dumps({"ctx": "abc", "endings": ["de fg", "hij a", "b", "c d e"], "label": 1}), encoding="utf-8"
+    )
     return path
 
 
@@ -119,4 +121,4 @@ def test_no_secret_reaches_a_file_or_the_screen(start, tmp_path: Path) -> None:
         content = path.read_bytes()
         assert not [name for name, value in secrets.items() if value.encode() in content], path
     assert not list(run.rglob("training_args.bin"))
-    assert json.loads((run / "environment.json").read_text())["command"]
+    assert json.loads((run / "environment.json").read_text(encoding="utf-8"))["command"]

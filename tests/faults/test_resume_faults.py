@@ -31,7 +31,7 @@ def test_another_number_of_processes_gives_the_losses_of_a_straight_run(
     stops = [12 * number // len(launchers) for number in range(1, len(launchers) + 1)]
     for launcher, stop in zip(launchers, stops, strict=True):
         train(run, *options, "--stop_at_step", stop, launcher=launcher)
-        plan = json.loads((run / "environment.json").read_text())["plan"]
+        plan = json.loads((run / "environment.json").read_text(encoding="utf-8"))["plan"]
         assert plan["num_processes"] == (1 if launcher == ("python",) else launcher[1])
     assert status(run)["state"] == "complete"
     ours, theirs = ({loss[:2]: loss[2] for loss in losses(folder)} for folder in (run, straight))

@@ -79,19 +79,19 @@ def test_torn_lines_of_the_metrics_do_not_stop_a_resume(train, golden, tmp_path:
     options = (*SAVES, "--eval_steps", 2)
     run = train(tmp_path / "run", *options, "--stop_at_step", 4)
     metrics = run / "metrics.jsonl"
-    first, rest = metrics.read_text().split("\n", 1)
+    first, rest = metrics.read_text(encoding="utf-8").split("\n", 1)
     # Killed while writing a line: once in an earlier attempt, and once in the last one.
-    metrics.write_text(f'{first}\n{{"step": 1, "lo\n{rest}{{"step": 5, "los')
+    metrics.write_text(f'{first}\n{{"step": 1, "lo\n{rest}{{"step": 5, "los', encoding="utf-8")
     train(run, *options)
     read_run(run)
-    whole = [line for line in metrics.read_text().splitlines() if line.endswith("}")]
-    metrics.write_text("\n".join(whole) + "\n")
+    whole = [line for line in metrics.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    metrics.write_text("\n".join(whole) + "\n", encoding="utf-8")
     assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))
 
 
 def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_recipe: Path, tmp_path: Path) -> None:
     """Without its data, a run does not start again. With the data back, it continues."""
-    data = Path(yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"])
+    data = Path(yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"])
     own = tmp_path / "data"
     shutil.copytree(data, own)
     longer = (*SAVES, "--max_steps", 800)
@@ -112,7 +112,7 @@ def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_recipe
 
 
 def test_truncated_rows_are_found_before_the_run_starts(start, tiny_recipe: Path, tmp_path: Path) -> None:
-    data, own = Path(yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"]), tmp_path / "data"
+    data, own = Path(yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]), tmp_path / "data"
     shutil.copytree(data, own)
     rows = max((own / "train").glob("*.arrow"), key=lambda path: path.stat().st_size)
     rows.write_bytes(rows.read_bytes()[:-100])
@@ -134,11 +134,13 @@ def test_a_run_continues_if_its_supervisor_is_killed(golden, tiny_recipe: Path, 
     run, options = tmp_path / "run", (*SAVES, "--max_steps", 600)
     words = ("train.py", tiny_recipe, "--output_dir", run, "--disable_tqdm", "true", *options)
     command = [sys.executable, "-m", "gpt2_repro.supervise", "--", sys.executable, *map(str, words)]
-    with (tmp_path / "log").open("w") as log:
+    with (tmp_path / "log").open("w", encoding="utf-8") as log:
         supervisor = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + 90
     while newest_complete(run)[0] is None:
-        assert time.monotonic() < deadline and supervisor.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < deadline and supervisor.poll() is None, (tmp_path / "log").read_text(
+            encoding="utf-8"
+        )
         time.sleep(0.05)
     left = psutil.Process(supervisor.pid).children(recursive=True)
     supervisor.kill()

@@ -30,7 +30,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     folder, torch_folder = tmp_path_factory.mktemp("stub"), Path(torch.__file__).parent
-    (folder / "stub.cpp").write_text(STUB_SOURCE)
+    (folder / "stub.cpp").write_text(STUB_SOURCE, encoding="utf-8")
     libraries = [f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch_folder / 'lib'}"]
     command = ["g++", "-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", "stub.cpp", *libraries]
     subprocess.run([*command, "-o", "stub.so"], cwd=folder, check=True)

@@ -30,13 +30,15 @@ def theirs(trained, tmp_path: Path) -> Path:
 
 
 def change(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
 def test_the_config_is_what_stock_transformers_saves(theirs: Path, tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(**SHAPE | {"vocab_size": VOCABULARY}, **NO_DROPOUT)).save_pretrained(tmp_path / "stock")
     for name in ("config.json", "generation_config.json"):
-        ours, stock = (json.loads((folder / name).read_text()) for folder in (theirs, tmp_path / "stock"))
+        ours, stock = (
+            json.loads((folder / name).read_text(encoding="utf-8")) for folder in (theirs, tmp_path / "stock")
+        )
         assert ours == stock
 
 
@@ -51,7 +53,7 @@ def test_weights_that_do_not_fit_their_config_are_refused(theirs: Path) -> None:
 def test_pickled_weights_and_remote_code_are_refused(theirs: Path, tmp_path: Path) -> None:
     (theirs / "model.safetensors").unlink()
     torch.save({"x": torch.zeros(1)}, theirs / "pytorch_model.bin")
-    (theirs / "stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (theirs / "stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
     remote = {"model_type": "stranger", "auto_map": {"AutoConfig": "stranger.Config"}}
     for changes in ({}, remote):
         change(theirs / "config.json", **changes)
@@ -91,7 +93,7 @@ def test_weights_outside_of_the_folder_are_refused(trained, tmp_path: Path, plac
     plain_model(trained.config, trained.state_dict()).save_pretrained(folder, max_shard_size="10KB")
     load_model(str(folder))
     path = folder / "model.safetensors.index.json"
-    weights = json.loads(path.read_text())["weight_map"]
+    weights = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     first = next(iter(weights))
     (folder / weights[first]).rename(tmp_path / "elsewhere.safetensors")
     change(path, weight_map=weights | {first: place})
@@ -102,8 +104,10 @@ def test_weights_outside_of_the_folder_are_refused(trained, tmp_path: Path, plac
 def test_a_tokenizer_that_is_missing_or_damaged_is_one_line(tmp_path: Path) -> None:
     for content in (None, '{"model": 1}'):
         if content:
-            (tmp_path / "tokenizer.json").write_text(content)
-            (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+            (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+            (tmp_path / "tokenizer_config.json").write_text(
+                '{"tokenizer_class": "PreTrainedTokenizerFast"}', encoding="utf-8"
+            )
         with pytest.raises(UserError, match=str(tmp_path)):
             load_tokenizer(str(tmp_path))
 

@@ -120,6 +120,6 @@ def test_muon_run_resumes_and_matches_on_two_processes(train, events, tmp_path: 
     two = train(tmp_path / "two", *options, launcher=("torchrun", 2))
     losses = [[event["loss"] for event in events(run) if "loss" in event] for run in (straight, two)]
     assert losses[1] == pytest.approx(losses[0], abs=2e-3)  # Muon's products are in bf16
-    assert json.loads((two / "environment.json").read_text())["engine"]["optimizer"] == "MuonWithAdamW"
+    assert json.loads((two / "environment.json").read_text(encoding="utf-8"))["engine"]["optimizer"] == "MuonWithAdamW"
     rates = [event["learning_rate"] for event in events(straight) if "loss" in event]
     assert rates[3] == 1e-2 and rates[-1] == pytest.approx(1e-2 * (1 - 0.75**0.5))  # the last of four steps of decay

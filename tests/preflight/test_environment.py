@@ -16,7 +16,8 @@ def test_packages_against_what_is_asked_for(tmp_path: Path) -> None:
     asked = tmp_path / "requirements.txt"
     asked.write_text(
         "# a comment\ntorch>=99,<=100\ntransformers==1.0\ntqdm<=1.0  # not listed while it fits\n"
-        "no-such-package==2.0\nnothing-of-linux; sys_platform == 'win32'\npyyaml>=5\n"
+        "no-such-package==2.0\nnothing-of-linux; sys_platform == 'win32'\npyyaml>=5\n",
+        encoding="utf-8",
     )
     marks = {finding.about: finding.mark for finding in check_python(asked)}
     assert marks == {"python": "✓", "torch": "✗", "transformers": "!", "tqdm": "!", "no-such-package": "✗"}

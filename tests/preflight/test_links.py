@@ -71,7 +71,7 @@ links.measure(float(sys.argv[1]))
 @pytest.mark.parametrize(("script", "mark", "words"), [(None, "✓", "GB/s"), (ABSENT, "✗", "within 3 s")])
 def test_two_processes(script: str | None, mark: str, words: str, tmp_path: Path, monkeypatch) -> None:
     if script:
-        (tmp_path / "worker.py").write_text(script)
+        (tmp_path / "worker.py").write_text(script, encoding="utf-8")
         monkeypatch.setattr(links, "WORKER", [str(tmp_path / "worker.py")])
     monkeypatch.setenv("PYTHONPATH", str(Path(links.__file__).parents[2]))
     found = check_all_reduce(2, seconds=3 if script else 120)

@@ -88,7 +88,7 @@ def test_a_mistake_is_named(words: list[str], named: str) -> None:
 
 def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
     links = tmp_path / "topo.txt"
-    links.write_text(BLOG)
+    links.write_text(BLOG, encoding="utf-8")
     code, out = look(tiny_recipe, "--output_dir", tmp_path / "runs", "--topology", links)
     lines = {line.split()[1]: line for line in out.splitlines() if line[:1] in ("✓", "!", "✗")}
     assert lines["torch"].startswith("✓") and lines["links"].startswith("!")
@@ -156,7 +156,7 @@ def test_a_missing_package_is_told_before_anything_is_imported(look, monkeypatch
 
 def test_a_container_whose_nvidia_smi_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stub = tmp_path / "nvidia-smi"
-    stub.write_text("#!/bin/sh\necho Failed to initialize NVML\n")
+    stub.write_text("#!/bin/sh\necho Failed to initialize NVML\n", encoding="utf-8")
     stub.chmod(0o755)
     monkeypatch.setattr(machine.shutil, "which", lambda name: str(stub))
     assert [found.mark for found in machine.check_links(None)] == ["!"]

@@ -177,7 +177,7 @@ def test_a_card_is_found_by_whole_words() -> None:
 
 
 def test_the_page_has_the_cheapest_price_of_each_card() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text(encoding="utf-8")
     best: dict[str, dict] = {}
     for offer in ranking():
         best.setdefault(offer["card"], offer)

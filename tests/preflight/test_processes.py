@@ -45,10 +45,10 @@ def test_a_command_ends_with_its_workers(number: signal.Signals, tmp_path: Path)
     temporary.mkdir()
     words = [sys.executable, "-c", CALLER, LAUNCHER, str(note)]
     with subprocess.Popen(words, env=os.environ | {"TMPDIR": str(temporary)}, start_new_session=True) as process:
-        wait_for(lambda: note.exists() and note.read_text())
+        wait_for(lambda: note.exists() and note.read_text(encoding="utf-8"))
         process.send_signal(number)
         assert process.wait(60) != 0
-    wait_for(lambda: has_ended(int(note.read_text())))
+    wait_for(lambda: has_ended(int(note.read_text(encoding="utf-8"))))
     assert list(temporary.iterdir()) == []
 
 

@@ -14,12 +14,14 @@ SAMPLE = 'there was a <script>alert("king")</script> & a crown'
 
 def change(path: Path, **values: object) -> None:
     """Set some keys of the object in a JSON file. A missing file is created."""
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+    path.write_text(
+        json.dumps((json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}) | values), encoding="utf-8"
+    )
 
 
 def add(run: Path, file: str = "metrics.jsonl", **event: object) -> None:
     """Append an event to the JSON-lines file `file` in the run directory `run`."""
-    with (run / file).open("a") as lines:
+    with (run / file).open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(event) + "\n")
 
 
@@ -33,7 +35,7 @@ def write_run(folder: Path, *, learning_rate: float = 1e-3, steps: int = 40) -> 
     (folder / "evaluation").mkdir(parents=True)
     (folder / "final").mkdir()
     training = f"learning_rate: {learning_rate}, max_grad_norm: 1.0"
-    (folder / "recipe.yaml").write_text(f"data: {{source: embedded}}\ntraining: {{{training}}}\n")
+    (folder / "recipe.yaml").write_text(f"data: {{source: embedded}}\ntraining: {{{training}}}\n", encoding="utf-8")
     data = {
         "source": "embedded",
         "counts": {"train": {"documents": 5210, "tokens": 2_813_412, "rows": 10_990}},

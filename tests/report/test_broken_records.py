@@ -39,7 +39,7 @@ ODD: list[tuple[str, str | dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "content"), ODD)
 def test_odd_values(name: str, content: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if isinstance(content, str):
-        (run_folder / name).write_text(content)
+        (run_folder / name).write_text(content, encoding="utf-8")
     else:
         change(run_folder / name, **content)
     for words in ([str(run_folder)], [str(run_folder), "--check"]):

@@ -58,8 +58,10 @@ def test_each_state(run_folder: Path, status: dict, mark: str, words: str) -> No
 
 def test_missing_files_are_named(run_folder: Path) -> None:
     assert marks(run_folder)["final/ is missing or not complete"] == "!"
-    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
-    (run_folder / "metrics.jsonl").write_text("\n".join([*lines[: len(lines) // 2], "{", lines[0]]) + "\n")
+    lines = (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    (run_folder / "metrics.jsonl").write_text(
+        "\n".join([*lines[: len(lines) // 2], "{", lines[0]]) + "\n", encoding="utf-8"
+    )
     found = marks(run_folder)
     assert [mark for words, mark in found.items() if "metrics.jsonl" in words] == ["✗", "✗"]
 

@@ -34,7 +34,9 @@ def execute(name: str, parameters: str) -> tuple[str, list[str]]:
 
 def test_the_report_in_a_notebook(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", learning_rate=2e-3)
-    (two / "metrics.jsonl").open("a").write('{"step": 41, "los')  # the run was killed while it wrote this line
+    (two / "metrics.jsonl").open("a", encoding="utf-8").write(
+        '{"step": 41, "los'
+    )  # the run was killed while it wrote this line
     shutil.rmtree(two / "evaluation")
     text, kinds = execute("run_report", f"RUNS = {[str(one), str(two)]}")
     assert kinds.count("image/png") == 2 * 3 + 1 + 1  # 3 figures per run, the overlay, and the plot in the last cell
@@ -44,7 +46,7 @@ def test_the_report_in_a_notebook(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monkeypatch) -> None:
-    recipe = yaml.safe_load((NOTEBOOKS.parent / "recipes" / "shakespeare_char_cpu.yaml").read_text())
+    recipe = yaml.safe_load((NOTEBOOKS.parent / "recipes" / "shakespeare_char_cpu.yaml").read_text(encoding="utf-8"))
     monkeypatch.setattr(small_texts, "URL", (real_data / "tinyshakespeare" / "input.txt").as_uri())
     prepare(DataArguments(**recipe["data"] | {"dataset_dir": str(tmp_path / "data")}), PreparationOptions(num_proc=1))
     options = "--max_steps 30 --warmup_steps 10 --eval_steps 30 --eval_tokens 6400"
@@ -52,5 +54,5 @@ def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monke
     text, kinds = execute("shakespeare", parameters)
     assert kinds.count("image/png") == 3
     assert "run: complete, step 30 of 30" in text and "time of the run by activity" in text
-    assert json.loads((tmp_path / "run" / "run_status.json").read_text())["eval_loss"] < 4
+    assert json.loads((tmp_path / "run" / "run_status.json").read_text(encoding="utf-8"))["eval_loss"] < 4
     assert text.count("ROMEO:") > 3

@@ -39,7 +39,7 @@ class _Page:
     """An HTML page: its source, its text, and all addresses that a browser would load."""
 
     def __init__(self, path: Path) -> None:
-        self.source = path.read_text()
+        self.source = path.read_text(encoding="utf-8")
         self.text = html.unescape(re.sub(r"<[^>]*>", "", self.source)).replace("\xa0", " ")
         self.addresses = re.findall(r"""\b(?:src|srcset|href|data)\s*=\s*["']?([^"'\s>]*)""", self.source)
 
@@ -118,7 +118,7 @@ def test_a_caption_describes_what_is_drawn(tmp_path: Path) -> None:
     short, long, validated = (
         write_run(tmp_path / name, steps=steps) for name, steps in (("a", 40), ("b", 400), ("c", 1))
     )
-    (validated / "metrics.jsonl").write_text('{"step": 1, "tokens": 8, "eval_loss": 3}\n')
+    (validated / "metrics.jsonl").write_text('{"step": 1, "tokens": 8, "eval_loss": 3}\n', encoding="utf-8")
     for folder, missing in (
         (short, ["above the frame"]),
         (long, ["unigram"]),
@@ -198,7 +198,7 @@ def test_losses_that_do_not_compare_are_named(run_folder: Path, tmp_path: Path) 
 
 
 def test_the_page_goes_where_it_is_told(run_folder: Path, tmp_path: Path) -> None:
-    (run_folder / "report").write_text("a file")  # the folder for the figures cannot be created
+    (run_folder / "report").write_text("a file", encoding="utf-8")  # the folder for the figures cannot be created
     (run_folder / "metrics.jsonl").unlink()
     main([str(run_folder), "-o", str(tmp_path / "new" / "page.html")])
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"]

@@ -28,10 +28,10 @@ def test_the_last_value_of_a_step_wins_and_only_finite_ones_are_drawn(run_folder
 
 def test_a_torn_last_line_is_ignored_and_one_that_was_continued_is_counted(run_folder: Path) -> None:
     whole = read_run(run_folder)
-    with (run_folder / "metrics.jsonl").open("a") as file:
+    with (run_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"step": 41, "tok')
     assert read_run(run_folder) == whole and whole.broken_lines == 0
-    with (run_folder / "metrics.jsonl").open("a") as file:
+    with (run_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"step": 41, "loss": 4.0}\n{"step": 42, "loss": 3.9}\n')
     run = read_run(run_folder)
     assert run.broken_lines == 1 and run.training[-1] == {"step": 42, "loss": 3.9}
@@ -39,14 +39,16 @@ def test_a_torn_last_line_is_ignored_and_one_that_was_continued_is_counted(run_f
 
 def test_the_log_is_newer_than_the_status_of_step_0(run_folder: Path) -> None:
     """A killed run has written its status once, after the validation of step 0."""
-    (run_folder / "run_status.json").write_text(json.dumps({"state": "running", "step": 0, "max_steps": 40}))
+    (run_folder / "run_status.json").write_text(
+        json.dumps({"state": "running", "step": 0, "max_steps": 40}), encoding="utf-8"
+    )
     status = read_run(run_folder).status
     assert (status.state, status.step, status.tokens) == ("running", 40, 40 * 8192)
 
 
 def test_a_sample_keeps_its_odd_line_ends(run_folder: Path) -> None:
     sample = {"step": 40, "prompt": "odd", "text": "odd\u2028line\x85ends"}
-    (run_folder / "samples.jsonl").write_text(json.dumps(sample, ensure_ascii=False) + "\n")
+    (run_folder / "samples.jsonl").write_text(json.dumps(sample, ensure_ascii=False) + "\n", encoding="utf-8")
     assert read_run(run_folder).samples == [sample]
 
 

@@ -92,7 +92,7 @@ class Pod:
 
     def stub(self, name: str, script: str) -> None:
         """Replace the command `name` by a shell script with the text `script`."""
-        (self.stubs / name).write_text(script)
+        (self.stubs / name).write_text(script, encoding="utf-8")
         (self.stubs / name).chmod(0o755)
 
     def wake(self) -> None:
@@ -101,7 +101,7 @@ class Pod:
 
     def sleeps(self) -> list[int | str]:
         path = Path(f"{self._calls}.sleeps")
-        words = path.read_text().split() if path.exists() else []
+        words = path.read_text(encoding="utf-8").split() if path.exists() else []
         return [int(word) if word.isdecimal() else word for word in words]
 
     def start(self, script: str, *words: object, **variables: str | None) -> subprocess.Popen[str]:
@@ -128,11 +128,11 @@ class Pod:
         return code, said + self.log("run-*.log")
 
     def calls(self, start: str = "") -> list[str]:
-        lines = self._calls.read_text().splitlines() if self._calls.exists() else []
+        lines = self._calls.read_text(encoding="utf-8").splitlines() if self._calls.exists() else []
         return [line for line in lines if line.startswith(start)]
 
     def log(self, name: str) -> str:
-        return "".join(path.read_text() for path in sorted((self.workspace / "logs").glob(name)))
+        return "".join(path.read_text(encoding="utf-8") for path in sorted((self.workspace / "logs").glob(name)))
 
     def processes(self, words: str = "") -> list[int]:
         """Return the ids of this pod's processes whose command line contains `words`."""

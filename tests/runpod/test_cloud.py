@@ -11,17 +11,21 @@ from tests.runpod.conftest import KEY, PYTHON, ROOT, wait_for
 
 
 def blocks(page: str) -> list[str]:
-    return re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(
+        r"^```bash\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
 
 
 @pytest.mark.parametrize("page", ["runpod/README.md", "cloud/lambda.md"])
 def test_what_the_pages_type_is_there(pod, page: str) -> None:
-    commands = re.findall(r"bash runpod/(\w+\.sh)([^\n|]*)", (ROOT / page).read_text())
+    commands = re.findall(r"bash runpod/(\w+\.sh)([^\n|]*)", (ROOT / page).read_text(encoding="utf-8"))
     assert commands
     for script, rest in commands:
         options = set(re.findall(r"(?<= )--\w+", rest.partition(" -- ")[0]))
         path = ROOT / "runpod" / script
-        assert path.is_file() and options <= set(re.findall(r"(?<=^    )--\w+(?=\))", path.read_text(), re.MULTILINE))
+        assert path.is_file() and options <= set(
+            re.findall(r"(?<=^    )--\w+(?=\))", path.read_text(encoding="utf-8"), re.MULTILINE)
+        )
         if script == "create_pod.sh" and options:
             assert pod.run(script, *shlex.split(rest, comments=True))[0] == 0, rest
     for block in blocks(page):
@@ -34,7 +38,9 @@ def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:
     assert code == 0 and "--yes" in said and pod.calls() == []
     command = shlex.split(said[: said.index("Nothing was started")].replace("\\\n", ""))
     assert "--flavor a100x8 --timeout 4h --secrets HF_TOKEN -v hf://buckets/me/mine:/bucket" in " ".join(command)
-    (copy,) = re.findall(r"^#   hf sync \S+ (\S+)$", (ROOT / "cloud" / "hf_jobs.sh").read_text(), re.MULTILINE)
+    (copy,) = re.findall(
+        r"^#   hf sync \S+ (\S+)$", (ROOT / "cloud" / "hf_jobs.sh").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert f"--dataset_dir /bucket{copy.removeprefix('hf://buckets/USER/BUCKET')} " in command[-1]
     assert pod.run(script, *words, "--yes")[0] == 0 and pod.calls()[0].startswith("hf jobs run")
     assert pod.run(script)[0] == 2
@@ -42,7 +48,9 @@ def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:
 
 def stage(pod, name: str, **variables: str) -> int:
     """Run the stage "prepare" or "train" of cloud/skypilot.yaml; return its exit code."""
-    stages = {its["name"]: its for its in yaml.safe_load_all((ROOT / "cloud/skypilot.yaml").read_text())}
+    stages = {
+        its["name"]: its for its in yaml.safe_load_all((ROOT / "cloud/skypilot.yaml").read_text(encoding="utf-8"))
+    }
     command = stages[name]["run"].replace("/bucket", str(pod.folder / "bucket"))
     for folder in ("bucket", "here"):
         (pod.folder / folder).mkdir(exist_ok=True)

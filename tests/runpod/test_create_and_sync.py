@@ -110,10 +110,10 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
     listed = pod.folder / "hub" / "api" / "buckets" / "me" / "mine" / "tree" / "copies" / "run"
     for path, text in ((run / "metrics.jsonl", "{}"), (weights, "weights"), (run / ".lock", ""), (listed, "")):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     hashes = {path.relative_to(run): hash_files([str(path)])[0].hash for path in (run / "metrics.jsonl", weights)}
     files = [{"type": "file", "path": f"copies/run/{path}", "size": 1, "xetHash": hashes[path]} for path in hashes]
-    listed.write_text(json.dumps(files))
+    listed.write_text(json.dumps(files), encoding="utf-8")
     # A file server simulates the Hub: the path of the API contains the list of the files in the bucket.
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=pod.folder / "hub")) as hub:
         threading.Thread(target=hub.serve_forever, daemon=True).start()
@@ -124,7 +124,7 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
         assert code == 0, said
         assert pod.calls() == [f"hf sync {run} hf://buckets/me/mine/copies/run --exclude .lock --quiet"]
         assert pod.run(*command, **variables, STUB_hf="1")[0] != 0  # the copy command failed, although all files match
-        weights.write_text("weightz")  # other contents of the same size
+        weights.write_text("weightz", encoding="utf-8")  # other contents of the same size
         (run / "samples.jsonl").touch()
         code, said = pod.run(*command, **variables)
         assert code == 1 and "run: 2. Run" in said
@@ -155,7 +155,7 @@ def test_a_place_is_tried_without_copying(pod) -> None:
 def test_hf_has_the_commands_of_the_script() -> None:
     """The installed `hf` program has the commands that sync.sh uses."""
     # The other tests replace `hf` by a stub that accepts any command.
-    script = (ROOT / "runpod" / "sync.sh").read_text()
+    script = (ROOT / "runpod" / "sync.sh").read_text(encoding="utf-8")
     for words in re.findall(r"^ +hf ([a-z ]+)", script, flags=re.MULTILINE):
         hf = Path(sys.executable).with_name("hf")
         answer = subprocess.run([hf, *words.split(), "--help"], capture_output=True, text=True)

@@ -34,7 +34,7 @@ def test_it_returns_at_once_and_stops_the_pod_later(pod, variables: dict[str, st
 
 def test_that_of_the_start_is_kept_and_that_of_a_run_replaced(pod) -> None:
     # After a restart of the container /tmp may still contain the old process id, which now belongs to another process.
-    (pod.folder / "deadline-start-pod1").write_text(str(os.getpid()))
+    (pod.folder / "deadline-start-pod1").write_text(str(os.getpid()), encoding="utf-8")
     pod.run("deadline.sh", 1)
     pod.run("deadline.sh", 2, os.getpid())
     start, run = deadlines(pod, "start"), deadlines(pod, "run")

@@ -52,7 +52,7 @@ def test_help_is_the_comment_at_the_top_and_does_nothing(pod, typed: str) -> Non
     scripts = [path.name for path in (ROOT / "runpod").glob("*.sh")]
     for words in (shlex.split(typed), *([script, "--help"] for script in scripts)):
         code, said = pod.run(*words)
-        top = (ROOT / "runpod" / words[0]).read_text().partition("\n\n")[0].splitlines()[1]
+        top = (ROOT / "runpod" / words[0]).read_text(encoding="utf-8").partition("\n\n")[0].splitlines()[1]
         assert code == 0 and said.startswith(top.removeprefix("# ")) and "set -" not in said
     assert pod.calls() == [] and not pod.processes("deadline.sh") and not pod.workspace.exists()
 

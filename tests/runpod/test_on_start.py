@@ -23,11 +23,11 @@ def test_a_second_start_installs_nothing(pod) -> None:
     assert any(call.startswith("python -m venv --system-site-packages") for call in first) and "ready: ." in log(pod)
     # The torch of the image is kept.
     (constraints,) = (pod.workspace / "venvs").glob("*/constraints.txt")
-    assert constraints.read_text() == "torch==2.9.1+cu128\n"
+    assert constraints.read_text(encoding="utf-8") == "torch==2.9.1+cu128\n"
     (install,) = [call for call in first if call.endswith("/requirements.txt")]
     assert f"--constraint {constraints}" in install
     # pip would refuse a torch outside the range of requirements.txt.
-    required = (constraints.parent / "requirements.txt").read_text()
+    required = (constraints.parent / "requirements.txt").read_text(encoding="utf-8")
     assert "\ntransformers==" in required and "\ntorch" not in required
     # A flash-attn wheel that cannot be imported is uninstalled, and nothing is compiled.
     assert any("pip uninstall" in call and "flash-attn" in call for call in first)
@@ -103,8 +103,8 @@ def test_a_command_is_started_in_tmux_once(pod) -> None:
         '#!/bin/bash\necho "tmux $1" >>"$CALLS"\n[[ $1 == new-session ]] && bash -c "${!#}" </dev/null >"$TMPDIR/pane"\n',
     )
     pod.run("on_start.sh", AUTO_RUN=COMMAND)
-    assert pod.calls("tmux")[-1] == "tmux new-session" and (pod.folder / "ran").read_text() == "a b\n"
-    assert "exit code 0" in (pod.folder / "pane").read_text() and "secret-of-mine" not in log(pod)
+    assert pod.calls("tmux")[-1] == "tmux new-session" and (pod.folder / "ran").read_text(encoding="utf-8") == "a b\n"
+    assert "exit code 0" in (pod.folder / "pane").read_text(encoding="utf-8") and "secret-of-mine" not in log(pod)
     assert stat.S_IMODE((pod.folder / "auto_run.sh").stat().st_mode) == 0o600
 
 
@@ -112,9 +112,9 @@ def test_without_tmux_the_command_is_started_all_the_same(pod) -> None:
     began = pod.folder / "began"
     for _ in range(2):
         pod.run("on_start.sh", AUTO_RUN='echo $$ >>"$TMPDIR/began"; sleep 30', STUB_tmux="1")
-        wait_for(lambda: began.exists() and began.read_text())
+        wait_for(lambda: began.exists() and began.read_text(encoding="utf-8"))
     wait_for(lambda: len(pod.processes("flock")) == 1)  # the second start found that the command is running
-    (process,) = began.read_text().split()
+    (process,) = began.read_text(encoding="utf-8").split()
     assert os.getsid(int(process)) not in (os.getsid(0), int(process))  # it is in the new session of flock
 
 

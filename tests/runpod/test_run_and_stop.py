@@ -44,7 +44,7 @@ def test_everything_comes_in_its_order(pod) -> None:
         f"python - {run} me/mine/mine",
         *TERMINATE,
     ]
-    assert "the training ended with exit code 0" in (run / "console.log").read_text()
+    assert "the training ended with exit code 0" in (run / "console.log").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_without_a_run_folder_the_logs_are_copied(pod) -> None:
     folder = copy.split(" hf://")[0].removeprefix("hf sync ")
     assert code == 2 and not pod.calls("python -m gpt2_repro.report")
     (copied,) = [path for path in (pod.workspace / "logs").glob("run-*/run-*.log") if str(path).startswith(folder)]
-    assert "there is no recipe" in copied.read_text()
+    assert "there is no recipe" in copied.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("variables", [{"TRAINING": "exit 1"}, {"STATE": "stopped"}])
@@ -146,7 +146,7 @@ def test_before_the_deadline_the_training_is_told_to_end(pod, words: tuple[objec
     wait_for(lambda: 3300 in pod.sleeps())
     pod.wake()
     process.communicate(timeout=60)
-    assert (pod.folder / "told").read_text() == "told\n"
+    assert (pod.folder / "told").read_text(encoding="utf-8") == "told\n"
     wait_for(lambda: set(STOP) <= set(pod.calls()))
 
 
@@ -182,12 +182,12 @@ def test_a_terminal_may_close_and_ctrl_c_ends_the_training_only(pod, what: str) 
                 pass
         os.close(terminal)
     os.waitpid(process, 0)
-    assert (pod.folder / "told").read_text() == "told\n" and pod.calls()[-4:] == STOP
+    assert (pod.folder / "told").read_text(encoding="utf-8") == "told\n" and pod.calls()[-4:] == STOP
 
 
 def test_files_that_cannot_be_written_do_not_prevent_the_training(pod) -> None:
-    pod.workspace.write_text("a file")
-    with open("/dev/full", "w") as full:  # noqa: PTH123
+    pod.workspace.write_text("a file", encoding="utf-8")
+    with open("/dev/full", "w", encoding="utf-8") as full:  # noqa: PTH123
         subprocess.run(SCRIPT, env=pod.environment, stdout=full, stderr=full, timeout=60)
     assert pod.calls() == ["python -m gpt2_repro.supervise -- train.py", *STOP]
     assert len(list(pod.folder.glob("run-*.log"))) == 1

@@ -43,7 +43,7 @@ def test_every_way_is_tried_until_the_pod_is_gone(pod, words, variables: dict[st
     assert code == 1 and "https://console.runpod.io/pods" in said and pod.calls() == calls
     assert all(json.loads(call.removeprefix(REQUEST).rpartition(" ")[0]) for call in pod.calls("curl"))
     # The API key is passed through a pipe and is not part of a command line.
-    assert (pod.folder / "calls.keys").read_text().count("curl has the key") == len(calls) / 2
+    assert (pod.folder / "calls.keys").read_text(encoding="utf-8").count("curl has the key") == len(calls) / 2
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def targets_of(rows: list[Tensor]) -> int:
 def untrained(run: Path) -> PreTrainedModel:
     """Return a model with the same initial weights as a run."""
     config = AutoConfig.from_pretrained(next(run.glob("checkpoint-*")))
-    set_seed(json.loads((run / "environment.json").read_text())["seed"])
+    set_seed(json.loads((run / "environment.json").read_text(encoding="utf-8"))["seed"])
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 

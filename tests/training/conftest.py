@@ -50,8 +50,8 @@ def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) 
     Each row contains text of a single document.
     """
     folder = tmp_path_factory.mktemp("wrapped")
-    recipe = yaml.safe_load(tiny_recipe.read_text())
+    recipe = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))
     recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}
     prepare(DataArguments(**recipe["data"]))
-    (folder / "wrapped.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "wrapped.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return folder / "wrapped.yaml"

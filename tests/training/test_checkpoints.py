@@ -46,7 +46,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_manifest_records_run_identity_and_files(save) -> None:
-    save(5).joinpath("left").write_text("from a damaged save, which the next save replaces")
+    save(5).joinpath("left").write_text("from a damaged save, which the next save replaces", encoding="utf-8")
     checkpoint = save(5, 3.0)
     manifest = read_manifest(checkpoint)
     assert manifest["run_identity"] == TRAJECTORY
@@ -55,10 +55,10 @@ def test_manifest_records_run_identity_and_files(save) -> None:
     assert defect(checkpoint, read_files=True) is None and names(checkpoint.parent) == {"checkpoint-5"}
     assert training_record(checkpoint) is None  # the run has no environment.json
     # The record is read from the checkpoint, not from the run directory, and only if it is intact.
-    (checkpoint.parent / "environment.json").write_text('{"plan": {}}')
+    (checkpoint.parent / "environment.json").write_text('{"plan": {}}', encoding="utf-8")
     record = training_record(checkpoint)
     assert record.environment.run_identity == TRAJECTORY and record.losses == {"eval_loss": 3.0}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"run_identity": {"seed": 2}}))
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"run_identity": {"seed": 2}}), encoding="utf-8")
     assert training_record(checkpoint) is None
 
 
@@ -68,7 +68,7 @@ def flip(checkpoint: Path) -> None:
 
 
 def change(**values: object):
-    return lambda its: (its / "manifest.json").write_text(json.dumps(read_manifest(its) | values))
+    return lambda its: (its / "manifest.json").write_text(json.dumps(read_manifest(its) | values), encoding="utf-8")
 
 
 DAMAGES = {
@@ -76,11 +76,13 @@ DAMAGES = {
     "cut weights": lambda its: (its / "model.safetensors").write_bytes(b"w"),
     "flipped bit": flip,
     "lost manifest": lambda its: (its / "manifest.json").unlink(),
-    "cut manifest": lambda its: (its / "manifest.json").write_text((its / "manifest.json").read_text()[:50]),
+    "cut manifest": lambda its: (its / "manifest.json").write_text(
+        (its / "manifest.json").read_text(encoding="utf-8")[:50], encoding="utf-8"
+    ),
     "empty blocks": lambda its: (its / "manifest.json").write_bytes(b"\0" * 200),
     "another run's": change(run_identity={}),
     "no files": change(files=[], sha256=""),
-    "a plain file": lambda its: (discard(its), its.write_text("x")),
+    "a plain file": lambda its: (discard(its), its.write_text("x", encoding="utf-8")),
 }
 
 
@@ -106,7 +108,7 @@ def test_newest_complete_checkpoint_is_chosen_and_damaged_ones_are_reported(save
 def test_nfs_files_are_ignored_and_hashes_are_computed_while_writing(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-3"
     checkpoint.mkdir()
-    (checkpoint / ".nfs000000000001").write_text("deleted, but open")
+    (checkpoint / ".nfs000000000001").write_text("deleted, but open", encoding="utf-8")
     seal(checkpoint, {})
     assert read_manifest(checkpoint)["files"] == {} and defect(checkpoint, read_files=True) is None
     refuse_code(checkpoint, [])

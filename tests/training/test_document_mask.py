@@ -28,9 +28,9 @@ def naive_loss(run: Path, data: Path) -> float:
 
 def test_document_mask_in_training_and_validation(straight, train, typed, events, data: Path, tmp_path: Path) -> None:
     masked = train(tmp_path / "masked", "--document_mask")
-    records = [json.loads((each / "environment.json").read_text()) for each in (masked, straight)]
+    records = [json.loads((each / "environment.json").read_text(encoding="utf-8")) for each in (masked, straight)]
     assert [record["document_mask"] for record in records] == [True, False]
-    assert "document_mask" not in (masked / "final" / "config.json").read_text()
+    assert "document_mask" not in (masked / "final" / "config.json").read_text(encoding="utf-8")
     # The loss with a document mask differs from the loss of the same run without a mask.
     last, across = events(masked)[-1], events(straight)[-1]
     assert last["step"] == 8 and last["eval_loss"] == pytest.approx(naive_loss(masked, data), abs=1e-5)
@@ -80,7 +80,7 @@ def test_two_processes_match_one_process(train, events, kind, whole: Path, tmp_p
 def test_stock_transformers_loads_the_final_model(events, whole: Path, kind, typed, data: Path) -> None:
     model, tokenizer = load_pair(str(whole / "final"))
     stock = AutoModelForCausalLM.from_pretrained(whole / "final")
-    config = json.loads((whole / "final/config.json").read_text())
+    config = json.loads((whole / "final/config.json").read_text(encoding="utf-8"))
     assert type(stock) is type(model) and config["model_type"] == kind[1]
     assert "true_vocab_size" not in config and config["vocab_size"] == len(tokenizer)
     rows = torch.stack(rows_of(data, "validation"))
@@ -89,7 +89,7 @@ def test_stock_transformers_loads_the_final_model(events, whole: Path, kind, typ
     validated = [event["eval_loss"] for event in events(whole) if "eval_loss" in event]
     assert nll.item() == pytest.approx(validated[-1], abs=1e-5)
     assert validated[0] == pytest.approx(math.log(len(tokenizer)), abs=0.1) and validated[-1] < validated[0] - 1
-    card = (whole / "final/README.md").read_text()
+    card = (whole / "final/README.md").read_text(encoding="utf-8")
     assert f"A {kind[1]} of " in card and ("used for each token" in card) == (kind[1] == "mixtral")
     done = typed(whole, "--max_steps", 9)
     assert done.returncode == 2 and f"model_type {kind[1]!r} -> 'gpt2'" in done.stderr

@@ -22,7 +22,7 @@ def test_finetuning_keeps_the_shape_and_a_constant_learning_rate(straight: Path,
     run = tmp_path / "tuned"
     done = tune(straight, run, "--max_steps", 20, "--sample_prompt", "")
     assert done.returncode == 0, done.stderr
-    run_identity = json.loads((run / "environment.json").read_text())["run_identity"]
+    run_identity = json.loads((run / "environment.json").read_text(encoding="utf-8"))["run_identity"]
     assert (run_identity["n_layer"], run_identity["n_head"], run_identity["n_embd"]) == (2, 2, 32)  # the checkpoint's
     logged = events(run)
     assert {event["learning_rate"] for event in logged if "loss" in event} == {3e-5}

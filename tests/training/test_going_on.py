@@ -16,7 +16,7 @@ from gpt2_repro.run_record.environment import TrainingRecord
 
 
 def status(run: Path) -> dict:
-    return json.loads((run / "run_status.json").read_text())
+    return json.loads((run / "run_status.json").read_text(encoding="utf-8"))
 
 
 def rates(events, run: Path) -> dict[int, float]:
@@ -39,7 +39,9 @@ def test_finished_run_can_be_extended_and_go_back(finished: Path, straight: Path
     notes.mkdir()
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     assert typed(finished, *options, GPT2_REPRO_SUPERVISED=str(notes)).returncode == 0
-    assert (notes / "run").read_text() == str(finished.resolve())  # the supervisor may evaluate and copy the run
+    assert (notes / "run").read_text(encoding="utf-8") == str(
+        finished.resolve()
+    )  # the supervisor may evaluate and copy the run
     assert typed(finished).returncode == 0 and typed(finished, "--learning_rate", 0.5).returncode == 2
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()} == before
 
@@ -96,7 +98,7 @@ def test_supervised_run_goes_back_only_once(finished: Path, typed, tmp_path: Pat
         words = ("--resume_from", "checkpoint-4", "--stop_at_step", stop)
         done = typed(finished, *words, GPT2_REPRO_SUPERVISED=str(notes))
         assert done.returncode == 0 and f"{finished}/checkpoint-{start}\n" in done.stdout, done.stdout
-    assert (notes / "run").read_text() == str(finished)
+    assert (notes / "run").read_text(encoding="utf-8") == str(finished)
 
 
 def test_model_card_has_only_measurements_of_its_weights(finished: Path, train, events) -> None:
@@ -104,14 +106,14 @@ def test_model_card_has_only_measurements_of_its_weights(finished: Path, train, 
     train(finished, "--eval_strategy", "no", "--save_strategy", "no", "--resume_from", "checkpoint-4")
     (kept,) = [event["eval_loss"] for event in events(finished) if event["step"] == 4 and "eval_loss" in event]
     assert kept != given_up and status(finished)["eval_loss"] == kept and not (finished / "checkpoint-8").exists()
-    card = (finished / "final" / "README.md").read_text()
+    card = (finished / "final" / "README.md").read_text(encoding="utf-8")
     assert "| tokens | 2,048 |" in card and "validation loss" not in card  # step 8 was not validated
 
 
 def test_final_model_keeps_its_own_record(finished: Path, typed) -> None:
     """If a finished run is continued, the model card in final/ does not change."""
     final = finished / "final"
-    before = (final / "README.md").read_text()
+    before = (final / "README.md").read_text(encoding="utf-8")
     # In an earlier version, the old model card then showed the tokens and the loss of the continued run.
     assert typed(finished, "--extend_to", 16 * 256, "--stop_at_step", 12).returncode == 0
     assert status(finished)["step"] == 12
@@ -120,7 +122,7 @@ def test_final_model_keeps_its_own_record(finished: Path, typed) -> None:
     checkpoint = resolve_checkpoint(str(final))
     for scored in (checkpoint, dataclasses.replace(checkpoint, record=TrainingRecord(sha256="of other weights"))):
         add_results(scored, Comparison(rows=[]))
-        assert (final / "README.md").read_text() == before
+        assert (final / "README.md").read_text(encoding="utf-8") == before
 
 
 @pytest.mark.parametrize("left", ["checkpoint-8", "nothing"])
@@ -129,9 +131,11 @@ def test_damaged_final_model_is_rewritten_or_reported(finished: Path, straight: 
     for checkpoint in finished.glob("checkpoint-*"):
         if checkpoint.name != left:
             shutil.rmtree(checkpoint)
-    metrics = (finished / "metrics.jsonl").read_text()
+    metrics = (finished / "metrics.jsonl").read_text(encoding="utf-8")
     again = typed(finished)
-    assert (finished / "metrics.jsonl").read_text() == metrics and status(finished)["state"] == "complete"
+    assert (finished / "metrics.jsonl").read_text(encoding="utf-8") == metrics and status(finished)[
+        "state"
+    ] == "complete"
     if left == "nothing":
         assert again.returncode == 2 and f"{finished}/final" in again.stderr
     else:
@@ -142,8 +146,8 @@ def test_folder_that_is_not_a_run_directory_is_refused(typed, tmp_path: Path) ->
     theirs = tmp_path / "theirs"
     for name in ("final", "staging", "trash-mine"):
         (theirs / name).mkdir(parents=True)
-        (theirs / name / "thesis.txt").write_text("mine")
-    (theirs / "metrics.jsonl").write_text('{"mine": 1}\n')
+        (theirs / name / "thesis.txt").write_text("mine", encoding="utf-8")
+    (theirs / "metrics.jsonl").write_text('{"mine": 1}\n', encoding="utf-8")
     before = {path: path.is_file() and path.read_bytes() for path in theirs.rglob("*")}
     refused = typed(theirs)
     assert refused.returncode == 2 and "--output_dir" in refused.stderr

@@ -27,10 +27,12 @@ CUT = 1500  # limit of validation targets
 def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a recipe with group_by_length and two additional validation sets."""
     folder = tmp_path_factory.mktemp("grouped")
-    document = yaml.safe_load(wrapped_recipe.read_text())
+    document = yaml.safe_load(wrapped_recipe.read_text(encoding="utf-8"))
     document["data"] |= {"dataset_dir": str(folder / "data"), "validation_sets": []}
     for name, texts in (("few", documents[:2]), ("many_words", documents[2:20])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8"
+        )
         document["data"]["validation_sets"].append(f"{name}={folder}/{name}.jsonl")
     prepare(DataArguments(**document["data"]))
     document["training"] |= {
@@ -40,7 +42,7 @@ def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.
         "eval_tokens": CUT,
         "sample_tokens": 0,
     }
-    (folder / "grouped.yaml").write_text(yaml.safe_dump(document))
+    (folder / "grouped.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     return folder / "grouped.yaml"
 
 
@@ -91,14 +93,14 @@ def test_steps_match_the_reference(whole: Path, steps, events) -> None:
         assert (event["step_tokens"], event["tokens"]) == (targets_of(step), seen)
         assert abs(targets_of(step) - TOKENS) < 32 and 0 <= event["padding"] < 0.1
     assert logged[0]["loss"] == pytest.approx(mean_nll(untrained(whole), steps[0]), abs=1e-5)
-    plan = json.loads((whole / "environment.json").read_text())["plan"]
+    plan = json.loads((whole / "environment.json").read_text(encoding="utf-8"))["plan"]
     assert plan["by_length"] and plan["gradient_accumulation_steps"] == 4  # 1 + ln 4 + 2,079 / (1,024 * 32 / 33)
 
 
 @pytest.mark.slow
 def test_two_zero1_processes_match_one_process(whole: Path, grouped, events) -> None:
     run = grouped("two", "--per_device_train_batch_size", 16, launcher=("launch", 2))
-    engine = json.loads((run / "environment.json").read_text())["engine"]
+    engine = json.loads((run / "environment.json").read_text(encoding="utf-8"))["engine"]
     assert (engine["zero_stage"], engine["processes"], engine["accumulation_steps"]) == (1, 2, 3)
     keys = ("loss", "step_tokens", "tokens", "eval_loss", "eval_few_loss", "eval_many_words_loss", "eval_few_tokens")
     for ours, theirs in zip(events(run), events(whole), strict=True):
@@ -117,8 +119,8 @@ def test_run_resumed_within_an_epoch_equals_uninterrupted_run(whole: Path, group
 def test_each_validation_set_has_its_own_loss(whole: Path, recipe: Path, events) -> None:
     validated = [event for event in events(whole) if "eval_loss" in event]
     final = AutoModelForCausalLM.from_pretrained(whole / "final").eval()
-    status = json.loads((whole / "run_status.json").read_text())
-    card = (whole / "final" / "README.md").read_text()
+    status = json.loads((whole / "run_status.json").read_text(encoding="utf-8"))
+    card = (whole / "final" / "README.md").read_text(encoding="utf-8")
     for key, name in {"eval": "", "eval_few": "_few", "eval_many_words": "_many_words"}.items():
         rows = rows_of(recipe.with_name("data"), f"validation{name}")
         taken = [row for place, row in enumerate(rows) if targets_of(rows[:place]) < CUT]

@@ -18,7 +18,7 @@ from gpt2_repro.training.launcher import check_deepspeed_json, check_launcher
 
 
 ROOT = Path(__file__).parents[2]
-ZERO1 = json.loads((ROOT / "ds_configs" / "zero1.json").read_text())
+ZERO1 = json.loads((ROOT / "ds_configs" / "zero1.json").read_text(encoding="utf-8"))
 MASTERS = "bf16_master_weights_and_grads"
 
 
@@ -44,9 +44,11 @@ MASTERS = "bf16_master_weights_and_grads"
 def test_deepspeed_json_with_ignored_settings_is_refused(change, told: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     if isinstance(change, dict):
-        path.write_text(json.dumps({key: value for key, value in (ZERO1 | change).items() if value is not None}))
+        path.write_text(
+            json.dumps({key: value for key, value in (ZERO1 | change).items() if value is not None}), encoding="utf-8"
+        )
     elif change:
-        path.write_text(change)
+        path.write_text(change, encoding="utf-8")
     with pytest.raises(UserError, match=f"mine.json.*{told}"):
         check_deepspeed_json(path)
 
@@ -103,10 +105,10 @@ def test_cpu_option_of_the_launcher_is_refused(launched) -> None:
 def test_unsupported_fsdp_settings_are_refused(
     change: dict, told: str | None, launched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = yaml.safe_load((ROOT / "accelerate_configs" / "fsdp2.yaml").read_text())
+    config = yaml.safe_load((ROOT / "accelerate_configs" / "fsdp2.yaml").read_text(encoding="utf-8"))
     monkeypatch.setenv("WORLD_SIZE", str(change.get("processes", 2)))
     config["fsdp_config"] |= {name: value for name, value in change.items() if name != "processes"}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     launched(prepare_multi_gpu_env, "--config_file", tmp_path / "mine.yaml")
     assert current_launcher().name == "fsdp2"
     with pytest.raises(UserError, match=told) if told else contextlib.nullcontext():

@@ -32,8 +32,10 @@ def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_pa
     finally:
         for group in groups:
             kill_all(group.pid)
-    assert codes == [0, 0], (tmp_path / "log0").read_text()[-2000:] + (tmp_path / "log1").read_text()[-2000:]
-    environment = json.loads((run / "environment.json").read_text())
+    assert codes == [0, 0], (tmp_path / "log0").read_text(encoding="utf-8")[-2000:] + (tmp_path / "log1").read_text(
+        encoding="utf-8"
+    )[-2000:]
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert environment["engine"]["zero_stage"] == 1 and environment["plan"]["num_processes"] == 2
     losses = [{event["step"]: event["loss"] for event in events(each) if "loss" in event} for each in (run, straight)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)

@@ -94,7 +94,7 @@ def test_compiled_run_under_zero1_matches_eager_run(
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"compiling the training step; compiled code is cached in {tmp_path}/cache" in done.stdout
     assert done.stdout.count("compiling the ") == 2  # one for training, one for validation
-    engine = json.loads((run / "environment.json").read_text())["engine"]
+    engine = json.loads((run / "environment.json").read_text(encoding="utf-8"))["engine"]
     assert engine["compiled"] is True and engine["compilation_problems"] == []
     for ours, theirs in zip(events(run), events(eager), strict=True):
         for key in ("loss", "eval_loss"):

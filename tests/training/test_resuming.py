@@ -79,7 +79,7 @@ ATTACKS = {
     # transformers reads its own files safely. A file of DeepSpeed with the same name must be checked too.
     "a name of transformers": ("global_step4/optimizer.pt", lambda path: torch.save({"more": Malicious()}, path)),
     # DeepSpeed joins the text of `latest` to the folder without a check.
-    "a pointer": ("latest", lambda path: path.write_text("../evil")),
+    "a pointer": ("latest", lambda path: path.write_text("../evil", encoding="utf-8")),
     "a link": ("link", lambda path: path.symlink_to(path.parents[1])),
     "not in the manifest": ("foreign", lambda path: path.touch()),
 }
@@ -91,7 +91,7 @@ def test_checkpoint_with_dangerous_files_is_refused(name: str, attack, tmp_path:
     (checkpoint / "global_step4").mkdir(parents=True)
     data = {"m": torch.ones(3, dtype=torch.bfloat16), "steps": [1, 2.5, None, True, "x", b"y", (1, 2)], "set": {3}}
     torch.save(data, checkpoint / "global_step4" / "states.pt")
-    (checkpoint / "latest").write_text("global_step4")
+    (checkpoint / "latest").write_text("global_step4", encoding="utf-8")
     files = {"latest", "global_step4/states.pt"}
     refuse_code(checkpoint, files)
     attack(checkpoint / name)
@@ -119,7 +119,7 @@ def refused(match: str, *args, **asked) -> None:
 
 def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path, caplog) -> None:
     assert start_of(tmp_path) == (0, 8, []) and not caplog.messages
-    (tmp_path / "run_status.json").write_text('{"step": 7}')
+    (tmp_path / "run_status.json").write_text('{"step": 7}', encoding="utf-8")
     assert start_of(tmp_path) == (0, 8, []) and "step 7" in caplog.text  # its checkpoints were deleted
     save(2)
     (save(4) / "optimizer.pt").unlink()

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunRecord:
 
 
 def steps_of(run: RunRecord, name: str = "metrics.jsonl") -> list[int]:
-    lines = (run.path / name).read_text().split("\n")
+    lines = (run.path / name).read_text(encoding="utf-8").split("\n")
     assert lines[-1] == ""
     return [json.loads(line)["step"] for line in lines[:-1]]
 
@@ -50,7 +50,7 @@ def test_start_waits_for_the_writer_of_a_job_that_has_ended(run: RunRecord, monk
     job = subprocess.Popen(["true"])
     run.lock()
     job.wait()
-    (run.path / ".lock").write_text(HOLDER.format(job.pid, platform.node()))
+    (run.path / ".lock").write_text(HOLDER.format(job.pid, platform.node()), encoding="utf-8")
     writer = subprocess.Popen(["sleep", "0.5"], pass_fds=[run.lock_descriptor])
     assert run._lock is not None
     run._lock.close()
@@ -61,7 +61,7 @@ def test_start_waits_for_the_writer_of_a_job_that_has_ended(run: RunRecord, monk
     monkeypatch.undo()
     second.lock()
     assert writer.wait(0.1) == 0
-    (run.path / ".lock").write_text(HOLDER.format(job.pid, "another-machine"))
+    (run.path / ".lock").write_text(HOLDER.format(job.pid, "another-machine"), encoding="utf-8")
     with pytest.raises(UserError):
         RunRecord(run.path).lock()
 
@@ -77,7 +77,7 @@ def test_status_keeps_earlier_values(run: RunRecord) -> None:
     assert not run.is_finished(10)  # without final/ the run is not finished
     final = run.path / "final"
     final.mkdir()
-    (final / "model.safetensors").write_text("weights")
+    (final / "model.safetensors").write_text("weights", encoding="utf-8")
     record = {"step": 10, "tokens": 1, "losses": {}}
     checkpoints.seal(final, {}, **record, environment={"trajectory": {"max_steps": 8}})  # as in earlier versions
     assert not run.is_finished(10)
@@ -85,7 +85,7 @@ def test_status_keeps_earlier_values(run: RunRecord) -> None:
     checkpoints.seal(final, {}, **record, environment={"run_identity": {"max_steps": 8}})
     # 10 is the current step. 8 is the length in the original command, before an extension.
     assert [steps for steps in (8, 9, 10, 20) if run.is_finished(steps)] == [8, 10]
-    (final / "model.safetensors").write_text("")
+    (final / "model.safetensors").write_text("", encoding="utf-8")
     assert not run.is_finished(10)
     (run.path / "run_status.json").write_bytes(b"\0" * 100)
     assert run.status() == RunStatus()
@@ -99,7 +99,7 @@ def test_damaged_values_of_the_environment_are_ignored(run: RunRecord) -> None:
     assert run.environment() == whole and whole.to_json()["plan"]["total_tokens"] == 12 * 256
     damaged = whole.to_json() | {"seed": "1", "versions": {"torch": 2, "python": "3"}, "deviations": [5, *deviations]}
     damaged |= {"plan": damaged["plan"] | {"max_steps": True}, "accelerator": [], "data": None, "unknown": 1}
-    (run.path / "environment.json").write_text(json.dumps(damaged))
+    (run.path / "environment.json").write_text(json.dumps(damaged), encoding="utf-8")
     plan = dataclasses.replace(whole.plan, max_steps=0)
     assert run.environment() == dataclasses.replace(whole, seed=None, versions={"python": "3"}, plan=plan)
 
@@ -120,7 +120,7 @@ def test_only_new_and_existing_run_directories_are_accepted(kept: str, run: RunR
         (run.path / name).touch()
     with pytest.raises(UserError, match="--output_dir"):
         run.check_owner()
-    (run.path / kept).write_text(PROOFS[kept])
+    (run.path / kept).write_text(PROOFS[kept], encoding="utf-8")
     run.check_owner()
 
 
@@ -193,14 +193,14 @@ def test_time_of_earlier_attempts_is_counted(
     began = time.time() - process_seconds()
     if supervised is not None:
         monkeypatch.setenv(FOLDER, str(tmp_path))
-        (tmp_path / SINCE).write_text(str(began + supervised))
+        (tmp_path / SINCE).write_text(str(began + supervised), encoding="utf-8")
     if ended is not None:
-        (tmp_path / ENDED).write_text(str(began + ended))
+        (tmp_path / ENDED).write_text(str(began + ended), encoding="utf-8")
     last = datetime.datetime.fromtimestamp(began - 75, datetime.UTC).isoformat(timespec="seconds")
     parts = {"training": 900, "data": 100, "idle": 40}
     before = {"seconds": 1100, "step": 8, "updated": last, "time_breakdown": parts}
     run.path.mkdir()
-    (run.path / "run_status.json").write_text(json.dumps(before))
+    (run.path / "run_status.json").write_text(json.dumps(before), encoding="utf-8")
     run.lock()
     run.add_redone_steps(start, at_checkpoint)
     found = run.time_breakdown()

@@ -65,7 +65,7 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             folder = made.staging / f"checkpoint-{step}"
             folder.mkdir(parents=True)
             torch.save({"step": step}, folder / "optimizer.pt")
-            (folder / "config.json").write_text("{}")
+            (folder / "config.json").write_text("{}", encoding="utf-8")
 
         return made.save(step, write, lambda: {"run_identity": {"seed": 1}}, stops=stops)
 

@@ -27,7 +27,7 @@ def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path: Path) -
     endings = ["abc", "de fg", "hij a", "b c d e"]
     items = [{"ctx": " ".join(endings[: n % 4 + 1]), "endings": endings, "label": n % 4} for n in range(9)]
     hellaswag = tmp_path / "hellaswag.jsonl"
-    hellaswag.write_text("".join(json.dumps(item) + "\n" for item in items))
+    hellaswag.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
     options = ("--max_steps", 6, "--eval_steps", 2, "--hellaswag_steps", 4, "--hellaswag_data", hellaswag)
     options += ("--sample_steps", 3, "--learning_rate", 1e-30)
     one = train(tmp_path / "one", *options)
@@ -36,9 +36,9 @@ def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path: Path) -
     assert list(validated[0]) == [0, 2, 4, 6] and "hellaswag_acc" not in validated[0][2]
     scores = [(its[step]["hellaswag_acc"], its[step]["hellaswag_items"]) for its in validated for step in (0, 4, 6)]
     assert len(set(scores)) == 1 and scores[0][1] == 9  # the weights do not change
-    samples = [json.loads(line) for line in (one / "samples.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in (one / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [sample["step"] for sample in samples] == [0, 4, 6]
-    status = json.loads((one / "run_status.json").read_text())
+    status = json.loads((one / "run_status.json").read_text(encoding="utf-8"))
     assert sum(status["time_breakdown"].values()) == pytest.approx(status["seconds"], abs=0.5)
     assert all(status["time_breakdown"][name] > 0 for name in ("startup", "training", "validation", "saving"))
 
@@ -49,7 +49,7 @@ def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_pat
     # a traceback instead of the state `diverged`, at the same step after every restart.
     run, words = tmp_path / "run", ("--config_overrides", "initializer_range=1e38")
     done = typed(run, *words, "--eval_steps", 1, "--max_steps", 12, "--sample_steps", 1)
-    status = json.loads((run / "run_status.json").read_text())
+    status = json.loads((run / "run_status.json").read_text(encoding="utf-8"))
     assert (done.returncode, status["state"]) == (1, "diverged")
     assert done.stdout.count("TextSampler") == FAILURES_ALLOWED and "Traceback" not in done.stderr
     assert "eval_loss is not finite at step 0" in done.stdout + done.stderr  # the loss is logged too
@@ -59,7 +59,7 @@ def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_pat
 
 def test_bad_hellaswag_file_is_refused_and_missing_hub_is_ignored(typed, events, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ("--hellaswag_steps", 4, "--max_steps", 4)
-    (tmp_path / "bad.jsonl").write_text('{"ctx": "abc", "label": 0}\n')
+    (tmp_path / "bad.jsonl").write_text('{"ctx": "abc", "label": 0}\n', encoding="utf-8")
     done = typed(run, *options, "--hellaswag_data", tmp_path / "bad.jsonl")
     assert done.returncode == 2 and "endings" in done.stderr and not run.exists()
     assert typed(run, *options).returncode == 0

@@ -231,7 +231,7 @@ def _write_folder(
     counts, shards = _write_splits(folder, args, groups, encoder)
     if args.validation_text:
         _write_validation_text(folder / "text", groups, staging / "tokenizer" / "tokenizer.json")
-    (folder / SPLITS).write_text(json.dumps({"splits": sorted(counts)}))  # for load_from_disk
+    (folder / SPLITS).write_text(json.dumps({"splits": sorted(counts)}), encoding="utf-8")  # for load_from_disk
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)

@@ -47,7 +47,7 @@ class StagedPart:
         (unreadable rows). `bad_examples` has error messages. `source` is the name of the source file. `ids` is the
         location of the token ids.
         """
-        return json.loads(self.path(".json").read_text())
+        return json.loads(self.path(".json").read_text(encoding="utf-8"))
 
     def ids(self) -> np.ndarray:
         """Return the part's token ids as a memory-mapped array of shape [tokens].

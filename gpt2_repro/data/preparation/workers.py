@@ -105,7 +105,7 @@ def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Ta
     for index, (file, note) in enumerate(zip(stream.files, notes, strict=True)):
         read += file.size
         if note.is_file():
-            count = json.loads(note.read_text())["parts"]
+            count = json.loads(note.read_text(encoding="utf-8"))["parts"]
             for number in range(count):
                 yield _Task(None, StagedPart(folder, f"{index:05d}-{number:05d}"), file.size // count)
             continue

@@ -109,7 +109,7 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
         of_shard = itertools.chain([block], itertools.islice(remaining, SHARD_BLOCKS - 1))
         shards.append(_write_shard(folder / f"data-{len(shards):05d}.arrow", of_shard, features.arrow_schema))
     state = folder / "state.json"
-    described = json.loads(state.read_text())
+    described = json.loads(state.read_text(encoding="utf-8"))
     described["_data_files"] = [{"filename": shard.name} for shard in shards]
     described["_fingerprint"] = split_hash(shards)[:16]
     write_whole(state, json.dumps(described, indent=2))

@@ -44,7 +44,7 @@ class Preset:
 
 PRESETS = {
     name: Preset(**fields)
-    for name, fields in yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text()).items()
+    for name, fields in yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8")).items()
 }
 
 OTHER_SOURCES = {

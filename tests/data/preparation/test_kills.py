@@ -35,7 +35,7 @@ if __name__ == "__main__":
 def start(tmp_path: Path, corpus: list[Path]) -> Callable[..., subprocess.Popen[str]]:
     """Return a function that starts prepare_data.py in a new process session."""
     story = tmp_path / "story.py"
-    story.write_text(STORY)
+    story.write_text(STORY, encoding="utf-8")
 
     def run(name: str, workers: int) -> subprocess.Popen[str]:
         form = ("--tokenizer", "train:300", "--sequence_length", 32, "--split", "hash", "--validation_fraction", 0.1)

@@ -1,6 +1,8 @@
 """A prepared folder is absent or complete, and the same for any number of workers."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,18 +28,18 @@ def test_a_finished_folder_is_found_again_and_changed_files_are_named(
     arguments, corpus: list[Path], tmp_path: Path, caplog, content
 ) -> None:
     path = tmp_path / "grows.jsonl"
-    path.write_text('{"text": "one"}\n')
+    path.write_text('{"text": "one"}\n', encoding="utf-8")
     files = {"data_files": [*map(str, corpus), str(tmp_path / "*.jsonl")]}
     data, before = prepare(arguments(**files)), content(tmp_path / "out")
     for text, named in (("one", False), ("one more", True), (None, False)):
-        path.unlink() if text is None else path.write_text(json.dumps({"text": text}) + "\n")
+        path.unlink() if text is None else path.write_text(json.dumps({"text": text}) + "\n", encoding="utf-8")
         caplog.clear()
         assert prepare(arguments(**files)) == data
         assert (str(path) in caplog.text and "--overwrite" in caplog.text) == named
     with pytest.raises(UserError, match="sequence_length 32`, not with `--sequence_length 16"):
         prepare(arguments(**files, sequence_length=16))
     assert content(tmp_path / "out") == before
-    (tmp_path / "out" / "manifest.json").write_text("{")
+    (tmp_path / "out" / "manifest.json").write_text("{", encoding="utf-8")
     for overwrite in (False, True):
         with pytest.raises(UserError, match="not a complete prepared folder"):
             prepare(arguments(), PreparationOptions(overwrite=overwrite))
@@ -49,7 +51,7 @@ def test_a_mixture_has_its_weights_and_its_own_validation_files(
     for name in ("a", "b"):
         for kind, part in (("train", documents[:100]), ("validation", documents[100:])):
             lines = "".join(json.dumps({"text": name + text}) + "\n" for text in part)
-            (tmp_path / f"{name}-{kind}.jsonl").write_text(lines)
+            (tmp_path / f"{name}-{kind}.jsonl").write_text(lines, encoding="utf-8")
     source = f"{tmp_path}/a-*.jsonl=3,{tmp_path}/b-*.jsonl=1"
     args = arguments(data_files=[], source=source, split="source", validation_text=True)
     data = prepare(args)
@@ -60,7 +62,7 @@ def test_a_mixture_has_its_weights_and_its_own_validation_files(
     assert first + second == of_train.tokens and first / (first + second) == pytest.approx(0.75, abs=0.02)
     prepare_data.describe(data, max_tokens=0)
     assert f"b-*.jsonl {second / of_train.tokens:.1%}" in capsys.readouterr().out
-    lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
+    lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"] for line in lines] == [name + text for name in "ab" for text in documents[100:]]
     assert manifest.counts["validation"].documents == len(lines)
 
@@ -102,15 +104,15 @@ def test_a_mistake_is_named_and_leaves_nothing(arguments, changes: dict, named: 
 
 def test_a_short_text_has_one_message_and_a_single_document_is_cut(arguments, tmp_path: Path, caplog) -> None:
     caplog.set_level("INFO")
-    (tmp_path / "one.txt").write_text("one two")
+    (tmp_path / "one.txt").write_text("one two", encoding="utf-8")
     one = {"data_files": [str(tmp_path / "one.txt")]}
     with pytest.raises(UserError, match=r"Only \d tokens of text found in .*one\.txt"):
         prepare(arguments(**one))
-    (tmp_path / "one.txt").write_text("one two " * 12)
+    (tmp_path / "one.txt").write_text("one two " * 12, encoding="utf-8")
     for changes, told in (({}, "330 tokens"), ({"split": "hash"}, "330 tokens")):
         with pytest.raises(UserError, match=told):
             prepare(arguments(**one, **changes))
-    (tmp_path / "one.txt").write_text("one two " * 400)
+    (tmp_path / "one.txt").write_text("one two " * 400, encoding="utf-8")
     for changes, told in (
         ({"validation_tokens": 9}, "--validation_tokens"),
         ({"split": "hash"}, "--validation_fract"),
@@ -160,5 +162,19 @@ def test_preparing_imports_no_torch(corpus: list[Path], tmp_path: Path, type_com
     form = ("--num_proc", 1, "--sequence_length", 32, "--validation_tokens", 500)
     done = type_command("python", "-c", code, *words, *form)
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "out" / "manifest.json").read_text())["counts"]["train"]["rows"]
+    rows = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))["counts"]["train"]["rows"]
     assert f"{rows:,} rows" in done.stdout
+
+
+def test_a_locale_without_utf_8_changes_nothing(corpus: list[Path], tmp_path: Path, type_command) -> None:
+    locale = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "en_US.ISO-8859-1"]
+    if not shutil.which("localedef") or subprocess.run(locale, check=False, capture_output=True).returncode:
+        pytest.skip("localedef cannot make the locale en_US.ISO-8859-1.")
+    manifests = []
+    for name, code in (("latin", "en_US.ISO-8859-1"), ("utf", "C.UTF-8")):
+        options = ("--data_files", *corpus, "--dataset_dir", tmp_path / name, "--tokenizer", "train:300")
+        options = (*options, "--encoder", "tokenizers", "--split", "hash", "--validation_fraction", "0.1")
+        done = type_command("python", "prepare_data.py", *options, LOCPATH=str(tmp_path), LC_ALL=code)
+        assert done.returncode == 0, done.stderr
+        manifests.append(json.loads((tmp_path / name / "manifest.json").read_text(encoding="utf-8")))
+    assert manifests[0]["sha256"] == manifests[1]["sha256"] and manifests[0]["files"] == manifests[1]["files"]

@@ -89,7 +89,7 @@ def test_a_preparation_equals_the_naive_one(
         streams.append([text[:-1] + source.choice("abcdefgh") if text else text for text in documents])
         for name, part in (("a", streams[-1][:20]), ("b", streams[-1][20:])):
             lines = "".join(json.dumps({"text": text}) + "\n" for text in part)
-            (tmp_path / f"{number}-{name}.jsonl").write_text(lines)
+            (tmp_path / f"{number}-{name}.jsonl").write_text(lines, encoding="utf-8")
         names.append(f"{tmp_path}/{number}-*.jsonl" + (f"={weight}" if len(weights) > 1 else ""))
     form = {"sequence_length": length, "packing": packing, "separator": separator, "validation_fraction": 0.3}
     form["min_length"] = source.choice([0, length // 2, length]) if packing == "wrap" else 0
@@ -99,7 +99,10 @@ def test_a_preparation_equals_the_naive_one(
     args = arguments(**form, **text, tokenizer=str(tokenizer))
     data = prepare(args)
     data.verify()
-    assert Path(args.dataset_dir, "manifest.json").read_text() == json.dumps(data.manifest.to_json(), indent=2) + "\n"
+    assert (
+        Path(args.dataset_dir, "manifest.json").read_text(encoding="utf-8")
+        == json.dumps(data.manifest.to_json(), indent=2) + "\n"
+    )
     assert not Path(args.dataset_dir + ".staging").exists()
     shares = [weight / sum(weights) for weight in weights]
     wanted = naive(streams, shares, args, Encoder(tokenizer, separator=separator))
@@ -114,7 +117,7 @@ def test_a_preparation_equals_the_naive_one(
         assert (counts.rows, counts.row_tokens, counts.tokens) == (len(rows), targets, tokens)
         assert tokens == firsts + targets + counts.dropped_tokens
         assert tokens == sum(of["tokens"] for of in (counts.sources or {"": {"tokens": tokens}}).values())
-    lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
+    lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"] for line in lines] == wanted["validation"][0]
 
 

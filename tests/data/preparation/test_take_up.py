@@ -59,10 +59,12 @@ def test_a_file_that_was_mended_is_staged_again(
     arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "text.jsonl"
-    source.write_text(corpus[0].read_text())
+    source.write_text(corpus[0].read_text(encoding="utf-8"), encoding="utf-8")
     args = arguments("cut", data_files=[str(source)])
     killed_at(monkeypatch, writing, "_write_shard", 1, lambda: prepare(args))
-    source.write_text(corpus[0].read_text().replace("a", "b"))  # the same number of bytes
+    source.write_text(
+        corpus[0].read_text(encoding="utf-8").replace("a", "b"), encoding="utf-8"
+    )  # the same number of bytes
     assert prepare(args).manifest.sha256 == prepare(arguments("alone", data_files=[str(source)])).manifest.sha256
 
 
@@ -150,7 +152,7 @@ def test_folders_of_others_are_never_touched(arguments, overwrite: bool) -> None
     theirs = [Path(f"{args.dataset_dir}.{name}", "thesis.txt") for name in ("staging", "replaced")]
     for path in theirs:
         path.parent.mkdir()
-        path.write_text("mine")
+        path.write_text("mine", encoding="utf-8")
     for changed in (args, arguments("out", data_files=["nothing*.jsonl"])):
         with pytest.raises(UserError, match="thesis.txt"):
             prepare(changed, options)
@@ -159,4 +161,4 @@ def test_folders_of_others_are_never_touched(arguments, overwrite: bool) -> None
     theirs[0].parent.mkdir(exist_ok=True)
     theirs[1].with_name("staged.txt").rename(theirs[0])
     prepare(args)
-    assert [path.read_text() for path in theirs] == ["mine", "mine"]
+    assert [path.read_text(encoding="utf-8") for path in theirs] == ["mine", "mine"]

@@ -70,7 +70,7 @@ def test_an_encoder_that_differs_is_found_in_the_first_document_and_the_thousand
     arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
 ) -> None:
     many = tmp_path / "many.jsonl"
-    many.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(1100)))
+    many.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(1100)), encoding="utf-8")
     manifest = prepare(arguments(data_files=[str(many)])).manifest
     assert manifest.versions["fastokens"]
     plain = Encoder._plain

@@ -131,7 +131,7 @@ def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPath
 
 
 def write_lines(path: Path, column: str, texts: list[str]) -> Path:
-    path.write_text("".join(json.dumps({column: text}) + "\n" for text in texts))
+    path.write_text("".join(json.dumps({column: text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
 
@@ -164,7 +164,7 @@ def run(planted: Callable[[str], Path], prepared: Path, local_data: Path, tmp_pa
         words = [planted(name), "--baseline", planted(baseline), "--dataset_dir", prepared]
         words += ["--local_data", local_data, "--tokens", "4000", "--output_dir", tmp_path / name, "--device", "cpu"]
         diagnose.main([*map(str, words)])
-        return json.loads((tmp_path / name / "diagnosis.json").read_text())
+        return json.loads((tmp_path / name / "diagnosis.json").read_text(encoding="utf-8"))
 
     return go
 
@@ -193,7 +193,7 @@ def test_a_planted_defect_is_named_and_nothing_else(run, name: str, baseline: st
 
 def test_both_files_hold_the_same_numbers(run, tmp_path: Path, capsys) -> None:
     found = run("brief")
-    table = (tmp_path / "brief" / "diagnosis.md").read_text()
+    table = (tmp_path / "brief" / "diagnosis.md").read_text(encoding="utf-8")
     assert table in capsys.readouterr().out and found["window"] == WINDOW
     labels = [bucket["label"] for bucket in found["domains"]]
     assert labels == ["validation text", "validation village", "LAMBADA passages", "wikitext"]
@@ -211,8 +211,10 @@ def test_without_a_trained_baseline_a_run_with_the_same_tokenizer_is_named(tmp_p
     monkeypatch.chdir(tmp_path)
     for name, tokenizer in (("a", "1"), ("b", "2"), ("c", "1")):
         Path(name, "final").mkdir(parents=True)
-        Path(name, "recipe.yaml").write_text("evaluation: {baseline: untrained}")
-        Path(name, "environment.json").write_text(json.dumps({"data": {"tokenizer_sha256": tokenizer}}))
+        Path(name, "recipe.yaml").write_text("evaluation: {baseline: untrained}", encoding="utf-8")
+        Path(name, "environment.json").write_text(
+            json.dumps({"data": {"tokenizer_sha256": tokenizer}}), encoding="utf-8"
+        )
     for run, told in (("a", "--baseline c."), ("b", "as --baseline.")):
         with pytest.raises(UserError, match=re.escape(told)):
             diagnose._baseline(None, Path(run))
@@ -224,7 +226,7 @@ def test_mistakes_are_one_line(planted, local_data: Path, model, tokenizer, tmp_
     tokenizer.save_pretrained(stranger)
     for name, content in (("torn/wikitext.jsonl", '{"page": "a"}\n{"pa'), ("empty/lambada_openai.jsonl", "")):
         (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_text(content, encoding="utf-8")
     for words, message in [
         (["--baseline", stranger, "--local_data", str(local_data)], "--baseline"),
         (["--baseline", sound], "--dataset_dir"),
