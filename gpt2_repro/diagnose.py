@@ -33,6 +33,7 @@ from gpt2_repro.evaluation.models import common_window, open_model
 from gpt2_repro.evaluation.output import default_output_dir, run_metadata, write_results
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.run_record import RunRecord
+from gpt2_repro.tokenization import is_same
 
 
 HOME = "validation text"
@@ -143,7 +144,7 @@ def _parse(argv: list[str]) -> Namespace:
 
 
 def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
-    if tokenizer.get_vocab() != expected.get_vocab():
+    if not is_same(tokenizer, expected):
         fix = "Pass a model or data with this tokenizer, or run bash evaluate.sh, which compares bits per byte."
         raise UserError(f"{option} does not have the tokenizer of RUN, so losses per token cannot be compared. {fix}")
 
@@ -199,10 +200,9 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
 
 def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domain], Counts]:
     from gpt2_repro.data.prepared import PreparedData
-    from gpt2_repro.model.export import load_tokenizer
 
     data = PreparedData.read(folder)
-    _check_vocabulary(load_tokenizer(str(folder / "tokenizer")), tokenizer, f"--dataset_dir {folder}")
+    _check_vocabulary(data.tokenizer, tokenizer, f"--dataset_dir {folder}")
     separator = None if data.manifest.form.separator == "none" else tokenizer.eos_token_id
     spread = {
         f"validation {name}" if name else HOME: _spread(rows, tokens) for name, rows in data.validation().items()

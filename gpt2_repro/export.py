@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro import cli
+from gpt2_repro import cli, tokenization
 from gpt2_repro.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.comparison import Comparison
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
             tokenizer = load_tokenizer(checkpoint.source)
             written.save_pretrained(staged)
             readable(staged)
-            tokenizer.save_pretrained(staged)
+            tokenization.save(tokenizer, staged)
             if checkpoint.record:
                 results = _results(checkpoint, fingerprint(model, tokenizer))
                 card = model_card(args.push_to_hub or args.out.name, checkpoint.record, *results)

@@ -91,7 +91,8 @@ def main(argv: list[str]) -> None:
 
     import torch
 
-    from gpt2_repro.model.export import load_pair, start_ids
+    from gpt2_repro.model.export import load_pair
+    from gpt2_repro.tokenization import start_ids
 
     model, tokenizer = load_pair(checkpoint.source)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")

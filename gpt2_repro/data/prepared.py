@@ -20,6 +20,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line, nearest
 from gpt2_repro.files import read_object, sha256_of
 from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, RowForm
+from gpt2_repro.tokenization import load_for_rows
 from gpt2_repro.typed_json import from_json
 
 
@@ -126,11 +127,9 @@ class PreparedData:
 
         Raises UserError if the tokenizer cannot be loaded.
         """
-        from transformers import AutoTokenizer
-
         self.check_tokenizer()
         try:
-            return AutoTokenizer.from_pretrained(str(self.path / "tokenizer"))
+            return load_for_rows(self.path / "tokenizer", separator=self.manifest.form.separator)
         except Exception as error:  # `tokenizers` raises plain Exception
             fix = "Copy the folder again, or prepare it with --overwrite."
             raise UserError(f"{self.path}/tokenizer cannot be read ({in_a_line(error)}). {fix}") from None

@@ -14,19 +14,27 @@ from typing import Any, Literal
 import numpy as np
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
 from gpt2_repro.hub import check_hub, hub_reason
 from gpt2_repro.run_record.layout import FINAL
+from gpt2_repro.tokenization import (
+    CONFIG,
+    END_OF_TEXT,
+    for_rows,
+    read_files,
+    separator_token,
+    without_special_tokens,
+)
 
 
 logger = logging.getLogger(__name__)
 
-END_OF_TEXT = "<|endoftext|>"
 Engine = Literal["auto", "fastokens", "tokenizers"]
 # Maximum amount of text for training a tokenizer. The trainer keeps every distinct word: more text takes gigabytes of
 # memory and changes little.
 TRAINING_BYTES = 500_000_000
 LONGEST_WORD = 1000  # characters
-TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
+TOKENIZER_FILES = ["tokenizer.json", CONFIG, "special_tokens_map.json"]
 
 
 def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> None:
@@ -37,8 +45,6 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     Args:
         sequence_length: the `model_max_length` to write if the tokenizer's configuration has none.
     """
-    from tokenizers import Tokenizer
-
     destination.mkdir(parents=True, exist_ok=True)
     given = Path(name).parent if name.endswith("/tokenizer.json") else Path(name)
     given = next((given / inner for inner in (FINAL, "tokenizer") if (given / inner).is_dir()), given)
@@ -57,8 +63,7 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
             "BPE) or char (one id per character)."
         )
     try:
-        Tokenizer.from_file(str(destination / "tokenizer.json"))
-        _complete_config(destination, sequence_length)
+        _complete(destination, sequence_length)
     except Exception as error:  # `tokenizers` raises plain Exception
         line = " ".join(str(error).split())[:200]
         raise UserError(f"The tokenizer {name} cannot be read ({line}). Pass another --tokenizer.") from None
@@ -77,21 +82,12 @@ def _download_tokenizer(name: str) -> Path:
         raise UserError(f"{found} ({hub_reason(error)}). {fix}") from None
 
 
-def _complete_config(folder: Path, sequence_length: int) -> None:
-    """Add missing entries to a tokenizer's configuration file.
-
-    The entries are `tokenizer_class`, `model_max_length`, `bos_token` and `eos_token`.
-    """
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
-    config.setdefault("model_max_length", sequence_length)
-    description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    special = [token["content"] for token in description.get("added_tokens", [])]
-    if END_OF_TEXT in special:
-        config.setdefault("bos_token", END_OF_TEXT)
-        config.setdefault("eos_token", END_OF_TEXT)
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def _complete(folder: Path, sequence_length: int, *, separator: str = "before") -> None:
+    """Write a tokenizer's files as the rows need them (see `for_rows`)."""
+    description, config = for_rows(folder, separator=separator)
+    if description != read_files(folder)[0]:
+        write_whole(folder / "tokenizer.json", json.dumps(description, ensure_ascii=False))
+    write_whole(folder / CONFIG, json.dumps({"model_max_length": sequence_length} | config, indent=2) + "\n")
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path, *, sequence_length: int) -> None:
@@ -136,7 +132,7 @@ def count_characters(documents: Iterable[str], destination: Path, *, sequence_le
 def _save(tokenizer: Any, destination: Path, sequence_length: int) -> None:
     destination.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(destination / "tokenizer.json"))
-    _complete_config(destination, sequence_length)
+    _complete(destination, sequence_length)
 
 
 def obtain_tokenizer(
@@ -145,6 +141,7 @@ def obtain_tokenizer(
     documents: Callable[[], Iterable[str]],
     *,
     sequence_length: int,
+    separator: str,
     text_bytes: Callable[[], float],
 ) -> None:
     """Save the tokenizer `name` to `destination`, unless that folder exists.
@@ -170,6 +167,8 @@ def obtain_tokenizer(
         count_characters(documents(), partial, sequence_length=sequence_length)
     else:
         save_tokenizer(name, partial, sequence_length=sequence_length)
+    if separator == "none":
+        _complete(partial, sequence_length, separator=separator)
     partial.rename(destination)
 
 
@@ -217,16 +216,15 @@ class Encoder:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer
 
-        self._description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        description, config = read_files(folder)
         vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         self.separator = separator
-        self.end_of_text = None if separator == "none" else _end_of_text_id(folder, vocabulary)
-        added = self._description.get("added_tokens", [])
-        self._description["added_tokens"] = [token for token in added if not token.get("special")]
-        # Truncation and padding that were saved with the tokenizer would cut or pad documents.
-        self._description |= {"truncation": None, "padding": None}
+        self.end_of_text = None if separator == "none" else _end_of_text_id(config, vocabulary)
+        self._description = without_special_tokens(description)
+        if all(token.get("special") for token in description.get("added_tokens", [])):
+            self._description["added_tokens"] = []  # they do not occur in text, and no other id depends on them
         # fastokens is 20 to 100 times as fast as `tokenizers`.
         wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description, vocabulary)
         if engine == "fastokens" and not wanted:
@@ -297,9 +295,8 @@ def _has_fastokens(*, needed: bool) -> bool:
     return False
 
 
-def _end_of_text_id(folder: Path, vocabulary: dict[str, int]) -> int:
-    token = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token", END_OF_TEXT)
-    content = token["content"] if isinstance(token, dict) else token
-    if content not in vocabulary:
+def _end_of_text_id(config: dict[str, Any], vocabulary: dict[str, int]) -> int:
+    token = separator_token(config)
+    if token not in vocabulary:
         raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
-    return vocabulary[content]
+    return vocabulary[token]

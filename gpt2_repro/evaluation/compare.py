@@ -13,6 +13,7 @@ from gpt2_repro.evaluation.statistics import FEWEST, paired
 
 logger = logging.getLogger(__name__)
 
+WHOLE_DOCUMENTS = ("word_perplexity", "byte_perplexity", "bits_per_byte", "nats_per_token")
 Found = tuple[list[str], Metric]  # hashes of the scored documents, and the metric
 
 
@@ -35,6 +36,9 @@ def compare(
         for model, tasks in scored
     }
     first, judged, name = scored[0][1], settings.limit is None, baseline.name if baseline else None
+    # Without a separator, the first token of each document is not scored.
+    separated = baseline is None or baseline.has_separator
+    comparable = {model.name: judged and model.has_separator == separated for model, _ in scored}
     deviations = [find_deviations(model.source, settings.max_length, tasks) for model, tasks in scored]
     return Comparison(
         **dataclasses.asdict(settings),
@@ -44,19 +48,33 @@ def compare(
         baseline=name,
         models=[model for model, _ in scored],
         warnings=list(itertools.chain(*deviations)) if judged else [],
-        rows=[_row(task.task, metric, found, name, judged=judged) for task in first for metric in task.metrics],
+        rows=[
+            _row(
+                task.task,
+                metric,
+                found,
+                name,
+                comparable if metric.name in WHOLE_DOCUMENTS else dict.fromkeys(found, judged),
+            )
+            for task in first
+            for metric in task.metrics
+        ],
     )
 
 
 def _row(
-    task: str, metric: Metric, found: Mapping[str, Mapping[Any, Found]], baseline: str | None, *, judged: bool
+    task: str,
+    metric: Metric,
+    found: Mapping[str, Mapping[Any, Found]],
+    baseline: str | None,
+    judged: Mapping[str, bool],
 ) -> ComparisonRow:
     scores = {name: metrics.get((task, metric.name)) for name, metrics in found.items()}
     base = scores[baseline] if baseline else None
     differences = {}
     for name, its in scores.items():
         if name != baseline and (difference := _difference(its, base)):
-            differences[name] = difference if judged else dataclasses.replace(difference, verdict=None)
+            differences[name] = difference if judged[name] else dataclasses.replace(difference, verdict=None)
     values = {name: Score(its[1].value, its[1].stderr) if its else Score(None) for name, its in scores.items()}
     return ComparisonRow(task, metric.name, metric.higher_is_better, values, differences)
 

@@ -20,10 +20,12 @@ from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS
 from gpt2_repro.launchers import LAUNCHERS
+from gpt2_repro.tokenization import encode, load, start_id
 
 
 ROOT = Path(__file__).parents[2]
 ANSWER = "answer.pickle"
+NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
@@ -124,10 +126,35 @@ def _missing_data_as_user_error(task: str) -> Iterator[None]:
 
 @functools.cache
 def _scorer_class() -> Any:
-    """Return a subclass of lm-eval's HFLM that draws a single progress bar."""
+    """Return a subclass of lm-eval's HFLM that encodes text as rows do.
+
+    It draws a single progress bar.
+    """
     from lm_eval.models.huggingface import HFLM
 
     class Scorer(HFLM):
+        @property
+        def prefix_token_id(self) -> int:
+            start = start_id(self.tokenizer)
+            return NO_SEPARATOR if start is None else start
+
+        def tok_encode(
+            self, string: str, *args: Any, left_truncate_len: int | None = None, **options: Any
+        ) -> list[int]:
+            # HFLM (lm_eval 0.4.13) would add the tokens of the post-processor, and score them in rolling windows
+            # (lm-evaluation-harness#3333).
+            return encode(self.tokenizer, [string])[0][-(left_truncate_len or 0) :]
+
+        def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+            before, after = super()._encode_pair(context, continuation)
+            return [*self._start, *before], after
+
+        @functools.cached_property
+        def _start(self) -> list[int]:
+            # Tokenizers of other projects can add a start token, and their models need it. Ours add none.
+            first = self.tokenizer("")["input_ids"][:1]
+            return first if first == [self.tokenizer.bos_token_id] else []
+
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             hidden = disable_tqdm or self.rank > 0
             with Progress(desc="Running rolling loglikelihood", unit=" windows", hidden=hidden) as self.windows:
@@ -138,7 +165,13 @@ def _scorer_class() -> Any:
             if options.get("override_bs") is not None:  # set only for rolling windows
                 self.windows.update(len(requests))
                 options["disable_tqdm"] = True
-            return super()._loglikelihood_tokens(requests, **options)
+            # Without a separator, the first token of a document is only context.
+            requests = [
+                (key, after[:1], after[1:]) if before == [NO_SEPARATOR] else (key, before, after)
+                for key, before, after in requests
+            ]
+            scored = iter(super()._loglikelihood_tokens([one for one in requests if one[2]], **options))
+            return [next(scored) if one[2] else (0.0, True) for one in requests]
 
     return Scorer
 
@@ -192,13 +225,13 @@ def main(job: Path) -> None:
     """
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     folder, task, settings, task_folder = pickle.loads(job.read_bytes())
     # The other ranks wait while rank 0 aggregates. Some tasks take longer than the default timeout of 10 minutes.
     accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(days=1))])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load(folder)
     found = evaluate_model(model, tokenizer, task, settings, task_folder, accelerator)
     if accelerator.is_main_process:
         job.with_name(ANSWER).write_bytes(pickle.dumps(found))

@@ -16,6 +16,7 @@ from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.hub import check_hub
+from gpt2_repro.tokenization import encode
 
 
 logger = logging.getLogger(__name__)
@@ -177,11 +178,9 @@ class HellaSwag:
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     try:
-        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
-        raise UserError(
-            f"The tokenizer fails on HellaSwag ({error}). Pass --hellaswag_steps 0 to train without HellaSwag."
-        ) from None
+        encoded = encode(tokenizer, texts)
+    except UserError as error:
+        raise UserError(f"{error} Pass --hellaswag_steps 0 to train without HellaSwag.") from None
     if not all(encoded):
         raise UserError(
             "The tokenizer gives no tokens for a HellaSwag text. Pass --hellaswag_steps 0 to train without HellaSwag."

@@ -12,6 +12,7 @@ from gpt2_repro.checkpoint import Checkpoint
 from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
+from gpt2_repro.tokenization import start_id
 
 
 logger = logging.getLogger(__name__)
@@ -60,15 +61,11 @@ def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         found = f"{checkpoint.source}: the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids."
         raise UserError(f"{found} Pass a folder with this model and its own tokenizer files.")
-    if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
-        fix = (
-            "Its validation loss is in the training log. "
-            "To score a model, train it on data that was prepared with --tokenizer train."
-        )
-        raise UserError(f"{checkpoint.name} cannot be scored, because its tokenizer has no end-of-text token. {fix}")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
-    return LoadedModel(ComparedModel(*described, fingerprint(model, tokenizer)), checkpoint, load, positions)
+    has_separator = start_id(tokenizer) is not None
+    column = ComparedModel(*described, fingerprint(model, tokenizer), has_separator=has_separator)
+    return LoadedModel(column, checkpoint, load, positions)
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:

@@ -114,7 +114,10 @@ def _describe(model: ComparedModel) -> str:
         return f"{model.name}: not measured here, but published by {'; '.join(model.published_by)}"
     trained = f"tokens trained: {'unknown' if model.tokens_trained is None else format(model.tokens_trained, ',')}"
     source = "" if model.source == model.name else f"from {model.source}, "
-    return f"{model.name}: {model.parameters:,} parameters, {trained}, {source}hash {model.revision[:12]}"
+    first = (
+        "" if model.has_separator else ". Its rows have no separator, so the first token of a document is not scored"
+    )
+    return f"{model.name}: {model.parameters:,} parameters, {trained}, {source}hash {model.revision[:12]}{first}"
 
 
 def _conventions(comparison: Comparison) -> list[str]:

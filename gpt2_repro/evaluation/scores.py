@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.statistics import AGGREGATIONS, BITS_PER_BYTE, MEAN, aggregate, standard_error
+from gpt2_repro.tokenization import encode, start_id
 
 
 COMPLETION = "hellaswag_completion"
@@ -142,7 +143,9 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
     """Return the metric `nats_per_token`: the mean loss over all tokens."""
     # BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
     nats = [sample["word_perplexity"][0] * math.log(2) for sample in samples]
-    tokens = [len(tokenizer(sample["arguments"][0][0], verbose=False)["input_ids"]) for sample in samples]
+    texts = [sample["arguments"][0][0] for sample in samples]
+    # Without a separator, the first token of a document is only context.
+    tokens = [len(ids) - (start_id(tokenizer) is None) for ids in encode(tokenizer, texts)]
     values = [list(pair) for pair in zip(nats, tokens, strict=True)]
     loss = aggregate(BITS_PER_BYTE, np.asarray(values, dtype=np.float64))
     stderr = standard_error(BITS_PER_BYTE, values) if len(values) > 1 else None
@@ -155,7 +158,8 @@ def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
     for sample in samples:
         means = []
         for (context, ending), (log_probability, _) in zip(sample["arguments"], sample["filtered_resps"], strict=True):
-            tokens = len(tokenizer(context + ending)["input_ids"]) - len(tokenizer(context)["input_ids"])
+            whole, of_context = encode(tokenizer, [context + ending, context])
+            tokens = len(whole) - len(of_context)
             means.append(log_probability / tokens)
         right.append(float(np.argmax(means) == int(sample["target"])))
     stderr = float(np.std(right, ddof=1) / math.sqrt(len(right))) if len(right) > 1 else None

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro import tokenization
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, fetch_data
 from gpt2_repro.evaluation.models import LoadedModel
@@ -23,7 +24,7 @@ from gpt2_repro.typed_json import from_json
 logger = logging.getLogger(__name__)
 
 CACHE = Path(".cache/evaluation")
-READING = 1  # increase it if scores.py reads the same samples differently
+READING = 2  # increase it if the same model gets other scores from the same samples or texts
 # The harness's results of a task, and the scores that were read from the results and samples.
 Results = tuple[dict[str, Any], list[TaskScores]]
 
@@ -103,7 +104,7 @@ def _evaluate(
         fetch_data(task, task_folder)
         if not model_folder.exists():
             model.save_pretrained(model_folder)
-            tokenizer.save_pretrained(model_folder)
+            tokenization.save(tokenizer, model_folder)
         found = evaluate_launched(model_folder, task, settings, task_folder, num_processes=num_processes)
     else:
         found = evaluate_model(model, tokenizer, task, settings, task_folder)

@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     MixtralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -25,6 +24,7 @@ from gpt2_repro.files import read_object
 from gpt2_repro.hub import hub_reason
 from gpt2_repro.model.configuration import FAILURES, SAFELY
 from gpt2_repro.model.pretraining import plain_config, plain_model
+from gpt2_repro.tokenization import load
 
 
 COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
@@ -132,7 +132,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     ):
         raise UserError(f"{checkpoint} has no tokenizer files. {COMPLETE}")
     try:
-        return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+        return load(checkpoint)
     except Exception as error:  # `tokenizers` raises no subclass for a damaged tokenizer.json
         raise UserError(
             f"Cannot load the tokenizer of {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}"
@@ -145,28 +145,6 @@ def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     Raises UserError if loading fails.
     """
     return load_model(checkpoint), load_tokenizer(checkpoint)
-
-
-def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
-    """Return the prompt's ids, or the start-of-document id for an empty prompt.
-
-    A character tokenizer has no such id, so an empty prompt becomes a line break. If the vocabulary has no line break,
-    an empty prompt becomes the first character of the vocabulary.
-
-    Raises UserError if the prompt fills the window or cannot be encoded.
-    """
-    try:
-        ids = tokenizer(prompt, verbose=False)["input_ids"] or [tokenizer.bos_token_id]
-        if ids == [None]:  # characters as tokens
-            ids = tokenizer("\n" if "\n" in tokenizer.get_vocab() else min(tokenizer.get_vocab()))["input_ids"]
-    except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
-        raise UserError(
-            f"Cannot encode the prompt {prompt!r} ({error}). Use only characters that occur in the training data."
-        ) from None
-    if window and len(ids) >= window:
-        limit = f"must have fewer than {window:,}, the size of the window"
-        raise UserError(f"The prompt has {len(ids):,} tokens, but {limit}. Pass a shorter --sample_prompt.")
-    return ids
 
 
 def untrained_like(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:

@@ -11,6 +11,7 @@ from gpt2_repro.model.arguments import SHAPE
 from gpt2_repro.model.configuration import own_keys
 from gpt2_repro.model.export import load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config
+from gpt2_repro.tokenization import is_same
 
 
 # Configuration keys in which the checkpoint may differ. They do not change the model's outputs in evaluation mode.
@@ -71,10 +72,9 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
 
 def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:
     try:
-        theirs = load_tokenizer(checkpoint).get_vocab()
+        theirs = load_tokenizer(checkpoint)
     except UserError:
         return  # the checkpoint has no tokenizer
-    ours = tokenizer.get_vocab()
     # For a checkpoint without a tokenizer, transformers may create an almost empty one.
-    if theirs != ours and len(theirs) == len(ours):
+    if len(theirs) == len(tokenizer) and not is_same(theirs, tokenizer):
         raise UserError(f"{name} has a different tokenizer than the data. Prepare the data with --tokenizer {name}.")

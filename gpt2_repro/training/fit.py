@@ -12,6 +12,7 @@ import shutil
 from transformers import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
+from gpt2_repro import tokenization
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import readable, sync, write_whole
 from gpt2_repro.model.pretraining import plain_model
@@ -154,7 +155,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         shutil.rmtree(staged, ignore_errors=True)
         model.save_pretrained(staged)
         readable(staged)
-        trainer.processing_class.save_pretrained(staged)
+        tokenization.save(trainer.processing_class, staged)
         step = trainer.state.global_step
         losses = run.validation_losses(step)
         if trainer.average.exists:

@@ -7,8 +7,8 @@ import torch
 from tqdm import tqdm
 from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
-from gpt2_repro.model.export import start_ids
 from gpt2_repro.run_record import RunRecord, events
+from gpt2_repro.tokenization import start_ids
 from gpt2_repro.training.engine import has_shards
 
 

@@ -21,7 +21,7 @@ from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources import small_texts
 from gpt2_repro.data.tokenizer import Encoder, count_characters, save_tokenizer, train_tokenizer
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.export import start_ids
+from gpt2_repro.tokenization import start_ids
 from tests.reference import encode_each
 
 

@@ -65,7 +65,14 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
         tokenizer = staging / "tokenizer"
         texts = functools.partial(_training_text, sources.training, args)
         text_bytes = functools.partial(_text_bytes, sources.training)
-        obtain_tokenizer(args.tokenizer, tokenizer, texts, sequence_length=args.sequence_length, text_bytes=text_bytes)
+        obtain_tokenizer(
+            args.tokenizer,
+            tokenizer,
+            texts,
+            sequence_length=args.sequence_length,
+            separator=args.separator,
+            text_bytes=text_bytes,
+        )
         encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
         _check_separator(sources.training, args, encoder)
         streams = [(stream.files, stream.limit) for kind in streams_of(sources, args) for stream in kind]

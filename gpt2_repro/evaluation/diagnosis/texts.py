@@ -14,6 +14,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.documents import cut_passages, evenly, read_documents
 from gpt2_repro.hub import check_hub
+from gpt2_repro.tokenization import encode, start_id
 
 
 Ids = NDArray[np.integer[Any]]
@@ -92,9 +93,7 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
             raise UserError(f"Cannot load {task} from {path}: {in_a_line(error)}") from None
     if task == "wikitext":
         texts = [wikitext_detokenizer({column: text}) for text in texts]
-    # The tokenizer would warn about texts longer than the window. They are cut into rows later.
-    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    documents = [np.array(ids, np.int64) for ids in encoded]
+    documents = [np.array(ids, np.int64) for ids in encode(tokenizer, texts)]
     if task == "lambada_openai":  # excerpts do not start or end with a document
         return Domain(name, documents, passages=texts)
     separator = tokenizer.eos_token_id
@@ -130,7 +129,7 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
     - words: two rows per passage, which score the last word. The first row has the complete passage, and the second
       row has only the last sentence.
     """
-    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    start = start_id(tokenizer)
     edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
     rows: list[Row] = []
     documents = itertools.count()
@@ -146,7 +145,7 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
         starts = [ids[:count] for ids in domain.starts if len(ids) >= count and start is not None]
         for ids, document in zip(evenly(starts, edges), documents, strict=False):
             rows.append(Row(ids, count - 1, number, document, "bare"))
-            rows.append(Row(np.insert(ids, 0, start), count, number, document, "starts"))
+            rows.append(Row(np.array([start, *ids], np.int64), count, number, document, "starts"))
         count = min(EDGE_TOKENS, window)
         ends = [ids[-count:] for ids in domain.ends if len(ids) >= count]
         rows += [Row(ids, 1, number, next(documents), "ends") for ids in evenly(ends, edges)]
@@ -172,8 +171,8 @@ def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[I
     Only the last `window` + 1 ids are returned.
     """
     # As in lm-evaluation-harness, context and word are encoded together, and the length of the context is subtracted.
-    ids = tokenizer.encode(f"{context} {word}", add_special_tokens=False, verbose=False)
-    targets = len(ids) - len(tokenizer.encode(context, add_special_tokens=False, verbose=False))
+    ids, before = encode(tokenizer, [f"{context} {word}", context])
+    targets = len(ids) - len(before)
     return np.array(ids[-window - 1 :], np.int64), max(1, targets)
 
 

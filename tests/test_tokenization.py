@@ -1,0 +1,224 @@
+"""Rows, samples, scores and the final model use one tokenizer, whatever its kind."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.evaluation import __main__ as evaluation
+from gpt2_repro.model.export import load_tokenizer
+from gpt2_repro.tokenization import encode, start_ids
+
+
+END = "<|endoftext|>"
+LINES = [
+    "First Citizen: It's 2024, isn't it?",
+    "ROMEO  said  no.",
+    "CAFÉ naïve 12345 + 1,000",
+    "def f(x):\n\treturn 1",
+]
+SPELLED = ["one <|endoftext|> two </s> three <s> four [SEP] five [CLS] <unk> x</s>y <|im_end|> z", "[SEP]<s></s>"]
+LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
+DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), LEVEL])
+OWN = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(Regex(r"\p{N}{1,3}|\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
+
+
+def byte_level(splitter: Any, *, normalizer: Any = None, added: tuple[str | AddedToken, ...] = ()) -> Tokenizer:
+    """Return a byte-level BPE with its own splitter and added tokens in this order."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = LEVEL, decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        LINES, trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.pre_tokenizer = splitter
+    if normalizer is not None:
+        made.normalizer = normalizer
+    for token in added:
+        (made.add_special_tokens if str(token).startswith("<|") else made.add_tokens)([token])
+    return made
+
+
+def unigram() -> Tokenizer:
+    letters = sorted(set("".join([*LINES, *SPELLED])) - {" "})
+    pieces = [("<unk>", 0.0), ("<s>", -2.0), ("</s>", -2.0), ("▁", -3.0), ("▁said", -4.0), ("Citizen", -4.0)]
+    made = Tokenizer(models.Unigram(pieces + [(letter, -5.0) for letter in letters], unk_id=0, byte_fallback=False))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return made
+
+
+def word_piece() -> Tokenizer:
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.WhitespaceSplit()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    made.train_from_iterator(LINES, trainers.WordPieceTrainer(vocab_size=120, special_tokens=special))
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    return made
+
+
+def llama() -> Tokenizer:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"acdefinorstuxy"]
+    vocabulary = {piece: number for number, piece in enumerate([*pieces, "▁s", "ai", "▁sai", "</", "</s"])}
+    merges = [("▁", "s"), ("a", "i"), ("▁s", "ai")]
+    made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return made
+
+
+# How to make each kind of tokenizer, its tokenizer_config.json, and the position of its separator.
+KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any], str]] = {
+    "gpt2 with digits": (
+        lambda: byte_level(DIGITS, added=(END,)),
+        {"tokenizer_class": "GPT2TokenizerFast", "bos_token": END, "eos_token": END, "unk_token": END},
+        "before",
+    ),
+    "gpt2 with its own regex": (
+        lambda: byte_level(OWN, added=(END,)),
+        {"tokenizer_class": "GPT2Tokenizer", "eos_token": END},
+        "after",
+    ),
+    "neox": (
+        lambda: byte_level(LEVEL, added=("<|padding|>", "  ", END, "First Citizen", "ROMEO", "<|x|>", "said  ")),
+        {"tokenizer_class": "GPTNeoXTokenizerFast", "bos_token": END, "eos_token": END},
+        "before",
+    ),
+    "qwen": (
+        lambda: byte_level(OWN, normalizer=normalizers.NFC(), added=(END, "<|im_end|>")),
+        {"tokenizer_class": "Qwen2Tokenizer", "eos_token": {"content": "<|im_end|>"}, "pad_token": END},
+        "before",
+    ),
+    "lower case, no separator": (
+        lambda: byte_level(LEVEL, normalizer=normalizers.Lowercase(), added=(END,)),
+        {"tokenizer_class": "GPT2Tokenizer", "bos_token": END, "eos_token": END},
+        "none",
+    ),
+    "end of text that is not special": (
+        lambda: byte_level(LEVEL, added=(AddedToken(" yes"), AddedToken("[SEP]", special=False))),
+        {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "[SEP]"},
+        "before",
+    ),
+    "unigram": (unigram, {"tokenizer_class": "T5Tokenizer", "bos_token": "<s>", "eos_token": "</s>"}, "after"),
+    "bert": (word_piece, {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "sep_token": "[SEP]"}, "none"),
+    "bert with an end": (word_piece, {"tokenizer_class": "BertTokenizer", "eos_token": "[SEP]"}, "before"),
+    "llama": (
+        llama,
+        {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True},
+        "before",
+    ),
+}
+
+
+def write(folder: Path, kind: str) -> Path:
+    make, config, _ = KINDS[kind]
+    folder.mkdir()
+    make().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_tokenizer_gives_all_ids(kind: str, tmp_path: Path, type_warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    separator = KINDS[kind][2]
+    tokenizer, data, run = write(tmp_path / "tokenizer", kind), tmp_path / "data", tmp_path / "run"
+    parts = {"val": [f"{number} {line}" for number in range(20) for line in LINES]}
+    parts["train"] = [*parts["val"], *SPELLED, *reversed(parts["val"])]
+    for name, documents in parts.items():
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    form = ("--sequence_length", 64, "--separator", separator, "--dataset_dir", data)
+    source = ("--data_files", tmp_path / "train.jsonl", tmp_path / "val.jsonl", "--split", "source")
+    words = ("--tokenizer", tokenizer, "--validation_text", "true")
+    done = type_warm("python", "prepare_data.py", *source, *words, *form)
+    assert done.returncode == 0, done.stderr
+    training = {"tokens_per_step": 128, "max_steps": 2, "per_device_train_batch_size": 2, "bf16": False}
+    training |= {"use_cpu": True, "warmup_steps": 0, "eval_tokens": 0, "sample_tokens": 4}
+    recipe = {"model": {"n_layer": 1, "n_head": 2, "n_embd": 16}, "training": training}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+    done = type_warm("python", "train.py", tmp_path / "recipe.yaml", "--output_dir", run, *form)
+    assert done.returncode == 0, done.stderr
+
+    # Rows
+    final = AutoTokenizer.from_pretrained(run / "final")
+    library = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    end = final.eos_token_id
+    assert (end is None) == (separator == "none") and final.bos_token_id == end
+    encoded = {text: library.encode(text, add_special_tokens=False).ids for text in [*parts["val"], *SPELLED]}
+    assert all(final(text)["input_ids"] == encoded[text] for text in parts["val"])
+    ours = load_tokenizer(str(run / "final"))
+    # An unknown character has the id of <unk> or [UNK].
+    special = {
+        library.token_to_id(token) for token in re.findall(r"[<\[][^ <\[]+[>\]]", SPELLED[0]) if token != "<unk>"
+    }
+    special -= {None}
+    assert special
+    for text, ids in zip(SPELLED, encode(ours, SPELLED), strict=True):
+        encoded[text] = ids
+        assert ids and not special & set(ids)
+    for split, documents in (("validation", parts["val"]), ("train", parts["train"])):
+        rows = [row["input_ids"].tolist() for row in PreparedData.read(data).rows(split)]
+        stream = [*(number for row in rows for number in row[:-1]), rows[-1][-1]]
+        expected = [number for text in documents for number in with_separator(encoded[text], end, separator)]
+        assert 0 <= len(expected) - len(stream) < 64 and stream == expected[: len(stream)]
+
+    # Samples begin as documents begin.
+    for text in (LINES[0], SPELLED[0]):
+        assert start_ids(ours, text) == [*([] if end is None else [end]), *encode(ours, [text])[0]]
+    assert start_ids(ours, "") == [end] if end is not None else start_ids(ours, "")[0] not in ours.all_special_ids
+
+    # Scores
+    monkeypatch.chdir(tmp_path)
+    words = ("--tasks", "document_perplexity", "--local_data", data, "--baseline", "none", "--device", "cpu")
+    evaluation.main([*map(str, (run, *words, "--output_dir", "scores", "--no_cache"))])
+    rows = json.loads((tmp_path / "scores/comparison.json").read_text(encoding="utf-8"))["rows"]
+    (scores,) = [row["values"] for row in rows if row["metric"] == "nats_per_token"]
+    text = (data / "text/validation.jsonl").read_text(encoding="utf-8")
+    texts = [json.loads(line)["text"] for line in text.splitlines()]
+    wanted = nats_per_token(run / "final", [final(text)["input_ids"] for text in texts], end)
+    (score,) = scores.values()
+    assert score["value"] == pytest.approx(wanted, abs=1e-4)
+
+
+def with_separator(ids: list[int], end: int | None, separator: str) -> list[int | None]:
+    return {"before": [end, *ids], "after": [*ids, end], "none": ids}[separator]
+
+
+def nats_per_token(folder: Path, documents: list[list[int]], end: int | None) -> float:
+    """Return the mean loss of a model on documents of up to one window, with `end` as the only prefix."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    nats, count = 0.0, 0
+    for ids in documents:
+        row = torch.tensor([*([] if end is None else [end]), *ids])
+        assert len(row) <= model.config.n_positions + 1
+        with torch.inference_mode():
+            logits = model(row[None, :-1]).logits[0].log_softmax(dim=1)
+        nats -= logits.gather(1, row[1:, None]).sum().item()
+        count += len(row) - 1
+    return nats / count
