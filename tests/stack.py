@@ -3,10 +3,13 @@
 import accelerate.commands.launch
 import torch.distributed.run
 
+from gpt2_repro import hardware
 from gpt2_repro.training.engine import prepare_deepspeed
 
 
 prepare_deepspeed(use_cpu=True)
+# Tests of bf16 must not fall back to fp32 on a CPU without bf16 instructions.
+hardware.cpu_multiplies_bf16 = lambda: True
 
 import datasets  # noqa: E402
 import deepspeed  # noqa: E402

@@ -5,11 +5,12 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import accelerate.optimizer
 import torch
+import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import nn
@@ -205,6 +206,52 @@ def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
         if keep:
             weights[name] = full.to("cpu", torch.float32, copy=True)
     return weights
+
+
+def set_masters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """Set DeepSpeed's fp32 master weights.
+
+    Args:
+        model: the model without its wrapper.
+        weights: the complete fp32 weights by name.
+    """
+    for name, parameter in model.named_parameters():
+        full, weight = weights[name].flatten(), cast(Any, parameter)
+        if hasattr(weight, "ds_id"):  # ZeRO-3: each rank has a part, and the last part is padded
+            length = weight.ds_tensor.numel()
+            full = nn.functional.pad(full, (0, length * dist.get_world_size() - len(full)))
+            weight._z3_optimizer.set_local_hp_param(full.narrow(0, length * dist.get_rank(), length), weight)
+        else:
+            weight.set_full_hp_param(full)
+
+
+def check_layout(model: nn.Module, optimizer: Any) -> None:
+    """Raise UserError if ZeRO-1 or 2 stores the weights of a group in another order.
+
+    DeepSpeed (0.19.8) then assigns master weights to other weights of the model, and Muon and MARS update other
+    weights.
+
+    Args:
+        model: the model without its wrapper.
+        optimizer: torch's optimizer, from `innermost_optimizer`.
+    """
+    mappings = {
+        weight: getattr(weight, "_hp_mapping", None) for weight in model.parameters()
+    }  # None: not on this rank
+    same = all(
+        torch.equal(found.lp_fragment.flatten(), found.hp_fragment.to(found.lp_fragment.dtype))
+        for found in mappings.values()
+        if found is not None
+    )
+    for group, weights in zip(optimizer.param_groups, getattr(optimizer, "weights", ()), strict=False):
+        start, begin = 0, dist.get_rank() * len(group["params"][0])
+        for weight in weights if group["by"] != "adamw" else ():
+            if found := mappings[weight]:
+                same &= begin + found.hp_fragment_address.start - found.lp_fragment_address.start == start
+            start += weight.numel()
+    if not same:
+        fix = "Remove round_robin_gradients and parameter_alignment from the DeepSpeed JSON."
+        raise UserError(f"The master weights of ZeRO are not in the order of the model's weights. {fix}")
 
 
 def _full_master(parameter: Any) -> torch.Tensor:

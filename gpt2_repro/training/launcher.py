@@ -29,6 +29,7 @@ REFUSED = {
     "fp16": "fp16 needs loss scaling, and recipes support bf16 and fp32 only",
     "amp": "the recipe sets the precision (bf16)",
     "checkpoint": "train.py writes checkpoints and converts them if necessary",
+    "compute_grad_norm": "train.py skips updates whose gradient norm is not finite",
 }
 # The top-level keys that DeepSpeed reads. BLOCKS: the keys inside of blocks that DeepSpeed does not check.
 KEYS = (
@@ -108,10 +109,10 @@ def check_deepspeed_json(path: Path) -> None:
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}). Correct the file.") from None
-    for key, value in config.items():
+    for key, value in (config | config.get("zero_optimization", {})).items():
         if key in REFUSED:
             raise UserError(f"{path}: {key} cannot be set, because {REFUSED[key]}. Remove the key.")
-        if key not in KEYS:
+        if key in config and key not in KEYS:
             raise UserError(f"{path} has the key {key!r}, which DeepSpeed ignores. {did_you_mean(key, KEYS)}")
         for inner in value if key in BLOCKS and isinstance(value, dict) else ():
             if inner not in BLOCKS[key]:

@@ -86,13 +86,19 @@ class PretrainingTrainer(Trainer):
         self.state.compute_steps(self.args, max_steps)
         return begun
 
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        # DeepSpeed (0.19.8) rounds the weights to bf16 before it copies the fp32 master weights from them.
+        rounded = resume_from_checkpoint is None and self.is_deepspeed_enabled and self.args.bf16
+        weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters() if rounded}
         # DeepSpeed prints a dozen lines about memory here, at any log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
-            prepared = super()._prepare_for_training(*args, **kwargs)
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        optimizer = engine.innermost_optimizer(self.model_wrapped, self.optimizer)
+        engine.check_layout(self.model, optimizer)
+        if rounded:
+            engine.set_masters(self.model, weights)
         engine.skip_repeated_work(self.model_wrapped, self.model, self.optimizer)
         follow(self.lr_scheduler, self.args.learning_rate)
-        optimizer = engine.innermost_optimizer(self.model_wrapped, self.optimizer)
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
         engine.check_engine(facts, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
