@@ -62,8 +62,8 @@ def newest(run: Path) -> int:
     ("share", "launchers", "options"),
     [
         (0.36, [("launch", 2)], ("--max_steps", 800, "--bf16", "true", "--dropout", 0.1)),
-        (0.32, [("launch", 2), ("launch", 1)], ("--max_steps", 400, "--bf16", "false")),
-        (0.32, [("ddp", 2), ("python",)], ("--max_steps", 400, "--bf16", "false")),
+        (0.32, [("launch", 2), ("launch", 1)], ("--max_steps", 400, "--bf16", "false", "--learning_rate", 1e-3)),
+        (0.32, [("ddp", 2), ("python",)], ("--max_steps", 400, "--bf16", "false", "--learning_rate", 1e-3)),
     ],
     ids=["zero1", "zero1-on-2-and-1", "ddp-and-one-process"],
 )
@@ -72,7 +72,8 @@ def test_kills_lose_nothing(
 ) -> None:
     """After random faults, a run has the losses and final weights of a faultless run.
 
-    With one layout they are equal. If each start may have another layout, losses agree to 1e-4.
+    With one layout they are equal. If each start may have another layout, losses agree to 1e-4. At a rate of 1e-3, the
+    losses of faultless runs on different layouts differ by up to 1.1e-6. At 1e-2, rounding grows to 8e-3.
     """
     # No launcher reads both a checkpoint of DeepSpeed and a checkpoint of DDP.
     options = (*OPTIONS, *options)
