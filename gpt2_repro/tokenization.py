@@ -44,14 +44,14 @@ def roles_of(config: dict[str, Any]) -> dict[str, str]:
 
 
 def separator_token(config: dict[str, Any]) -> str | None:
-    """Return the token that separates documents: eos_token, or <|endoftext|> if the configuration has no entry."""
+    """Return the token between documents: eos_token, by default <|endoftext|>."""
     return roles_of({"eos_token": END_OF_TEXT} | config).get("eos_token")
 
 
 def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of tokenizer.json that never turns text into the id of a special token.
+    """Return a copy of tokenizer.json that encodes spelled special tokens as text.
 
-    All other ids stay the same. A special token of one character, such as a line break, is text.
+    All other ids stay the same. Only unknown text has the id of the unknown token. A special token of one character, such as a line break, is text.
     """
     added = description.get("added_tokens", [])
     special = {token["content"] for token in added if token.get("special")}
@@ -75,7 +75,7 @@ def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return tokenizer.json and the configuration with which text begins as documents begin in rows.
+    """Return tokenizer.json and the configuration that fit the rows.
 
     The separator becomes bos_token and eos_token. With `separator` "none" there is neither of them. A post-processor
     that adds tokens is removed. Tokens that the configuration names are marked as special in tokenizer.json, because
@@ -162,7 +162,7 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[l
 
 
 def start_id(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Return the id before the first token of a document, or None if documents have no separator."""
+    """Return the id before a document, or None if there is no separator."""
     return tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
 
 

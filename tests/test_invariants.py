@@ -85,6 +85,8 @@ def test_a_resumed_run_is_the_straight_one(launcher, bf16: str, train, tmp_path:
     saved = load_file(run / "checkpoint-3" / "model.safetensors")
     assert saved["transformer.wte.weight"].shape == (320, 32)  # the complete weight, even if it is sharded
     train(run, *options, launcher=launcher)
+    engine = json.loads((run / "environment.json").read_text(encoding="utf-8"))["engine"]
+    assert engine["matrix_products"] == ("bfloat16" if bf16 == "true" else "float32")
     finals = [weights(each) for each in (run, straight)]
     ours, theirs = (set(losses(each)) for each in (run, straight))
     assert len(theirs) == 8 + 3 and len(ours - theirs) == 1 and theirs < ours  # it was also validated at the stop

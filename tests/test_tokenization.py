@@ -211,7 +211,7 @@ def with_separator(ids: list[int], end: int | None, separator: str) -> list[int 
 
 
 def nats_per_token(folder: Path, documents: list[list[int]], end: int | None) -> float:
-    """Return the mean loss of a model on documents of up to one window, with `end` as the only prefix."""
+    """Return the mean loss on short documents with `end` as the only prefix."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     nats, count = 0.0, 0
     for ids in documents:
