@@ -53,7 +53,7 @@ def test_the_length_of_a_run_is_compared_in_steps_and_tokens() -> None:
 
 def test_a_prepared_folder_on_the_command_line_replaces_the_data_section(tiny_recipe: Path, tmp_path: Path) -> None:
     folder = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]
-    found = compare(FAITHFUL, "--dataset_dir", folder, "--sequence_length", 32)
+    found = compare(FAITHFUL, "--dataset_dir", folder, "--sequence_length", 32, "--tokens_per_step", 4096)
     assert found["data.source"].run == "files" and found["data.sequence_length"].run == 32
     assert compare(FAITHFUL, "--dataset_dir", tmp_path / "nowhere").keys() == {"data.dataset_dir"}
 

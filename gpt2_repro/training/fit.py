@@ -98,6 +98,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         if when.reason or trainer.state.global_step < trainer.plan.max_steps:
             # If the run had reached stop_at_step in an earlier attempt, no step sets a reason.
             if when.reason is None:
+                if trainer.state.global_step < args.last_step:
+                    raise RunFailed(f"The training rows ended at step {trainer.state.global_step}.")
                 logger.info("The run has already reached --stop_at_step %d.", args.stop_at_step)
             reason = when.reason = when.reason or f"--stop_at_step {args.stop_at_step}"
             trainer.record("failed" if when.orphaned else "stopped", reason=reason)

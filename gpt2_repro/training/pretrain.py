@@ -63,7 +63,7 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
                 saved, identity_of(settings, plan), where=run.path, allow_change=settings.allow_resume_change
             )
 
-    args, plan = resolve_arguments(recipe, epoch_targets=manifest.counts["train"].row_tokens, check=check)
+    args, plan = resolve_arguments(recipe, check=check)
     run_identity = identity_of(args, plan)
     if 0 < args.extend_to < plan.total_tokens:
         raise UserError(

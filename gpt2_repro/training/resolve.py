@@ -31,18 +31,16 @@ logger = logging.getLogger(__name__)
 def resolve_arguments(
     recipe: TrainingRecipe,
     *,
-    epoch_targets: int | None = None,
     check: Callable[[SimpleNamespace, BatchPlan], None] | None = None,
 ) -> tuple[PretrainingArguments, BatchPlan]:
     """Return the training arguments and the batch plan for this machine.
 
     Args:
         recipe: a recipe whose model and batch sizes are set (not 0), see `sizing.follow_data`.
-        epoch_targets: the number of targets in all training rows, or None if the data is not prepared.
         check: a function that is called before the slow imports of transformers. Its arguments are an object with
             the settings as attributes, and the batch plan. It may raise UserError.
 
-    Raises UserError for settings that the machine, the launcher, the data or transformers does not support.
+    Raises UserError for settings that the machine, the launcher or transformers does not support.
     """
     training = recipe.training
     check_launcher()
@@ -52,7 +50,7 @@ def resolve_arguments(
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     bf16, precision = hardware.choose_bf16(training.bf16, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    plan = plan_run(training, recipe.data, num_processes=processes, epoch_targets=epoch_targets)
+    plan = plan_run(training, recipe.data, num_processes=processes)
     if training.torch_compile and not launcher.whole_weights:
         fix = f"Omit --torch_compile, or launch with --config_file {recommended_launcher().config}."
         raise UserError(

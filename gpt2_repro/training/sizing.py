@@ -8,7 +8,7 @@ import logging
 import os
 from typing import Any
 
-from gpt2_repro.batch_plan import TokenCount
+from gpt2_repro.batch_plan import BY_LENGTH, TokenCount
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
@@ -45,8 +45,8 @@ def follow_data(
         data: the prepared folder. None: open the folder that the recipe names.
         on_gpu: derive sizes for a GPU (True), a CPU (False) or this machine (None).
 
-    Raises UserError if a size must be derived and no prepared folder matches the recipe, or if two of epochs,
-    total_tokens and max_steps are passed.
+    Raises UserError if a size must be derived and no prepared folder matches the recipe, if two of epochs,
+    total_tokens and max_steps are passed, or if the data has fewer rows than one step needs.
     """
     training, typed = recipe.training, recipe.typed
     passed = typed & {"epochs", "max_steps", "total_tokens"}
@@ -80,11 +80,30 @@ def follow_data(
             on_gpu = find_accelerator(use_cpu=training.use_cpu).kind == "cuda"
         recipe = _derive(recipe, counts, on_gpu)
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
+    check_epoch(recipe, counts)
     check_warmup(recipe.training, typed)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
         message = "The run reads the text %s times. More than %d epochs often overfit. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
     return recipe
+
+
+def check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
+    """Raise UserError if all training rows together are fewer than one step needs."""
+    training, length, processes = recipe.training, recipe.data.sequence_length, int(os.environ.get("WORLD_SIZE", "1"))
+    if training.train_sampling_strategy == BY_LENGTH:
+        most, option = counts.row_tokens, ""
+    elif micro_batch := min(training.per_device_train_batch_size, counts.rows // processes):
+        most = counts.rows // (micro_batch * processes) * micro_batch * processes * length
+        is_smaller = micro_batch < training.per_device_train_batch_size
+        option = f" --per_device_train_batch_size {micro_batch}" if is_smaller else ""
+    else:
+        raise UserError(f"{processes} processes need more training rows than {counts.rows}. Prepare more text.")
+    if training.tokens_per_step > most:
+        raise UserError(
+            f"{recipe.data.dataset_dir} has only {counts.rows:,} training rows, too few for one step of "
+            f"{training.tokens_per_step:,} tokens. Pass at most --tokens_per_step {most}{option}, or prepare more text."
+        )
 
 
 def epochs_of(recipe: TrainingRecipe, counts: SplitCounts) -> float:

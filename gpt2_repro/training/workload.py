@@ -21,17 +21,13 @@ from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, count
 HELLASWAG_TOKENS = 3_034_080
 
 
-def plan_run(
-    training: TrainingSection, data: DataArguments, *, num_processes: int, epoch_targets: int | None = None
-) -> BatchPlan:
+def plan_run(training: TrainingSection, data: DataArguments, *, num_processes: int) -> BatchPlan:
     """Return the batch plan of a recipe.
+
+    Raises UserError if the tokens per step do not fit the micro-batch, or if the sampling strategy is not supported.
 
     Args:
         num_processes: the world size.
-        epoch_targets: the number of targets in all training rows, or None if the data is not prepared.
-
-    Raises UserError if the tokens per step do not fit the micro-batch or the data, or if the sampling strategy is not
-    supported.
     """
     check_strategy(training, data)
     tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
@@ -39,11 +35,6 @@ def plan_run(
     layout = {"micro_batch_size": micro_batch, "num_processes": num_processes, "max_steps": steps}
     if training.train_sampling_strategy != BY_LENGTH:
         return plan_batches(tokens, length, **layout)
-    if epoch_targets is not None and epoch_targets < tokens:
-        raise UserError(
-            f"All training rows together have {epoch_targets} targets, which is less than one step needs. Pass a smaller "
-            "--tokens_per_step."
-        )
     return plan_by_length(tokens, longest=length, shortest=max(1, data.min_length), **layout)
 
 
