@@ -133,7 +133,7 @@ def read(run: Path) -> Curve:
     speeds = [event["tokens_per_second"] for event in events if "tokens_per_second" in event]
     validations = [event for event in events if "eval_loss" in event]
     # Before the first step there is no average.
-    losses = {event["step"]: event.get("eval_average_loss", event["eval_loss"]) for event in validations}
+    losses = {event["step"]: event.get("eval_EMA_loss", event["eval_loss"]) for event in validations}
     return Curve(losses, STEP / statistics.median(speeds))
 
 

@@ -175,8 +175,8 @@ def _draw_loss(figure: Figure, run: Run) -> str:
         caption += " Thin line: training loss at each logged step. Bold line: its moving average."
     _draw_band(axes, _band_of(run))
     ends: list[End] = []
-    sets = {"validation": "eval_loss"} | {name: f"eval_{name}_loss" for name in run.further_sets}
-    for (name, key), colour in zip(sets.items(), itertools.cycle((ORANGE, GREEN, PURPLE, RED)), strict=False):
+    sets = [("validation", "eval_loss"), *((name, f"eval_{name}_loss") for name in run.further_sets)]
+    for (name, key), colour in zip(sets, itertools.cycle((ORANGE, GREEN, PURPLE, RED)), strict=False):
         tokens, losses = points(run.validation, key)
         curves.append((tokens, losses))
         if tokens:

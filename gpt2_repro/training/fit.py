@@ -29,6 +29,7 @@ from gpt2_repro.training.resuming import Start, loadable
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.tracking import Guarded, guard_reporting, report_text
 from gpt2_repro.training.trainer import PretrainingTrainer
+from gpt2_repro.training.validation import AVERAGED
 
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,8 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         step = trainer.state.global_step
         losses = run.validation_losses(step)
         if trainer.average.exists:
-            losses = {key.replace("_average", "", 1): loss for key, loss in losses.items() if "eval_average" in key}
+            averaged = {key: loss for key, loss in losses.items() if key.startswith(AVERAGED)}
+            losses = {key.replace(AVERAGED, "eval"): loss for key, loss in averaged.items()}
         facts = {"step": step, "tokens": trainer.tokens_trained, "losses": losses}
         checkpoints.seal(staged, {}, **facts, environment=trainer.environment.to_json())
         record = TrainingRecord(**facts, environment=trainer.environment)

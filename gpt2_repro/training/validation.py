@@ -20,6 +20,9 @@ from gpt2_repro.training.when import NOTHING, StepControl
 
 logger = logging.getLogger(__name__)
 
+# Begins the keys of the averaged weights. The names of validation sets have no capitals, so no set has such a key.
+AVERAGED = "eval_EMA"
+
 
 class Validation:
     """Computes the losses of the validation sets and the HellaSwag score on all ranks.
@@ -55,12 +58,12 @@ class Validation:
         Args:
             model: the model in evaluation mode.
             after_batch: a function to call after each forward pass.
-            averaged: whether the weights are the average over steps. If so, the keys begin with `eval_average`, and
+            averaged: whether the weights are the average over steps. If so, the keys begin with AVERAGED, and
                 HellaSwag is not scored.
         """
         sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])
         endings, hellaswag = None, None if averaged else self._hellaswag(step)
-        prefix = "eval_average" if averaged else "eval"
+        prefix = AVERAGED if averaged else "eval"
         if hellaswag is not None:
             endings = hellaswag.losses(
                 lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,

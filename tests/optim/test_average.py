@@ -74,7 +74,7 @@ def test_final_is_the_average_under_all_launchers_and_after_a_resume(train, even
         rows = [of[name][: len(weight)] for of in saved]  # without the padding of the vocabulary
         torch.testing.assert_close(weight, average_of(rows, 3), rtol=0, atol=1e-6)
     losses = {event["step"]: event for event in events(straight) if "eval_loss" in event}
-    assert "eval_average_loss" not in losses[0] and losses[8]["eval_average_loss"] != losses[8]["eval_loss"]
+    assert "eval_EMA_loss" not in losses[0] and losses[8]["eval_EMA_loss"] != losses[8]["eval_loss"]
 
     resumed = train(tmp_path / "resumed", *options, 4, "--stop_at_step", 4, launcher=("launch", 2))
     train(resumed, *options, 4, launcher=("launch", 2))
@@ -82,7 +82,7 @@ def test_final_is_the_average_under_all_launchers_and_after_a_resume(train, even
     for run in (resumed, ddp):
         others = {event["step"]: event for event in events(run) if "eval_loss" in event}
         for step in (4, 8):
-            expected = pytest.approx(losses[step]["eval_average_loss"], abs=1e-5)
-            assert others[step]["eval_average_loss"] == expected
+            expected = pytest.approx(losses[step]["eval_EMA_loss"], abs=1e-5)
+            assert others[step]["eval_EMA_loss"] == expected
         for name, weight in load_file(run / "final" / "model.safetensors").items():
             torch.testing.assert_close(weight, final[name], rtol=0, atol=1e-4)

@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from datasets import Dataset
+from matplotlib.figure import Figure
+from transformers import AutoModelForCausalLM
 
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.report.plots import _draw_loss
+from gpt2_repro.report.read import read_run
 from gpt2_repro.training.tracking import FAILURES_ALLOWED
 from gpt2_repro.training.trainer import PretrainingTrainer
 from gpt2_repro.training.validation import validation_batches
+from tests.training.by_hand import mean_nll, rows_of
 
 
 def test_evaluate_refuses_another_dataset() -> None:
@@ -41,6 +49,34 @@ def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path: Path) -
     status = json.loads((one / "run_status.json").read_text(encoding="utf-8"))
     assert sum(status["time_breakdown"].values()) == pytest.approx(status["seconds"], abs=0.5)
     assert all(status["time_breakdown"][name] > 0 for name in ("startup", "training", "validation", "saving"))
+
+
+def test_no_name_of_a_validation_set_hides_another_loss(
+    tiny_recipe: Path, documents: list[str], typed, events, tmp_path: Path
+) -> None:
+    recipe = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))
+    names = ("average", "b", "average_b", "ema_b", "validation", "loss", "tokens", "hellaswag")
+    for number, name in enumerate(names):
+        text = json.dumps({"text": documents[3 * number]}) + "\n"
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    sets = [f"{name}={tmp_path}/{name}.jsonl" for name in names]
+    recipe["data"] |= {"dataset_dir": str(tmp_path / "data"), "validation_sets": sets}
+    prepare(DataArguments(**recipe["data"]))
+    run, words = tmp_path / "run", ("--dataset_dir", tmp_path / "data", "--ema_steps", 3, "--max_steps", 4)
+    assert typed(run, *words).returncode == 0
+    (last,) = [event for event in events(run) if event["step"] == 4 and "eval_loss" in event]
+    losses, card = read_run(run), (run / "final" / "README.md").read_text(encoding="utf-8")
+    assert len(losses.further_sets) == 2 * len(names) + 1
+    for weights, prefix in ((run / "checkpoint-4", "eval"), (run / "final", "eval_EMA")):
+        model = AutoModelForCausalLM.from_pretrained(weights).eval()
+        for name in ("", *(f"_{name}" for name in names)):
+            expected = mean_nll(model, rows_of(tmp_path / "data", f"validation{name}"))
+            assert last[f"{prefix}{name}_loss"] == pytest.approx(expected, abs=1e-5), name
+            assert (f"{last[f'{prefix}{name}_loss']:.4f} nats" in card) == (prefix == "eval_EMA"), name
+    # The report shows the main validation split although a set has the name "validation".
+    figure = Figure()
+    _draw_loss(figure, losses)
+    assert last["eval_loss"] in [line.get_ydata()[-1] for line in figure.axes[0].lines if len(line.get_ydata())]
 
 
 def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_path: Path) -> None:
