@@ -1,8 +1,10 @@
 """Read, write, sync, hash and delete files and folders."""
 
+import fcntl
 import gzip
 import hashlib
 import json
+import logging
 import os
 import shutil
 import uuid
@@ -12,6 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, in_a_line
+
+
+logger = logging.getLogger(__name__)
+
+
+def try_lock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
+    """Lock an open file or folder. Return False if another process has locked it.
+
+    The lock lasts until all copies of the descriptor are closed. If the file system has no locks, a warning is logged,
+    and the result is True.
+
+    Args:
+        path: the file or folder, for the warning.
+        shared: whether other processes can have a shared lock at the same time.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # NFS, FUSE and Lustre can be mounted without locks
+        logger.warning("%s cannot be locked (%s). Do not let two commands write it at once.", path, error.strerror)
+    return True
 
 
 def sync_folder(folder: Path) -> None:

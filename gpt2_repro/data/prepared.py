@@ -5,7 +5,6 @@ A prepared folder has the rows of token ids that prepare_data.py wrote.
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import json
 import logging
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line, nearest
-from gpt2_repro.files import read_object, sha256_of
+from gpt2_repro.files import read_object, sha256_of, try_lock
 from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, RowForm
 from gpt2_repro.tokenization import load_for_rows
 from gpt2_repro.typed_json import from_json
@@ -170,14 +169,10 @@ class PreparedData:
 
         Raises UserError if another process is replacing the folder now.
         """
-        try:
-            # Replacing the memory-mapped files would kill this process with SIGBUS.
-            # The descriptor is never closed, so the lock lasts until the process ends.
-            fcntl.flock(os.open(self.path, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{self.path} is being replaced. Try again later or pass another --dataset_dir.") from None
-        except OSError as error:
-            logger.warning("%s cannot be locked (%s). Do not replace the folder during the run.", self.path, error)
+        # Replacing the memory-mapped files would kill this process with SIGBUS.
+        # The descriptor is never closed, so the lock lasts until the process ends.
+        if not try_lock(os.open(self.path, os.O_RDONLY), self.path, shared=True):
+            raise UserError(f"{self.path} is being replaced. Try again later or pass another --dataset_dir.")
 
     def check_shards(self, split: str) -> None:
         """Raise UserError if file names or sizes of a split do not match the manifest."""
@@ -221,10 +216,9 @@ def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(descriptor, folder):
+            raise UserError(message)
         yield
-    except BlockingIOError:
-        raise UserError(message) from None
     finally:
         os.close(descriptor)
 

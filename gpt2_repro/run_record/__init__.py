@@ -1,6 +1,5 @@
 """Read and write the files that record a run, and lock its run directory."""
 
-import fcntl
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ from typing import Any, TextIO
 import yaml
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import read_object, sync, write_whole
+from gpt2_repro.files import read_object, sync, try_lock, write_whole
 from gpt2_repro.formatting import now
 from gpt2_repro.manifest import MANIFEST, SPLITS
 from gpt2_repro.run_record import checkpoints, events, layout
@@ -154,26 +153,22 @@ class RunRecord:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / layout.LOCK).open("a+", encoding="utf-8")
+            file = (self.path / layout.LOCK).open("a+", encoding="utf-8")
         except OSError as error:
             problem = f"The run directory {self.path} cannot be written ({error.strerror})"
             raise UserError(f"{problem}. Pass another --output_dir.") from None
         deadline = time.monotonic() + WRITING
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                lock.seek(0)
-                holder = lock.read().strip() or "unknown"
+        while not try_lock(file.fileno(), self.path):
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
             # If the job has ended, its writer still writes the last checkpoint.
             if not _has_ended(holder) or time.monotonic() > deadline:
                 raise UserError(f"{self.path} is in use by {holder}. End that job or pass another --output_dir.")
             time.sleep(0.1)
-        lock.truncate(0)
-        lock.write(HOLDER.format(os.getpid(), platform.node()))
-        lock.flush()
-        self._lock = lock
+        file.truncate(0)
+        file.write(HOLDER.format(os.getpid(), platform.node()))
+        file.flush()
+        self._lock = file
         self._earlier = time_of_earlier_attempts(self.status())
 
     @property

@@ -16,6 +16,7 @@ import pytest
 
 from gpt2_repro import run_record
 from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.data.prepared import PreparedData, exclusive_lock
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import HOLDER, RunRecord, checkpoints, events, status
 from gpt2_repro.run_record.environment import Environment
@@ -44,6 +45,20 @@ def test_second_job_cannot_use_the_run_directory(finished: Path, typed) -> None:
     assert run._lock is not None
     run._lock.close()  # the end of a process closes the lock too
     RunRecord(finished).lock()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.ENOLCK, errno.EBADF])
+def test_file_system_without_locks_is_used_after_a_warning(run: RunRecord, number: int, monkeypatch, caplog) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    run.lock()
+    run.lock()
+    assert run.lock_descriptor >= 0 and [record.levelname for record in caplog.records] == ["WARNING"]
+    with exclusive_lock(run.path, "in use"):
+        PreparedData(run.path, None).lock()  # type: ignore[arg-type]
+    assert len(caplog.records) == 3
 
 
 def test_start_waits_for_the_writer_of_a_job_that_has_ended(run: RunRecord, monkeypatch) -> None:
