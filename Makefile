@@ -49,10 +49,10 @@ demo: $(VENV)/.installed
 
 runs/demo/evaluation/comparison.json:
 	$(PYTHON) prepare_data.py recipes/demo.yaml
-	@read -r kind processes < <($(PYTHON) -c "from gpt2_repro import hardware as h; print(h.find_accelerator().kind, h.demo_processes())"); \
+	@read -r kind processes cores < <($(PYTHON) -c "from gpt2_repro import hardware as h; print(h.find_accelerator().kind, h.demo_processes(), h.cpu_cores())"); \
 	command=($(LAUNCH) --num_processes $$processes); \
 	if [[ "$$(uname)" != Linux ]]; then echo "DeepSpeed needs Linux. Training with one process without DeepSpeed."; command=($(PYTHON)); fi; \
-	if [[ $$kind == cpu ]]; then export DS_ACCELERATOR=cpu OMP_NUM_THREADS=$$(( ($$(getconf _NPROCESSORS_ONLN) + processes - 1) / processes )); fi; \
+	if [[ $$kind == cpu ]]; then export DS_ACCELERATOR=cpu OMP_NUM_THREADS=$$(( (cores + processes - 1) / processes )); fi; \
 	command+=(train.py recipes/demo.yaml); \
 	if (( processes > 2 )); then command+=(--per_device_train_batch_size $$((8 / processes))); fi; \
 	echo "$${command[@]}"; "$${command[@]}"

@@ -21,6 +21,7 @@ from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
 from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import cpu_cores
 from gpt2_repro.manifest import RowForm
 
 
@@ -32,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
-OPTIONS["num_proc"]["default"] = os.cpu_count() or 1
+OPTIONS["num_proc"]["default"] = cpu_cores()
 # The options that --help lists, by heading. `--help all` lists every option.
 HELP = {
     "Text": ("data_files", "source", "text_column", "sample_by", "max_tokens", "list_sources"),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import shutil
 import statistics
 import subprocess
@@ -63,7 +62,7 @@ def check_devices(recipe: TrainingRecipe) -> list[Finding]:
     found = _judge("attention", lambda: str(choose_attention(model.attn_implementation, machine, config, rows=rows)))
     return [
         driver,
-        Finding("✓", "device", f"the CPU, {os.cpu_count()} cores" if on_cpu else gpus),
+        Finding("✓", "device", f"the CPU, {hardware.cpu_cores()} cores" if on_cpu else gpus),
         _judge("precision", lambda: hardware.choose_bf16(training.bf16, **rules)[1]),
         _judge("torch.compile", lambda: "on" if hardware.choose_compile(training.torch_compile, **rules) else "off"),
         found,

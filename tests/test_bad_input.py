@@ -143,14 +143,14 @@ def test_the_package_lists_its_commands(capsys) -> None:
 
 
 def test_many_more_processes_than_cpu_cores(refused, monkeypatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("gpt2_repro.training.launcher.cpu_cores", lambda: 2)
     for processes, told in (("4", "--logging_steps 10"), ("5", "--num_processes 2")):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
         assert told in refused("--use_cpu", "--logging_steps", 0)
 
 
 def test_more_processes_than_gpus(refused, monkeypatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("gpt2_repro.training.launcher.cpu_cores", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")

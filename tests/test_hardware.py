@@ -1,5 +1,6 @@
 """The device determines peak FLOP/s, process count and the use of torch.compile."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,34 @@ def test_the_demo_takes_the_largest_power_of_two(monkeypatch: pytest.MonkeyPatch
     for gpus, processes in ((1, 1), (2, 2), (3, 2), (6, 4), (8, 8), (16, 8)):
         fake_gpus(monkeypatch, gpus)
         assert hardware.demo_processes() == processes
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_limits_of_a_container(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(**files: str) -> None:
+        names = {"limit": "memory/memory.limit_in_bytes", "used": "memory/memory.usage_in_bytes"}
+        names |= {"stat": "memory/memory.stat", "quota": "cpu/cpu.cfs_quota_us", "period": "cpu/cpu.cfs_period_us"}
+        if version == 2:
+            names = {"limit": "memory.max", "used": "memory.current", "stat": "memory.stat", "quota": "cpu.max"}
+        for name, text in files.items():
+            (tmp_path / names[name]).parent.mkdir(exist_ok=True)
+            (tmp_path / names[name]).write_text(f"{text}\n", encoding="utf-8")
+
+    memory = SimpleNamespace(total=64 * 10**9, available=60 * 10**9)
+    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    sizes = lambda: (hardware.total_memory(), hardware.available_memory(), hardware.cpu_cores())  # noqa: E731
+    assert sizes() == (64 * 10**9, 60 * 10**9, 6)
+    total = "total_" if version == 1 else ""
+    stat = f"anon {3 * 10**9}\ninactive_file 7\n{total}inactive_file {8 * 10**9}"
+    write(limit="max" if version == 2 else str(2**63 - 4096), used=str(12 * 10**9), stat=stat)
+    write(**{"quota": "max 100000"} if version == 2 else {"quota": "-1", "period": "100000"})
+    assert sizes() == (64 * 10**9, 60 * 10**9, 6)
+    # 8 of the 12 GB are files that were read once, such as a checkpoint that was resumed from.
+    write(limit=str(16 * 10**9))
+    write(**{"quota": "350000 100000"} if version == 2 else {"quota": "350000"})
+    assert sizes() == (16 * 10**9, 12 * 10**9, 4)
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """Build the model to train."""
 
-import psutil
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import total_memory
 from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
@@ -49,7 +49,7 @@ def _check_memory(config: PreTrainedConfig) -> None:
     parameters = gpt2_parameters(**shape, n_positions=config.max_position_embeddings)
     # fp32 weights; without a GPU also their gradients and the two moments of AdamW.
     needed = parameters * (4 if torch.cuda.is_available() else 16)
-    if needed > (memory := psutil.virtual_memory().total):  # not the free memory: a full page cache can be emptied
+    if needed > (memory := total_memory()):  # not the free memory: a full page cache can be emptied
         size = f"{parameters / 1e6:,.0f} M parameters needs about {needed / 1e9:,.0f} GB of memory"
         fix = "Pass a smaller --n_layer or --n_embd."
         raise UserError(f"A model with {size}. This machine has {memory / 1e9:.0f} GB. {fix}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.hardware import cpu_cores
 from gpt2_repro.launchers import LAUNCHERS, current_launcher
 
 
@@ -62,7 +63,7 @@ def end_with_launcher() -> None:
 
 def check_cores(argv: Sequence[str]) -> None:
     """Raise UserError if a run on the CPU has more than two processes per core."""
-    processes, cores = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), os.cpu_count() or 1
+    processes, cores = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), cpu_cores()
     # Without torch, which these processes would import at the same time.
     finding = "" if "--use_cpu" in argv else "No GPU found. "
     if processes > 2 * cores and not (finding and any(Path("/dev").glob("nvidia[0-9]*"))):
