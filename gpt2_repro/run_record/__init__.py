@@ -102,7 +102,9 @@ class RunRecord:
 
     def is_finished(self, steps: int) -> bool:
         """Return whether the run is complete and was planned for `steps` optimizer steps."""
-        if self.status().state != "complete" or self.final_defect() is not None:
+        # A run that is killed directly after it has written final/ cannot record its state. But if there are
+        # checkpoints, final/ may be older than they are.
+        if self.final_defect() is not None or (self.status().state != "complete" and self.newest_step() >= 0):
             return False
         record = checkpoints.training_record(self.final)
         # After --extend_to, the run identity still contains the steps planned before the first extension.

@@ -74,6 +74,8 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     # Rank 0 decides for all ranks. Other machines may see an older state of the file system and would wait forever.
     if broadcast_object_list([is_finished])[0]:
         note(RUN, str(run.path.resolve()))
+        if args.process_index == 0 and run.status().state != "complete":
+            run.write_status("complete", reason=None)
         return logger.info("%s is already complete: %s. To train again, pass a new --output_dir.", run.path, run.final)
     start, args, plan, extensions = choose_start(run, args, plan, run_identity)
     run_identity = run_identity | {"extensions": extensions}

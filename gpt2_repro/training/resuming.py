@@ -159,8 +159,8 @@ def choose_start(
     copy and the batch plan include the steps of the extensions. Each extension is a list of two steps: the step at
     which the extension starts, and the new last step of the run.
 
-    Raises UserError if the checkpoint does not fit the settings or the launcher, or if final/ is damaged and there is
-    no checkpoint.
+    Raises UserError if the checkpoint does not fit the settings or the launcher, or if there is a final/ but no
+    checkpoint.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
@@ -173,9 +173,11 @@ def choose_start(
     args.eval_on_start = validates_at_start(args, start.step, is_validated=start.is_validated)
     if start.checkpoint is None:
         if run.final.exists():
+            if defect := run.final_defect():
+                fix = "Replace this folder with an undamaged copy, or pass another --output_dir."
+                raise UserError(f"{run.final} is damaged ({defect}). {fix}")
             raise UserError(
-                f"{run.final} is damaged ({run.final_defect()}). Replace this folder with an undamaged copy, or pass "
-                "another --output_dir."
+                f"{run.path} is complete, and has no checkpoint to continue from. Pass another --output_dir."
             )
         if main_process and (reached := run.status().step):
             logger.warning(

@@ -142,6 +142,20 @@ def test_damaged_final_model_is_rewritten_or_reported(finished: Path, straight: 
         assert again.returncode == 0 and same_weights(finished / "final", straight / "final")
 
 
+def test_run_killed_after_its_final_model_was_written_is_complete(finished: Path, typed) -> None:
+    for checkpoint in finished.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    path = finished / "run_status.json"
+    path.write_text(json.dumps(status(finished) | {"state": "running"}), encoding="utf-8")
+    files = [file for file in finished.rglob("*") if file.is_file() and file.name not in (".lock", path.name)]
+    before = {file: file.stat().st_mtime_ns for file in files}
+    longer = typed(finished, "--max_steps", 12, "--allow_resume_change")
+    assert longer.returncode == 2 and "no checkpoint" in longer.stderr and status(finished)["state"] == "running"
+    assert typed(finished, "--save_strategy", "no").returncode == 0
+    assert (status(finished)["state"], status(finished)["step"]) == ("complete", 8)
+    assert before == {file: file.stat().st_mtime_ns for file in files}
+
+
 def test_folder_that_is_not_a_run_directory_is_refused(typed, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     for name in ("final", "staging", "trash-mine"):
