@@ -1,5 +1,6 @@
 """Read, write, sync, hash and delete files and folders."""
 
+import codecs
 import fcntl
 import gzip
 import hashlib
@@ -88,7 +89,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the line number and JSON value of each line in a .jsonl or .jsonl.gz file.
 
-    Blank lines are skipped.
+    Blank lines and a byte order mark at the start of the file are skipped.
 
     Raises UserError if the file cannot be read, or if a line is not JSON in UTF-8.
     """
@@ -96,6 +97,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):  # only "\n" ends a line of bytes
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if line.strip():
                     yield number, _json_value(line, f"{path}, line {number}")
     except (OSError, EOFError, zlib.error) as error:

@@ -3,6 +3,7 @@
 A damaged JSON file is read as an empty object. Damaged lines of a JSONL file are skipped.
 """
 
+import gzip
 import multiprocessing
 from pathlib import Path
 
@@ -54,3 +55,11 @@ def test_a_line_after_a_torn_one_stands_alone(tmp_path: Path) -> None:
     files.append_line(path, '{"step": 2}')
     files.append_line(path, '{"step": 3}')
     assert events.read(path) == ([{"step": 2}, {"step": 3}], 1)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_byte_order_mark_at_the_start_of_json_lines_is_skipped(tmp_path: Path, name: str) -> None:
+    content = b"\xef\xbb\xbf" + b'{"text": "a"}\n\n[1]\n'
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(files.read_json_lines(path)) == [(1, {"text": "a"}), (3, [1])]

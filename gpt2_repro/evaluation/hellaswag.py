@@ -4,7 +4,7 @@ Scores of lm-eval's task `hellaswag` are different, because lm-eval rewrites the
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
+from gpt2_repro.evaluation.tasks import ENDINGS, fits
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.hub import check_hub
 from gpt2_repro.tokenization import encode
@@ -22,8 +23,6 @@ from gpt2_repro.tokenization import encode
 logger = logging.getLogger(__name__)
 
 HUB_ID = "Rowan/hellaswag"
-ENDINGS = 4
-LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies of the data, strings in others
 SKIP = "or pass --hellaswag_steps 0 to train without HellaSwag"
 
 
@@ -43,12 +42,12 @@ def read_items(source: str) -> list[Item]:
     Raises UserError if the source does not exist or contains other data, and RunFailed if the Hub cannot be reached.
     """
     if not source.endswith((".jsonl", ".json", ".gz")):
-        rows = _load_from_hub(source)
+        rows: Iterable[tuple[int, Any]] = enumerate(_load_from_hub(source), start=1)
     elif Path(source).is_file():
-        rows = (row for _, row in read_json_lines(Path(source)))
+        rows = read_json_lines(Path(source))
     else:
         raise UserError(f"--hellaswag_data {source} is neither a local file nor a Hub id. Pass one of these, {SKIP}.")
-    items = [_item(row, f"{source}, item {number}") for number, row in enumerate(rows, start=1)]
+    items = [_item(row, f"{source}, line {number},") for number, row in rows]
     if not items:
         raise UserError(f"{source} contains no items. Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
     return items
@@ -67,13 +66,10 @@ def _load_from_hub(source: str) -> Iterable[Any]:
 
 
 def _item(row: Any, where: str) -> Item:
-    fields: Mapping[str, Any] = row if isinstance(row, Mapping) else {}
-    context, endings, label = (fields.get(name) for name in Item._fields)
-    texts = [context, *endings] if isinstance(endings, list | tuple) else []
-    if len(texts) != 1 + ENDINGS or not all(isinstance(text, str) and text for text in texts) or label not in LABELS:
+    if not fits(row, Item._fields):
         found = f"{where} must have a text in ctx, {ENDINGS} texts in endings and a label from 0 to {ENDINGS - 1}."
         raise UserError(f"{found} Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
-    return Item(texts[0], tuple(texts[1:]), int(fields["label"]))
+    return Item(row["ctx"], tuple(row["endings"]), int(row["label"]))
 
 
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:

@@ -6,9 +6,7 @@ To use these files with lm-eval directly, run `lm_eval run --include_path <folde
 import dataclasses
 import difflib
 import functools
-import gzip
 import hashlib
-import itertools
 import json
 import logging
 import re
@@ -21,11 +19,14 @@ import yaml
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.evaluation.documents import cut_passages, documents_to_score, read_documents
 from gpt2_repro.evaluation.scores import COMPLETION
+from gpt2_repro.files import read_json_lines
 from gpt2_repro.run_record import RunRecord
 
 
-KINDS: dict[str, Any] = {"endings": list, "label": str | int}  # all other columns have text
-LINES_TO_CHECK = 20_000  # all of LAMBADA and HellaSwag
+ENDINGS = 4  # of a HellaSwag item
+LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies of the data, strings in others
+# Texts that the stock task joins with other texts, so each of them may be blank.
+JOINED = ("activity_label", "ctx_a", "ctx_b")
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +86,8 @@ def with_completion(tasks: Iterable[str]) -> list[str]:
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     """Return the data file of each task that has one in the folder `local_data`.
 
-    Raises UserError if `local_data` is not a folder, has no data file for any of the tasks, or has a file without the
-    columns of its task.
+    Raises UserError if `local_data` is not a folder, has no data file for any of the tasks, or has a file with a row
+    that the task cannot score.
     """
     if not local_data.is_dir():
         fix = (
@@ -106,33 +107,24 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
         fix = f"Add {', '.join(names)}" + (f", or pass --tasks {' '.join(others)}." if others else ".")
         raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. {fix}")
     for task, path in found.items():
-        _check_columns(path, LOCAL_TASKS[task].columns)
+        _read_data(task, path)
     return found
 
 
-def _check_columns(path: Path, columns: Collection[str]) -> None:
-    """Raise UserError if a line is not a JSON object with all keys in `columns`.
+def fits(row: Any, columns: Iterable[str]) -> bool:
+    """Return whether a row has a value that can be scored for each of the columns.
 
-    Only the first LINES_TO_CHECK lines of the file are read.
+    `endings` must be four texts, and `label` the number of one of them. All other columns are texts.
     """
-    number, documents = 1, 0
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(itertools.islice(lines, LINES_TO_CHECK), 1):  # noqa: B007
-                if line.strip():
-                    found = json.loads(line)
-                    kinds = [KINDS.get(column, str) for column in columns]
-                    if not all(isinstance(found[name], kind) for name, kind in zip(columns, kinds, strict=True)):
-                        raise ValueError
-                    documents += 1
-    except (ValueError, KeyError, TypeError, gzip.BadGzipFile):
-        documents = 0
-    if not path.stat().st_size:
-        raise UserError(f"{path} is empty. Save the documents of the task in it, one JSON object per line.")
-    if not documents:
-        keys = ", ".join(f"`{column}`" for column in columns)
-        fix = f"Each line must be a JSON object with the key{'s' * (len(columns) > 1)} {keys}."
-        raise UserError(f"{path}, line {number}, cannot be used for the task. {fix}")
+    return isinstance(row, Mapping) and all(_can_be_scored(column, row.get(column)) for column in columns)
+
+
+def _can_be_scored(column: str, value: Any) -> bool:
+    if column == "endings":
+        return isinstance(value, list) and len(value) == ENDINGS and all(_can_be_scored("", text) for text in value)
+    if column == "label":
+        return value in LABELS
+    return isinstance(value, str) and (column in JOINED or bool(value.strip()))
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
@@ -204,12 +196,11 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
         definition: dict[str, Any] = {"include": str(_stock_folder() / task.stock), **changes}
         if source := local.get(name):
             logger.info("Data of task %s: %s", name, source)
-            content = _own_data(name, source) if name in OWN_TASKS else source.read_bytes()
+            content = "".join(json.dumps(row) + "\n" for row in _read_data(name, source)).encode()
             # Hash the copy's content, because the original may change before lm-eval reads the copy. The copy's name
             # depends on this content: `datasets` caches by path and modification time, which `cp -p` does not change.
             digest.update(content)
-            suffix = "".join(source.suffixes[-2:]) if source.suffix == ".gz" else ".jsonl"
-            data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}{suffix}"
+            data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}.jsonl"
             data.write_bytes(content)
             cache = str(output.resolve() / "datasets")
             definition |= {
@@ -225,17 +216,34 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
     return hashes
 
 
-def _own_data(task: str, source: Path) -> bytes:
-    """Make the data of a task of OWN_TASKS from the documents in the file `source`.
+def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
+    """Return the rows of a task's data file, with the columns of the task only.
 
-    Returns JSON Lines.
+    The rows of a task of OWN_TASKS are made from the documents in the file.
+
+    Raises UserError if the file has no rows, or a row that the task cannot score.
     """
-    documents = read_documents(source)
-    words = task == "last_word"
-    column, texts = ("text", cut_passages(documents)) if words else ("page", documents_to_score(documents))
-    if not texts:
-        raise UserError(f"The validation documents are too short for {task}. Remove {task} from --tasks.")
-    return "".join(json.dumps({column: text}) + "\n" for text in texts).encode()
+    task, rows = LOCAL_TASKS[name], []
+    if name in OWN_TASKS:
+        documents = read_documents(source)
+        words = name == "last_word"
+        column, texts = ("text", cut_passages(documents)) if words else ("page", documents_to_score(documents))
+        if not texts:
+            raise UserError(f"The validation documents are too short for {name}. Remove {name} from --tasks.")
+        return [{column: text} for text in texts]
+    for number, row in read_json_lines(source):
+        if not fits(row, task.columns):
+            needed = ", ".join(f"`{column}`" for column in task.columns)
+            choice = f" There must be {ENDINGS} endings, and a label from 0 to {ENDINGS - 1}."
+            raise UserError(
+                f"{source}, line {number}, cannot be scored. The line must be a JSON object with a value for "
+                f"{needed}.{choice if 'label' in task.columns else ''}"
+            )
+        # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
+        rows.append({column: int(row[column]) if column == "label" else row[column] for column in task.columns})
+    if not rows:
+        raise UserError(f"{source} is empty. Save the documents of the task in it, one JSON object per line.")
+    return rows
 
 
 def _stock_folder() -> Path:

@@ -1,5 +1,6 @@
 """Scores with the project's task files equal those of a plain loop."""
 
+import gzip
 import itertools
 import json
 import math
@@ -142,6 +143,49 @@ def test_bad_documents_are_refused(content, words, tmp_path):
     (tmp_path / "validation.jsonl").write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=words):
         write_tasks(tmp_path, tmp_path / "tasks", ["last_word"])
+
+
+ITEM = {"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he", "ctx": "A man sits. he", "label": "1"}
+ITEM |= {"endings": ["sings.", "pulls up old shingles.", "is", "a b c"]}
+
+
+@pytest.mark.parametrize(
+    ("task", "good", "bad"),
+    [
+        *(("hellaswag", ITEM, ITEM | {"label": label}) for label in ("", 4, None, "-1")),
+        *(
+            ("hellaswag", ITEM, ITEM | {"endings": its})
+            for its in (["a", "b", "c"], ["a", "b", "c", ""], "abcd", [1] * 4)
+        ),
+        ("hellaswag_completion", ITEM, ITEM | {"ctx": " "}),
+        *(("wikitext", {"page": "a b"}, {"page": page}) for page in ("", "\n", 5, None)),
+        ("lambada_openai", {"text": "a b"}, {"text": ""}),
+        ("lambada_openai", {"text": "a b"}, ["a b"]),
+    ],
+)
+def test_a_row_that_cannot_be_scored_is_named_before_scoring(task, good, bad, tmp_path):
+    path = tmp_path / f"{'hellaswag' if 'hellaswag' in task else task}.jsonl"
+    path.write_text(f"{json.dumps(good)}\n\n" * 2 + json.dumps(bad) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=f"{path}, line 5,") as refused:
+        find_local_files(tmp_path, [task])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_with_a_byte_order_mark_and_mixed_labels_is_read(model, tokenizer, packed, tmp_path):
+    """A byte order mark, labels of two kinds and further columns change no score."""
+    items = [ITEM, ITEM | {"label": 2, "ctx_b": "", "source": 5}, ITEM | {"label": "0", "source": "a"}]
+    results = []
+    for rows, mark in ((items, b"\xef\xbb\xbf"), ([row | {"label": int(row["label"])} for row in items], b"")):
+        data = tmp_path / f"data{len(results)}"
+        path = data / ("hellaswag/hellaswag_val.jsonl.gz" if packed else "hellaswag.jsonl")
+        path.parent.mkdir(parents=True)
+        content = mark + "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(content) if packed else content)
+        folder = write_tasks(data, data / "tasks", ["hellaswag"])
+        found = score(model, tokenizer, ["hellaswag"], folder, max_length=64)["hellaswag"][0]
+        results.append(found["results"]["hellaswag"])
+    assert results[0] == results[1] and results[0]["sample_len"] == 3
 
 
 @pytest.mark.slow
