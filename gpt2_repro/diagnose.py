@@ -30,7 +30,7 @@ from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import common_window, open_model
-from gpt2_repro.evaluation.output import default_output_dir, run_metadata, write_results
+from gpt2_repro.evaluation.output import check_output, default_output_dir, run_metadata, write_results
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.tokenization import is_same
@@ -62,6 +62,8 @@ def main(argv: list[str]) -> None:
     window = common_window(models, options.max_length or longest, explicit=True)
     domains, counts = _read_texts(dataset_dir, options, tokenizer)
     rows = texts.rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
+    output = options.output_dir or default_output_dir(checkpoint) / "diagnosis"
+    check_output(output)
     diagnosis = {
         "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
         "window": window,
@@ -80,8 +82,16 @@ def main(argv: list[str]) -> None:
         ),
         **run_metadata("python -m gpt2_repro.diagnose", argv),
     }
-    output = options.output_dir or default_output_dir(checkpoint) / "diagnosis"
-    print(write_results(output, "diagnosis", json.dumps(diagnosis, indent=2) + "\n", diagnosis_markdown(diagnosis)))
+    _write(diagnosis, output)
+
+
+def _write(diagnosis: dict[str, Any], output: Path) -> None:
+    table = diagnosis_markdown(diagnosis)
+    try:
+        written = write_results(output, "diagnosis", json.dumps(diagnosis, indent=2) + "\n", table)
+    finally:  # the table is shown even if it cannot be written
+        print(f"\n{table}")
+    print(written)
 
 
 def _find_data(run: Path | None, asked: Path | None) -> tuple[Path | None, Path | None]:
@@ -131,8 +141,8 @@ def _parse(argv: list[str]) -> Namespace:
         "--output_dir",
         type=Path,
         metavar="DIR",
-        help="Folder for the results. (default: RUN/evaluation/diagnosis for a run, otherwise "
-        "evaluations/MODEL/diagnosis)",
+        help="Folder for the results. (default: RUN/evaluation/diagnosis for a run that can be written, "
+        "otherwise evaluations/MODEL/diagnosis)",
     )
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
     options = parser.parse(argv)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from gpt2_repro.run_record.checkpoints import training_record
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 
+
+logger = logging.getLogger(__name__)
 
 # Title, Hub id and split of each task's data, for the evaluation results in the header of the card.
 DATASETS = {
@@ -89,12 +92,16 @@ def model_card(
 def add_results(checkpoint: Checkpoint, comparison: Comparison) -> None:
     """Write the evaluation results of a final model into its model card.
 
-    Results of a smoke test, or of weights that have changed since the evaluation, are ignored.
+    Results of a smoke test, or of weights that have changed since the evaluation, are ignored. If the card cannot be
+    written, a warning is logged.
     """
     folder, record = Path(checkpoint.source), checkpoint.record
     if comparison.limit is None and checkpoint.form == "final" and record and training_record(folder) == record:
         card = model_card(folder.resolve().parent.name, record, comparison, checkpoint.name)
-        write_whole(folder / "README.md", card)
+        try:
+            write_whole(folder / "README.md", card)
+        except OSError as error:
+            logger.warning("Could not write the results to %s/README.md (%s).", folder, error.strerror)
 
 
 def _rows(comparison: Comparison | None, column: str | None) -> list[ComparisonRow]:

@@ -24,7 +24,13 @@ from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments
 from gpt2_repro.evaluation.compare import NUMBERS, compare, published_baseline
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import LoadedModel, check_length, common_window, open_model
-from gpt2_repro.evaluation.output import check_output, default_output_dir, run_metadata, write_comparison
+from gpt2_repro.evaluation.output import (
+    check_output,
+    comparison_markdown,
+    default_output_dir,
+    run_metadata,
+    write_comparison,
+)
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.scoring import check_offline_data, score_models
 from gpt2_repro.evaluation.tasks import check_names, check_tasks, find_local_files, own_documents, with_completion
@@ -73,7 +79,11 @@ def main(argv: list[str]) -> None:
         baseline = found[0]
         scored.append(found)
     comparison = compare(scored, baseline, settings, run_metadata("bash evaluate.sh", argv))
-    print(write_comparison(comparison, output, models))
+    try:
+        written = write_comparison(comparison, output, models)
+    finally:  # the table took hours, so it is shown even if it cannot be written
+        print(f"\n{comparison_markdown(comparison)}")
+    print(written)
 
 
 def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None:

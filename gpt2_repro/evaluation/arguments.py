@@ -62,7 +62,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
         "--output_dir",
         type=Path,
         metavar="DIR",
-        help="Folder for the results. Default: RUN/evaluation for a run, otherwise evaluations/MODEL.",
+        help="Folder for the results. Default: RUN/evaluation for a run that can be written, otherwise evaluations/MODEL.",
     )
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
     parser.add_argument(

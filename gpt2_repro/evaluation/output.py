@@ -3,6 +3,7 @@
 import logging
 import re
 import shlex
+import tempfile
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -25,11 +26,27 @@ LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
     """Return the default output folder of an evaluation whose first model is `first`.
 
-    The folder is RUN/evaluation if `first` belongs to a run directory RUN, otherwise evaluations/NAME. For a smoke
-    test, it is the subfolder smoke_test of this folder.
+    The folder is RUN/evaluation if `first` belongs to a run directory RUN that can be written, otherwise
+    evaluations/NAME. For a smoke test, it is the subfolder smoke_test of this folder.
     """
-    folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
+    folder = Path("evaluations") / file_name(first.source)
+    if first.run:
+        of_run = first.run / "evaluation"
+        if problem := _why_not_writable(of_run):
+            logger.warning("%s cannot be written (%s). The results go to %s.", of_run, problem, folder)
+        else:
+            folder = of_run
     return folder / "smoke_test" if smoke_test else folder
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    """Create a folder and try to write there. Return why this fails, or None."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror
 
 
 def file_name(name: str) -> str:
@@ -48,36 +65,36 @@ def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def check_output(folder: Path) -> None:
-    """Raise UserError if a folder cannot be used for the output.
+    """Create the folder for the output.
 
-    `folder` and its parents must not be files. A comparison in `folder` will be overwritten, so it must have been
-    written by evaluate.sh.
+    Raises UserError if the folder cannot be written, or has a comparison that was not written by evaluate.sh. An
+    evaluation will overwrite the comparison.
     """
-    if file := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
-        raise UserError(f"{file} is a file. Pass a folder as --output_dir.")
     names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
     if names and "rows" not in read_object(folder / "comparison.json"):
         raise UserError(f"{folder / names[0]} was not written by evaluate.sh. Delete it or pass another --output_dir.")
+    if problem := _why_not_writable(folder):
+        raise UserError(f"{folder} cannot be written ({problem}). Pass another --output_dir.")
 
 
 def write_comparison(comparison: Comparison, folder: Path, models: Iterable[LoadedModel]) -> str:
-    """Write comparison.json and comparison.md, and return the text to print.
+    """Write comparison.json and comparison.md, and return the line to print.
 
     The results are also added to the model cards of final models.
     """
-    shown = write_results(folder, "comparison", comparison.to_json(), comparison_markdown(comparison))
+    written = write_results(folder, "comparison", comparison.to_json(), comparison_markdown(comparison))
     for line in comparison.warnings:
         logger.error(line)
     for model in models:
         add_results(model.checkpoint, comparison)
-    return shown
+    return written
 
 
 def write_results(folder: Path, name: str, data: str, table: str) -> str:
-    """Write `name`.json and `name`.md, and return the text to print."""
+    """Write `name`.json and `name`.md, and return the line to print."""
     write_whole(folder / f"{name}.json", data)
     write_whole(folder / f"{name}.md", table)
-    return f"\n{table}\nWritten: {folder / name}.md, {folder / name}.json"
+    return f"Written: {folder / name}.md, {folder / name}.json"
 
 
 def comparison_markdown(comparison: Comparison) -> str:

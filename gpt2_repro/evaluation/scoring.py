@@ -68,14 +68,22 @@ def score_models(
                         raise RunFailed(f"{why} Score the other models without it.") from None
                     if cached:
                         stored = {"results": found[0], "scores": [dataclasses.asdict(its) for its in found[1]]}
-                        write_whole(_cache_file(key), json.dumps({"key": key, **stored}))
+                        _write(_cache_file(key), json.dumps({"key": key, **stored}))
                 results, of_task = found
-                write_whole(output / file_name(model.name) / f"{task}.json", json.dumps(results, indent=2) + "\n")
+                _write(output / file_name(model.name) / f"{task}.json", json.dumps(results, indent=2) + "\n")
                 # The harness reads a copy of the local file. The comparison names the original file.
                 source = str(local[task]) if task in local else None
                 scores += [dataclasses.replace(its, data=source or its.data) for its in of_task]
             scored.append((model.column, scores))
     return scored
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file. If this fails, log a warning, because the scores took hours."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        logger.warning("Could not write %s (%s).", path, error.strerror)
 
 
 def check_offline_data(tasks: Sequence[str]) -> None:

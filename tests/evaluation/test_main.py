@@ -11,6 +11,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
+from gpt2_repro import model_card
 from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import __main__ as evaluation
@@ -170,6 +171,37 @@ def test_other_files_in_the_output_folder_are_kept(tiny_run):
         Path("out", name).unlink()
     evaluate("--baseline none --limit 1")
     assert Path("out/tasks/mine.yaml").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_run_that_cannot_be_written_is_scored_and_its_table_is_not_lost(tiny_run, monkeypatch, capsys, caplog):
+    """Results go to the working directory. If this fails too, the table is printed."""
+    for name in ("evaluation", ".cache"):  # folders cannot be made here, even by root
+        Path(tiny_run if name == "evaluation" else "", name).touch()
+    Path(tiny_run, "final", "README.md").mkdir()
+    monkeypatch.setattr("gpt2_repro.evaluation.output.add_results", model_card.add_results)
+    monkeypatch.setattr(model_card, "model_card", lambda *_: "card")
+    words = ["runs/tiny", "--local_data", "data/tiny", "--device", "cpu", "--baseline", "none"]
+    main(words)
+    table = Path("evaluations/runs-tiny-final/comparison.md").read_text(encoding="utf-8")
+    assert table in capsys.readouterr().out
+    for unwritten in ("runs/tiny/evaluation", ".cache/evaluation", "runs/tiny/final/README.md"):
+        assert sum(unwritten in line for line in caplog.messages) == 1
+
+    original = scoring.evaluate_model
+
+    def fills_the_disk(*args):
+        shutil.rmtree("evaluations")
+        Path("evaluations").touch()
+        return original(*args)
+
+    monkeypatch.setattr(scoring, "evaluate_model", fills_the_disk)
+    with pytest.raises(OSError, match="evaluations"):
+        main(words)
+    assert table.partition("lm_eval 0")[0] in capsys.readouterr().out
+    monkeypatch.setattr(scoring, "evaluate_model", lambda *_: pytest.fail("scored"))
+    for option in ([], ["--output_dir", "runs/tiny/evaluation/a"]):
+        with pytest.raises(UserError, match="--output_dir"):
+            main([*words, *option])
 
 
 def test_a_second_start_continues_where_the_first_was_ended(tiny_run, scored, monkeypatch):
