@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from gpt2_repro.files import to_json
 from gpt2_repro.typed_json import from_json
 
 
@@ -187,7 +188,7 @@ class Comparison:
 
     def to_json(self) -> str:
         """Return the text of comparison.json."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        return to_json(dataclasses.asdict(self), indent=2) + "\n"
 
     def table(self, names: Mapping[str, str] | None = None) -> Table:
         """Return the scores and differences as a table with one column per model.

@@ -6,7 +6,6 @@ python -m gpt2_repro.diagnose somebody/gpt2-small --dataset_dir data/fineweb-10b
 """
 
 import functools
-import json
 import logging
 import os
 from argparse import Namespace
@@ -32,6 +31,7 @@ from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import common_window, open_model
 from gpt2_repro.evaluation.output import check_output, default_output_dir, run_metadata, write_results
 from gpt2_repro.evaluation.tasks import find_local_files
+from gpt2_repro.files import to_json
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.tokenization import is_same
 
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
 def _write(diagnosis: dict[str, Any], output: Path) -> None:
     table = diagnosis_markdown(diagnosis)
     try:
-        written = write_results(output, "diagnosis", json.dumps(diagnosis, indent=2) + "\n", table)
+        written = write_results(output, "diagnosis", to_json(diagnosis, indent=2) + "\n", table)
     finally:  # the table is shown even if it cannot be written
         print(f"\n{table}")
     print(written)

@@ -6,11 +6,12 @@ import gzip
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,26 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """Return a value as JSON, with null for each number that is not finite.
+
+    Args:
+        options: arguments of json.dumps.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(_without_nan(value), **options)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(its) for key, its in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(its) for its in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@ A damaged JSON file is read as an empty object. Damaged lines of a JSONL file ar
 """
 
 import gzip
+import json
+import math
 import multiprocessing
 from pathlib import Path
 
@@ -63,3 +65,16 @@ def test_a_byte_order_mark_at_the_start_of_json_lines_is_skipped(tmp_path: Path,
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert list(files.read_json_lines(path)) == [(1, {"text": "a"}), (3, [1])]
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    """Old files have NaN instead of null."""
+    path = tmp_path / "metrics.jsonl"
+    nested = {"sums": [math.inf, 1.5], "stop": False, "pair": (-math.inf, "NaN")}
+    events.append(path, {"step": 2, "eval_loss": math.nan, "eval_a_loss": 3.5, "window": nested})
+    strict = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert strict["eval_loss"] is None
+    assert strict["window"] == {"sums": [None, 1.5], "stop": False, "pair": [None, "NaN"]}
+    for text in (path.read_text(encoding="utf-8"), '{"step": 2, "eval_loss": NaN, "eval_a_loss": 3.5}'):
+        path.write_text(text, encoding="utf-8")
+        assert events.validation_losses(path) == {"eval_loss": None, "eval_a_loss": 3.5}

@@ -17,7 +17,7 @@ from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name
 from gpt2_repro.evaluation.scores import EvaluationSettings, ScoredModel, TaskScores, read_scores
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, write_task_files
-from gpt2_repro.files import read_object, write_whole
+from gpt2_repro.files import read_object, to_json, write_whole
 from gpt2_repro.typed_json import from_json
 
 
@@ -70,7 +70,7 @@ def score_models(
                         stored = {"results": found[0], "scores": [dataclasses.asdict(its) for its in found[1]]}
                         _write(_cache_file(key), json.dumps({"key": key, **stored}))
                 results, of_task = found
-                _write(output / file_name(model.name) / f"{task}.json", json.dumps(results, indent=2) + "\n")
+                _write(output / file_name(model.name) / f"{task}.json", to_json(results, indent=2) + "\n")
                 # The harness reads a copy of the local file. The comparison names the original file.
                 source = str(local[task]) if task in local else None
                 scores += [dataclasses.replace(its, data=source or its.data) for its in of_task]

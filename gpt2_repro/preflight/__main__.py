@@ -7,7 +7,6 @@
 Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit code is 1 if any line has a ✗.
 """
 
-import json
 import re
 import shlex
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2_repro.cli import positive_count, positive_number
 from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import to_json
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.environment import Finding
 
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
     findings, planned = _look(recipe, packages)
     findings += named
     if options.json:
-        print(json.dumps({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
+        print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
         _print(findings)
         print("\n".join(plan_lines(planned)))

@@ -65,7 +65,8 @@ def _losses(run: Run) -> list[Sign]:
     found = []
     if steps := run.non_finite_steps:
         found.append(Sign("✗", f"steps with a non-finite training loss: {len(steps)}, last step {steps[-1]:,}"))
-    validation = [row["eval_loss"] for row in run.validation if isinstance(row.get("eval_loss"), int | float)]
+    losses = [row["eval_loss"] for row in run.validation if "eval_loss" in row]
+    validation = [loss if is_number(loss) else math.nan for loss in losses]  # NaN ends a series of rises
     training = [row for row in run.training if is_number(row["loss"])]
     trends = (rising_validation(validation), risen_training_loss(training))
     found += [Sign("✗", trend) for trend in trends if trend]

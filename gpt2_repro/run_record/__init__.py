@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import yaml
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import read_object, sync, try_lock, write_whole
+from gpt2_repro.files import read_object, sync, to_json, try_lock, write_whole
 from gpt2_repro.formatting import now
 from gpt2_repro.manifest import MANIFEST, SPLITS
 from gpt2_repro.run_record import checkpoints, events, layout
@@ -85,8 +85,11 @@ class RunRecord:
                 f"text of the run. Pass {option} {folder} to score it nevertheless."
             )
 
-    def validation_losses(self, step: int | None = None) -> dict[str, float]:
-        """Return the losses of the validation at `step`. None: of the last validation."""
+    def validation_losses(self, step: int | None = None) -> dict[str, float | None]:
+        """Return the losses of the validation at `step`. None: of the last validation.
+
+        A loss that is not finite is None.
+        """
         return events.validation_losses(self.metrics, step)
 
     def final_defect(self) -> str | None:
@@ -186,7 +189,7 @@ class RunRecord:
 
     def write_environment(self, environment: Environment) -> None:
         """Write environment.json atomically."""
-        write_whole(self.path / layout.ENVIRONMENT, json.dumps(environment.to_json(), indent=2) + "\n")
+        write_whole(self.path / layout.ENVIRONMENT, to_json(environment.to_json(), indent=2) + "\n")
 
     def write_status(self, state: str, **values: Any) -> None:
         """Write `state`, `values` and the time breakdown to run_status.json.
@@ -199,7 +202,7 @@ class RunRecord:
         path = self.path / layout.STATUS
         self._written = time.monotonic()
         try:
-            write_whole(path, json.dumps(read_object(path) | values | written, indent=2) + "\n")
+            write_whole(path, to_json(read_object(path) | values | written, indent=2) + "\n")
         except OSError as error:
             logger.warning("Could not update %s (%s). The run continues.", path, error.strerror)
 

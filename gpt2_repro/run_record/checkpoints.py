@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.files import read_object, sha256_of, sync, write_whole
+from gpt2_repro.files import read_object, sha256_of, sync, to_json, write_whole
 from gpt2_repro.run_record import events
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, MANIFEST, METRICS, STAGING, TRASH, checkpoints, step_of
@@ -46,7 +46,7 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
         elif path.is_dir():
             sync(path)
     # The model card of final/ is written later, so the manifest does not list it.
-    manifest = json.loads(json.dumps(facts | {"files": dict(sorted(files.items()))}))
+    manifest = json.loads(to_json(facts | {"files": dict(sorted(files.items()))}))
     write_whole(folder / MANIFEST, json.dumps(manifest | {"sha256": manifest_hash(manifest)}, indent=1))
     sync(folder)
 

@@ -1,6 +1,7 @@
 """Append, read and delete the events of a run.
 
-An event is a logged step, a validation or a generated text, stored as one line of JSON.
+An event is a logged step, a validation or a generated text, stored as one line of JSON. A number that is not finite is
+stored as null. Files of earlier versions have NaN and Infinity instead.
 """
 
 import json
@@ -9,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.files import append_line, write_whole
+from gpt2_repro.files import append_line, to_json, write_whole
+from gpt2_repro.typed_json import is_number
 
 
 logger = logging.getLogger(__name__)
@@ -20,7 +22,7 @@ Event = dict[str, Any]
 def append(path: Path, event: Event) -> None:
     """Append an event to a file. If the disk is full, log a warning and continue."""
     try:
-        append_line(path, json.dumps(event, ensure_ascii=False))
+        append_line(path, to_json(event, ensure_ascii=False))
     except OSError as error:
         text = "Could not write the log entry of step %s to %s (%s). Training continues."
         logger.warning(text, event.get("step"), path, error.strerror)
@@ -36,12 +38,17 @@ def read(path: Path) -> tuple[list[Event], int]:
     return [event for _, event in lines if event is not None], len(damaged)
 
 
-def validation_losses(path: Path, step: int | None = None) -> dict[str, float]:
-    """Return the losses of the validation at `step`. None: of the last validation."""
-    losses: dict[str, float] = {}
+def validation_losses(path: Path, step: int | None = None) -> dict[str, float | None]:
+    """Return the losses of the validation at `step`. None: of the last validation.
+
+    A loss that is not finite is None.
+    """
+    losses: dict[str, float | None] = {}
     for event in read(path)[0]:
         if "eval_loss" in event and step in (None, event.get("step")):
-            losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
+            losses |= {
+                key: value if is_number(value) else None for key, value in event.items() if key.endswith("_loss")
+            }
     return losses
 
 

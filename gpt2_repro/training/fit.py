@@ -160,7 +160,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         readable(staged)
         tokenization.save(trainer.processing_class, staged)
         step = trainer.state.global_step
-        losses = run.validation_losses(step)
+        losses = {key: loss for key, loss in run.validation_losses(step).items() if loss is not None}
         if trainer.average.exists:
             averaged = {key: loss for key, loss in losses.items() if key.startswith(AVERAGED)}
             losses = {key.replace(AVERAGED, "eval"): loss for key, loss in averaged.items()}

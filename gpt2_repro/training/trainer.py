@@ -153,7 +153,8 @@ class PretrainingTrainer(Trainer):
         """
         self.saver.saved_step = step
         self.guard.load_state(manifest["guard"])
-        self._restored_losses = manifest["loss_window"]
+        window = manifest["loss_window"]  # null: a sum that was not finite
+        self._restored_losses = window | {"sums": [math.nan if its is None else its for its in window["sums"]]}
 
     def start_writer(self) -> None:
         """Start the process that writes checkpoints.

@@ -1,5 +1,6 @@
 """Updates with NaN or infinity are skipped; five skips in a row end the run."""
 
+import json
 import math
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from gpt2_repro.optim.schedule import learning_rate_factor
+from gpt2_repro.report.read import read_run
 from tests.faults.runs import status
 
 
@@ -33,7 +35,7 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: st
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
     assert not all(torch.equal(weight, weights[2][name]) for name, weight in weights[1].items())
     logged = {event["step"]: event for event in events(run) if "loss" in event}
-    assert math.isnan(logged[3]["loss"])
+    assert logged[3]["loss"] is None and logged[3]["grad_norm"] is None
     assert all(math.isfinite(logged[step]["loss"]) for step in (1, 2, 4, 5, 6, 7, 8))
     assert "updates_skipped" not in logged[2] and logged[8]["updates_skipped"] == 1
     (skipped,) = [event for event in events(run) if "update_skipped" in event]
@@ -43,6 +45,25 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: st
     assert [logged[step]["learning_rate"] for step in range(1, 9)] == pytest.approx(rates)
     final = load_file(run / "final" / "model.safetensors")
     assert all(weight.isfinite().all() for weight in final.values())
+    assert read_run(run).non_finite_steps == [3]
+
+
+def test_every_file_of_a_run_with_nan_is_json_and_a_resume_goes_on_with_it(
+    fault, train, events, tmp_path: Path
+) -> None:
+    """The losses of a log line span a checkpoint, and are null after a resume too."""
+    run = tmp_path / "run"
+    options = (*SAVES, "--logging_steps", 4)
+    code, text = fault("nan", 3, run, *options)
+    assert code == 0, text
+    before = [(event["step"], event["loss"]) for event in events(run) if "loss" in event]
+    assert [step for step, loss in before if loss is None] == [4]
+    train(run, *options, "--resume_from", "checkpoint-3")
+    assert [(event["step"], event["loss"]) for event in events(run) if "loss" in event] == before
+    texts = [path.read_text(encoding="utf-8") for path in (*run.glob("*.json"), *run.rglob("manifest.json"))]
+    lines = [line for path in run.glob("*.jsonl") for line in path.read_text(encoding="utf-8").splitlines()]
+    for text in (*texts, *lines):
+        json.loads(text, parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(("launcher", "bf16"), [ENGINES[0], ENGINES[2]])

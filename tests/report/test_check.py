@@ -28,6 +28,8 @@ def marks(folder: Path) -> dict[str, str]:
         ([{"step": step, "eval_loss": step / 10} for step in range(41, 45)], 1),
         ([{"step": step, "loss": 50.0} for step in range(41, 60)], 1),
         ([{"step": 41, "loss": math.nan}], 1),
+        ([{"step": 41, "loss": None}], 1),
+        ([{"step": 41 + place, "eval_loss": loss} for place, loss in enumerate((5.0, 5.1, None, 5.3, 5.4))], 0),
     ],
 )
 def test_the_exit_code(run_folder: Path, events: list[dict], code: int, capsys: pytest.CaptureFixture[str]) -> None:
