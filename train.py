@@ -16,6 +16,7 @@ from typing import Any
 from gpt2_repro import cli
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
+from gpt2_repro.launchers import check_variables
 from gpt2_repro.training.launcher import check_cores, end_with_launcher
 
 
@@ -41,6 +42,7 @@ HELP = {
 
 def main(argv: list[str]) -> None:
     """Train from a recipe, or only print the output of --dry_run or --diff_recipe."""
+    check_variables()
     end_with_launcher()
     check_cores(argv)
     # Imports take seconds, so each mistake is reported before the next import.

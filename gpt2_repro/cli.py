@@ -25,7 +25,6 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line, nearest
-from gpt2_repro.launchers import check_variables
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.supervision import MISTAKE, note
 
@@ -78,7 +77,6 @@ def run(main: Callable[[list[str]], None]) -> None:
     # Saving a model imports DeepSpeed, which then warns on each machine without a GPU.
     logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not in record.getMessage())
     try:
-        check_variables()
         try:
             # A shell does not expand a quoted ~, nor that of --output_dir=~/runs.
             main([re.sub(r"^(--\w+=)?~(?=/|$)", rf"\1{Path.home()}", word) for word in sys.argv[1:]])

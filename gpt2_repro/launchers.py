@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -11,6 +12,10 @@ from gpt2_repro.errors import UserError
 
 
 ROOT = Path(__file__).parents[1]
+# Set by accelerate, torchrun and clusters. torchrun also reads its options from PET_*.
+VARIABLES = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET|ACCELERATE|FSDP)_\w+"
+)
 
 
 class CheckpointForm(NamedTuple):
@@ -85,13 +90,24 @@ def check_variables() -> None:
     alone = "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
     if "MASTER_ADDR" not in os.environ or alone:
         stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if name in os.environ]
-    configured = {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_DEEPSPEED_CONFIG_FILE"} & os.environ.keys()
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not configured:
-        stale.append("ACCELERATE_USE_DEEPSPEED")
+    # For these engines, accelerate starts even a single process with torchrun.
+    engines = [name for name in os.environ if re.fullmatch(r"ACCELERATE_USE_(?!CPU$)\w+", name)]
+    if "LOCAL_RANK" not in os.environ:
+        stale += [name for name in engines if os.environ[name].lower() not in ("", "0", "false", "no")]
     if stale:
         set_here = ", ".join(f"{name}={os.environ[name]}" for name in stale)
         fix = f"Run `unset {' '.join(stale)}`, or start the command with accelerate launch."
         raise UserError(f"The environment has {set_here}, but no launcher started this process. {fix}")
+
+
+def forget_variables() -> None:
+    """Remove the variables of launchers from the environment.
+
+    A cluster may set them for all processes. A command that starts its own processes must not join others.
+    """
+    for name in list(os.environ):
+        if VARIABLES.fullmatch(name):
+            del os.environ[name]
 
 
 def current_launcher() -> Launcher:

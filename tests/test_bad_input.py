@@ -22,6 +22,7 @@ from gpt2_repro import __main__ as package
 from gpt2_repro import cli, hardware
 from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
+from gpt2_repro.launchers import check_variables
 from tests.commands import ROOT
 
 
@@ -304,6 +305,9 @@ def test_a_wrong_recipe(written: str, message: str, refused, tmp_path: Path) -> 
         {"RANK": "1"},
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
         {"ACCELERATE_USE_DEEPSPEED": "true"},
+        {"ACCELERATE_USE_DEEPSPEED": "1", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds_configs/zero1.json"},
+        {"ACCELERATE_USE_FSDP": "True"},
+        {"ACCELERATE_USE_MEGATRON_LM": "true"},
     ],
 )
 def test_variables_of_a_launcher_that_did_not_start_it(variables: dict[str, str], monkeypatch, capsys) -> None:
@@ -313,7 +317,7 @@ def test_variables_of_a_launcher_that_did_not_start_it(variables: dict[str, str]
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", ["train.py"])
     with pytest.raises(SystemExit) as ended:
-        cli.run(lambda argv: None)
+        cli.run(train_story.main)
     assert ended.value.code == 2
     assert f"unset {next(iter(variables))}" in capsys.readouterr().err
 
@@ -332,10 +336,28 @@ def test_variables_of_accelerate_launch_with_zero1_are_accepted(monkeypatch) -> 
     variables = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds_configs/zero1.json"}
     for name, value in {**variables, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    called: list[bool] = []
-    cli.run(lambda argv: called.append(True))
-    assert called
+    check_variables()
+
+
+def test_only_training_needs_the_variables_of_its_launcher(
+    type_warm, train, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    """A cluster can set variables of a launcher for all commands."""
+    run = train(tmp_path / "run", "--max_steps", 1, "--warmup_steps", 0)
+    cluster = {
+        "MASTER_ADDR": "job-master-0",
+        "MASTER_PORT": "23456",
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+        "PET_NNODES": "2",
+    }
+    stale = cluster | {"LOCAL_RANK": "0", "ACCELERATE_USE_DEEPSPEED": "true"}
+    data = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]
+    words = (run, "--local_data", data, "--device", "cpu", "--output_dir", tmp_path / "out", "--no_cache")
+    for variables in (cluster, stale):
+        for name, options in (("generate", (run,)), ("report/__main__", (run,)), ("evaluation/__main__", words)):
+            done = type_warm("python", f"gpt2_repro/{name}.py", *options, **variables)
+            assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

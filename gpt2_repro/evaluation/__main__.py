@@ -18,7 +18,7 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.checkpoint import all_checkpoints, resolve_checkpoint
-from gpt2_repro.comparison import ComparedModel
+from gpt2_repro.comparison import ComparedModel, Comparison
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.compare import NUMBERS, compare, published_baseline
@@ -35,6 +35,7 @@ from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.scoring import check_offline_data, score_models
 from gpt2_repro.evaluation.tasks import check_names, check_tasks, find_local_files, own_documents, with_completion
 from gpt2_repro.hub import check_hub
+from gpt2_repro.launchers import forget_variables
 from gpt2_repro.run_record.environment import TrainingRecord
 
 
@@ -46,6 +47,7 @@ logger = logging.getLogger("gpt2_repro.evaluation")
 
 def main(argv: list[str]) -> None:
     """Score checkpoints and the baseline, and write the table (called by evaluate.sh)."""
+    forget_variables()
     options = parse_options(argv, description=__doc__)
     names, every = options.checkpoints, options.all_checkpoints
     resolved = (all_checkpoints(name) if every else [resolve_checkpoint(name, unfinished=True)] for name in names)
@@ -78,7 +80,10 @@ def main(argv: list[str]) -> None:
     if not baseline and (found := published_baseline(arguments.baseline, settings.max_length, scored[0][1])):
         baseline = found[0]
         scored.append(found)
-    comparison = compare(scored, baseline, settings, run_metadata("bash evaluate.sh", argv))
+    _write(compare(scored, baseline, settings, run_metadata("bash evaluate.sh", argv)), output, models)
+
+
+def _write(comparison: Comparison, output: Path, models: list[LoadedModel]) -> None:
     try:
         written = write_comparison(comparison, output, models)
     finally:  # the table took hours, so it is shown even if it cannot be written

@@ -18,6 +18,7 @@ from gpt2_repro.cli import positive_count, positive_number
 from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
+from gpt2_repro.launchers import forget_variables
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.environment import Finding
 
@@ -58,6 +59,7 @@ HELP = {
 
 def main(argv: list[str]) -> None:
     """Print the results of all checks, and the estimated time and cost of the run."""
+    forget_variables()
     packages = environment.check_python(Path(__file__).parents[2] / "requirements.txt")
     if any(finding.words.startswith("is not installed") for finding in packages):
         _print(packages)
