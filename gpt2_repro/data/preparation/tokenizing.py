@@ -121,8 +121,8 @@ def stage_part(
 ) -> None:
     """Tokenize one part of a source file, and write the temporary files `staged`.
 
-    Raises UserError if more rows are unreadable than --max_bad_documents allows, or if fastokens encodes a document
-    differently from `tokenizers`.
+    Raises UserError if more rows are unreadable than --max_bad_documents allows, if fastokens encodes a document
+    differently from `tokenizers`, or if a token file does not have ids of the tokenizer.
 
     Args:
         limit: stop after this many tokens of the part (0: no limit).
@@ -131,6 +131,7 @@ def stage_part(
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
     if isinstance(part, TokenPart):
+        part.check(encoder.vocab_size)
         where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16", "crc32": None}
         lengths = part.lengths(encoder.end_of_text, args.separator)
         return staged.complete(facts | {"tokens": part.tokens, "ids": where}, lengths, np.zeros(len(lengths), bool))

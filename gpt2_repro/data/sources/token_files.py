@@ -11,13 +11,11 @@ from gpt2_repro.errors import UserError
 
 
 # Format of llm.c (llmc/dataloader.h): 256 int32 (magic, version, number of tokens), then uint16 ids. Its Llama 3
-# shards have another header and uint32 ids.
+# shards (uint32 ids), models and evaluation files have other magic numbers, which are also dates.
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
-OTHER_MAGICS = {
-    20240326: "model of llm.c",
-    20240801: "Llama 3 shard of llm.c (uint32)",
-    20240522: "evaluation file of llm.c",
-}
+OTHER_MAGICS = range(20240101, 20241232)
+ENOUGH = 256  # with fewer ids, a file is not checked for another format
+CHECKED_IDS = 2**20  # ids at the start of a file that are checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +33,30 @@ class TokenPart(Part):
     def ids(self) -> np.ndarray:
         """Return the ids in the file as a memory-mapped array of shape [tokens]."""
         return map_ids(Path(self.name), self.offset, self.tokens, np.dtype("<u2"))
+
+    def check(self, vocab_size: int) -> None:
+        """Raise UserError if the file cannot have uint16 ids of the tokenizer.
+
+        Only the ids at the start of the file are checked.
+        """
+        ids = self.ids()[:CHECKED_IDS]
+        if len(ids) < ENOUGH:
+            return
+        used = np.unique(ids)
+        top = int(used[-1]) + 1
+        # Every second value is the high half of a wider id: at most 15, because vocabularies have less than 2**20 ids.
+        halves = ((ids[0::2], ids[1::2]), (ids[1::2], ids[0::2]))
+        if any(high.max() < 16 and low.mean() > 16 * high.max() for low, high in halves):
+            wrong = "has integers of more than 16 bits. Save the ids as uint16"
+        # Half of the ids have a low byte below 128, but most letters and the ids of characters are below 128.
+        elif top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
+            wrong = "has text or integers of 8 bits. Pass text as a .txt file, and save ids as uint16"
+        # A small vocabulary, such as the ids of characters, uses nearly all of its ids.
+        elif top <= vocab_size // 4 and 2 * len(used) > top:
+            wrong = f"has ids below {top:,}, but the tokenizer has {vocab_size:,}. Pass the tokenizer that made them"
+        else:
+            return
+        raise UserError(f"{self.name} {wrong}.")
 
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
         """Return the number of tokens of each document, including its separator.
@@ -61,9 +83,9 @@ def read_header(path: Path) -> TokenPart:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}). Pass another file.") from None
     first = int(start[0]) if len(start) else 0
-    if first in OTHER_MAGICS:
-        raise UserError(f"Unsupported: {path} ({OTHER_MAGICS[first]}). Pass shards with magic {MAGIC} and uint16 ids.")
     if first != MAGIC:
+        if first in OTHER_MAGICS or first.to_bytes(4, "little", signed=True) == b"\x93NUM":
+            raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
         if size % 2:
             raise UserError(
                 f"{path} is cut off: its size of {size:,} bytes is not a multiple of 2 (uint16). Download it again."

@@ -114,4 +114,8 @@ def test_shards_of_tokens_give_the_rows_that_they_were_made_from(arguments, tmp_
     beyond.tofile(shards / "out_train_000001.bin")
     with pytest.raises(UserError, match="the id 300, .*--tokenizer"):
         prepare(arguments("wrong", **form))
+    for path in shards.iterdir():
+        np.fromfile(path, "<u2", offset=1024).astype(np.int64).tofile(path)
+    with pytest.raises(UserError, match="more than 16 bits"):
+        prepare(arguments("wrong", **form | {"separator": "none"}))
     assert len(list((tmp_path).iterdir())) == 3  # only out, shards and back: no incomplete folder is left
