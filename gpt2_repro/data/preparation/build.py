@@ -350,9 +350,9 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Pat
                 part, number, place = group.streams[span.stream][span.part], span.first_document, span.first_token
                 lengths = part.lengths()
                 for length in span.lengths.tolist():
-                    if length == lengths[number]:
-                        text = texts_of(span.stream, span.part)[number]
-                    else:  # only a part of the document is in the split
+                    text = texts_of(span.stream, span.part).get(number)
+                    # With too few documents for --split hash, texts were not saved, and documents are cut.
+                    if text is None or length != lengths[number]:
                         text = decode(part.ids()[place : place + length].tolist())
                     out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                     number, place = number + 1, place + length

@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ["validation", "train"]
 MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
-FEW_DOCUMENTS = 10_000  # with no more documents than this, --split hash may hold out none or all of them
+FEW_DOCUMENTS = 10_000  # with no more documents than this, --split hash may hold out too few or too many of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,18 +132,25 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
     ordered = functools.partial(order_documents, train, weights, below=below)
     if args.split == "source":
         staged = [stage(stream) for stream in own]
+        counts = [sum(part.facts["tokens"] for part in parts) for parts in staged]
+        end = min(count / weight for count, weight in zip(counts, weights, strict=True)) if len(staged) > 1 else np.inf
+        rest = f"validation has only about {end:,.0f} of {sum(counts):,} tokens, because each source has its share"
         groups = [
-            Group(["validation"], staged, names, functools.partial(_in_turn, staged)),
+            Group(
+                ["validation"],
+                staged,
+                names,
+                functools.partial(order_documents, staged, weights, ["validation"], below=end),
+                rest if end < sum(counts) - 1 else "",
+            ),
             Group(["train"], train, names, functools.partial(ordered, ["train"])),
         ]
     else:
-        tokens = [sum(part.facts["tokens"] for part in parts) for parts in train]
-        total = min(below, *(count / weight for count, weight in zip(tokens, weights, strict=True)))
+        counts = [sum(part.facts["tokens"] for part in parts) for parts in train]
+        total = min(below, *(count / weight for count, weight in zip(counts, weights, strict=True)))
         both = functools.partial(ordered, SPLITS)
-        head, cut, remark = None, False, ""
-        if args.split == "head" or _hash_needs_cut(train, both, args):
-            head, cut, remark = _choose_head(both, args, total)
-        groups = [Group(SPLITS, train, names, functools.partial(both, head=head, cut=cut), remark)]
+        chosen, remark = _choose_documents(both, train, names, weights, args, total)
+        groups = [Group(SPLITS, train, names, functools.partial(both, **chosen), remark)]
     for source, stream in zip(sources.validation_sets.values(), further, strict=True):
         parts = [stage(stream)]
         spans = functools.partial(order_documents, parts, [1.0], [stream.name], below=stream.limit)
@@ -150,54 +158,63 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
     return groups
 
 
-def _choose_head(
-    order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float
-) -> tuple[float, bool, str]:
-    """Return `head` and `cut` for `order_documents`, and a remark on the split.
+def _choose_documents(
+    order: Callable[..., Iterator[DocumentSpan]],
+    train: list[list[StagedPart]],
+    names: list[str],
+    weights: list[float],
+    args: DataArguments,
+    total: float,
+) -> tuple[dict[str, Any], str]:
+    """Choose the validation documents for --split head and --split hash.
 
-    With this `head` and `cut`, `order_documents` puts the first documents into the validation split.
+    Returns keyword arguments for `order_documents`, and a remark on the split.
 
     Args:
+        order: `order_documents` for these sources.
         total: the number of tokens of all documents.
     """
-    remark = "there are too few documents for --split hash, so " if args.split == "hash" else ""
-    wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
+    wanted, remark = float(args.validation_tokens), ""
+    if args.split == "hash":
+        wanted, remark = args.validation_fraction * total, "there are too few documents for --split hash, so "
+        every = range(len(train))
+        documents = [sum(part.facts["documents"] for part in parts) for parts in train]
+        if min(documents) > FEW_DOCUMENTS:
+            return {"hashed": every}, ""
+        counts = count_documents(order(hashed=every))
+        tokens = [sum(count["tokens"] for (split, _), count in counts.items() if split == name) for name in SPLITS]
+        if sum(documents) > FEW_DOCUMENTS or min(tokens) > args.sequence_length:
+            few = [number for number in _uneven(counts, weights, wanted) if documents[number] <= FEW_DOCUMENTS]
+            if not few:
+                return {"hashed": every}, ""
+            named = " and ".join(names[number] for number in few)
+            chosen = {"hashed": sorted({*every} - {*few}), "head": float(round(wanted)), "cut": True}
+            share = f"the first {args.validation_fraction:.1%} of this text. Its last document may be cut"
+            return chosen, f"there are too few documents for --split hash in {named}, so validation has {share}"
     most = MOST_HELD_OUT * total
     head = float(round(min(wanted, most)))  # otherwise, a document that starts less than a token before it is included
+    counts = count_documents(order(head=head, below=head))
+    held_out = sum(count["tokens"] for count in counts.values())
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
-    # validation would otherwise have more than 10 % of all tokens, or if more than 10 % was requested.
-    if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
-        return head, False, remark and f"{remark}validation has the first documents"
+    # validation would otherwise have more than 10 % of all tokens, or not the shares of a mixture, or if more than
+    # 10 % was requested.
+    if not total or (wanted <= most and held_out <= most and not _uneven(counts, weights, head)):
+        return {"head": head}, remark and f"{remark}validation has the first documents"
     less = f" instead of the {wanted:,.0f} that were requested" if wanted > head else ""
     share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
-    return head, True, f"{remark}validation has {share}{less}. Its last document may be cut"
+    return {"head": head, "cut": True}, f"{remark}validation has {share}{less}. Its last document may be cut"
 
 
-def _hash_needs_cut(
-    train: list[list[StagedPart]], order: Callable[..., Iterator[DocumentSpan]], args: DataArguments
-) -> bool:
-    """Return whether --split hash would leave one split without a complete row.
+def _uneven(counts: dict[tuple[str, int], collections.Counter[str]], weights: list[float], tokens: float) -> list[int]:
+    """Return the sources of a mixture that have a wrong share of validation.
 
-    If so, the first tokens go to validation, as with --split head.
+    A share is wrong if it differs by more than a quarter from the share that was requested. `tokens` is the size of the validation split that was requested.
     """
-    if sum(part.facts["documents"] for parts in train for part in parts) > FEW_DOCUMENTS:
-        return False
-    counts = count_documents(order(head=None))
-    tokens = [sum(count["tokens"] for (split, _), count in counts.items() if split == name) for name in SPLITS]
-    return min(tokens) <= args.sequence_length
+    shares = [(number, weight * tokens) for number, weight in enumerate(weights) if len(weights) > 1]
+    return [n for n, share in shares if abs(counts["validation", n]["tokens"] - share) > share / 4]
 
 
-def _in_turn(streams: list[list[StagedPart]]) -> Iterator[DocumentSpan]:
-    """Yield all documents of the first source, then of the second source, and so on.
-
-    All documents go to the split `validation`.
-    """
-    for number, parts in enumerate(streams):
-        for span in order_documents([parts], [1.0], ["validation"]):
-            yield dataclasses.replace(span, stream=number)
-
-
-# Fields of a document: its position, whether the hash holds it out, its length in tokens, the tokens before it in its
+# Fields of a document: its position, whether it is held out, its length in tokens, the tokens before it in its
 # part, its stream, its part, and its number within the part.
 _DOCUMENT = np.dtype(
     [("start", float), ("held_out", bool)]
@@ -210,8 +227,9 @@ def order_documents(
     weights: Sequence[float],
     splits: Sequence[str],
     *,
-    head: float | None = np.inf,
+    head: float = np.inf,
     cut: bool = False,
+    hashed: Collection[int] = (),
     below: float = np.inf,
 ) -> Iterator[DocumentSpan]:
     """Yield the documents of all sources in order.
@@ -223,12 +241,14 @@ def order_documents(
         weights: share of each source in the tokens; the sum is 1.
         splits: one or two names. With one name, all documents go to this split. With two names, the first is the
             validation split, and the second is the split of all other documents.
-        head: position at which validation ends. With None, --split hash chooses the validation documents.
+        head: position at which validation ends.
         cut: whether to cut documents in two at the position `head`.
+        hashed: numbers of the sources whose validation documents --split hash chooses, instead of `head`.
         below: yield only documents whose position is below this number.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
-    loading = [_documents(parts, weight, number, hashed=head is None) for number, (parts, weight) in numbered]
+    heads = [None if number in hashed else head for number in range(len(streams))]
+    loading = [_documents(parts, weight, number, heads[number]) for number, (parts, weight) in numbered]
     waiting = [np.empty(0, _DOCUMENT) for _ in streams]
     ends = [0.0] * len(streams)  # position of the next part of each stream
     while (known := min(ends)) < below:
@@ -243,18 +263,17 @@ def order_documents(
             documents = documents[np.lexsort((documents["stream"], documents["start"]))]
         documents = documents[documents["start"] < below]
         if cut:
-            documents = _cut_documents(documents, head or 0.0, np.array(weights))
-        held_out = documents["held_out"] if head is None else documents["start"] < head
-        yield from _spans(documents, np.where(held_out, 0, len(splits) - 1), splits)
+            documents = _cut_documents(documents, head, np.array(weights), hashed)
+        yield from _spans(documents, np.where(documents["held_out"], 0, len(splits) - 1), splits)
 
 
 def _documents(
-    parts: Sequence[StagedPart], weight: float, stream: int, *, hashed: bool
+    parts: Sequence[StagedPart], weight: float, stream: int, head: float | None
 ) -> Iterator[tuple[np.ndarray, float]]:
     """For each file part, yield its documents and the position of the part's end.
 
-    A position is a number of tokens from the start of the source, divided by `weight`. If `hashed`, each document also
-    records its split, as chosen by --split hash.
+    A position is a number of tokens from the start of the source, divided by `weight`. Documents before the position
+    `head` are held out. If `head` is None, --split hash chooses the documents.
     """
     tokens = 0
     for number, part in enumerate(parts):
@@ -263,13 +282,12 @@ def _documents(
         found["length"], found["first_token"] = lengths, np.cumsum(lengths) - lengths
         found["start"] = (tokens + found["first_token"]) / weight
         found["stream"], found["part"], found["number"] = stream, number, np.arange(len(lengths))
-        if hashed:
-            found["held_out"] = part.held_out()
+        found["held_out"] = part.held_out() if head is None else found["start"] < head
         tokens += int(lengths.sum())
         yield found, tokens / weight
 
 
-def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
+def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray, hashed: Collection[int]) -> np.ndarray:
     """Cut each document that contains the position `place` into two documents.
 
     Returns a new array of the dtype `_DOCUMENT`, in which each cut document is replaced by its two parts.
@@ -277,11 +295,13 @@ def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> 
     Args:
         place: the position at which the validation split ends. `order_documents` defines positions.
         weights: the share of each source in the mixture.
+        hashed: numbers of the sources whose documents are not cut.
     """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
-    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
+    whole = np.isin(documents["stream"], list(hashed))
+    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]) & ~whole)
     rest, tokens = documents[across], tokens[across]
-    rest["start"] = place
+    rest["start"], rest["held_out"] = place, False
     rest["first_token"] += tokens
     rest["length"] -= tokens
     documents["length"][across] = tokens

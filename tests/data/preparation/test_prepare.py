@@ -10,6 +10,8 @@ import pytest
 import prepare_data
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.reference_losses import reference_losses
+from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.small_texts import Topics, module_docstrings
 from gpt2_repro.errors import UserError
 
@@ -63,8 +65,37 @@ def test_a_mixture_has_its_weights_and_its_own_validation_files(
     prepare_data.describe(data, max_tokens=0)
     assert f"b-*.jsonl {second / of_train.tokens:.1%}" in capsys.readouterr().out
     lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["text"] for line in lines] == [name + text for name in "ab" for text in documents[100:]]
-    assert manifest.counts["validation"].documents == len(lines)
+    texts = [json.loads(line)["text"] for line in lines]
+    assert [text for text in texts if text.startswith("a")] == ["a" + text for text in documents[100:]]
+    of_validation = manifest.counts["validation"]
+    assert of_validation.documents == len(texts) and texts[0][0] != texts[1][0]  # interleaved
+    assert of_validation.sources[f"{tmp_path}/a-*.jsonl"]["tokens"] / of_validation.tokens == pytest.approx(
+        0.75, abs=0.05
+    )
+
+
+@pytest.mark.parametrize("split", ["hash", "head"])
+def test_each_source_of_a_mixture_has_its_share_of_validation(
+    arguments, documents: list[str], tmp_path: Path, caplog, content, split: str
+) -> None:
+    caplog.set_level("INFO")
+    for name, texts in (("books", [" ".join(documents[:60]), " ".join(documents[60:120])]), ("web", documents[:120])):
+        lines = "".join(json.dumps({"text": f"{name} {text}"}) + "\n" for text in texts)
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    source = f"{tmp_path}/books.jsonl=7,{tmp_path}/web.jsonl=3"
+    form = {"data_files": [], "source": source, "split": split, "validation_fraction": 0.1, "validation_text": True}
+    data = prepare(arguments("one", **form))
+    for counts in data.manifest.counts.values():
+        books = counts.sources[f"{tmp_path}/books.jsonl"]["tokens"]
+        assert books / counts.tokens == pytest.approx(0.7, abs=0.07)
+    assert "Its last document may be cut" in caplog.text
+    assert (f"--split hash in {tmp_path}/books.jsonl" in caplog.text) == (split == "hash")
+    rows = [open_rows(data.path / name).joined() for name in ("train", "validation")]
+    assert data.manifest.reference_losses == reference_losses(*rows, data.manifest.vocab_size)
+    texts = (data.path / "text" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(texts) == data.manifest.counts["validation"].documents
+    prepare(arguments("two", **form), PreparationOptions(num_proc=2))
+    assert content(data.path) == content(tmp_path / "two")
 
 
 @pytest.mark.parametrize(
