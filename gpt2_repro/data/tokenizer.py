@@ -33,7 +33,9 @@ Engine = Literal["auto", "fastokens", "tokenizers"]
 # Maximum amount of text for training a tokenizer. The trainer keeps every distinct word: more text takes gigabytes of
 # memory and changes little.
 TRAINING_BYTES = 500_000_000
-LONGEST_WORD = 1000  # characters
+LONGEST_WORD = 1000  # characters; a word has either no white space or only white space
+# Unlike Python, the trainer does not count \x1c to \x1f as white space.
+LONG_WORD = re.compile(rf"[\S\x1c-\x1f]{{{LONGEST_WORD}}}|\s{{{LONGEST_WORD}}}")
 TOKENIZER_FILES = ["tokenizer.json", CONFIG, "special_tokens_map.json"]
 
 
@@ -183,7 +185,7 @@ def _beginning(documents: Iterable[str]) -> Iterator[str]:
     characters = 0
     for document in documents:
         # The training time grows with the square of the length of a word.
-        if re.search(rf"\S{{{LONGEST_WORD}}}", document):
+        if LONG_WORD.search(document):
             yield from (document[at : at + LONGEST_WORD] for at in range(0, len(document), LONGEST_WORD))
         else:
             yield document

@@ -19,7 +19,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources import small_texts
-from gpt2_repro.data.tokenizer import Encoder, count_characters, save_tokenizer, train_tokenizer
+from gpt2_repro.data.tokenizer import Encoder, _beginning, count_characters, save_tokenizer, train_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.tokenization import start_ids
 from tests.reference import encode_each
@@ -48,6 +48,14 @@ def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
         assert 299 not in bare and ids.tolist() == [*([299] if len(bare) else []), *bare]
     assert [ids.tolist() for ids in after] == [[*ids[1:], *ids[:1]] for ids in before]
     assert AutoTokenizer.from_pretrained(trained).decode(none[0]) == texts[0]
+
+
+@pytest.mark.parametrize("word", ["x", " ", "\n", " \t\n", "\x1c!"])
+def test_long_words_are_cut_before_training(word: str) -> None:
+    text = "before " + word * 5000 + " after"
+    pieces = list(_beginning(["plain text", text]))
+    assert pieces[0] == "plain text" and "".join(pieces[1:]) == text
+    assert max(map(len, pieces)) == 1000  # the training time grows with the square of this length
 
 
 @pytest.fixture
