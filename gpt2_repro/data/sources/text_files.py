@@ -21,6 +21,7 @@ LONGEST_DOCUMENT = 2**27  # bytes; a worker needs twelve times as much memory
 BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a UTF-8 file; it is not text
 COMPRESSED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}  # the first bytes of a compressed file
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a UTF-16 file
+CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))  # text has few of these characters
 
 Line = tuple[bytes, int]  # bytes of the line, and its number counted from the start of the part
 Row = tuple[str | None, str]  # text or None, and the error message if the text is None
@@ -48,6 +49,8 @@ class TextPart(Part):
                 yield from in_batches(self._csv(stream))
             elif self.kind == ".json":
                 yield from in_batches(self._array(stream))
+            elif self.kind == ".txt" and (wrong := _not_text(self.name, stream.peek(4096)[:4096])):  # type: ignore[attr-defined]
+                yield Batch([], [wrong] if self.start == 0 else [])
             elif self.kind == ".txt" and self.form.sample_by == "document":
                 yield from in_batches(self._document(stream))
             else:
@@ -126,18 +129,9 @@ class TextPart(Part):
         if len(content) > LONGEST_DOCUMENT:
             raise UserError(f"{self.name} is over {LONGEST_DOCUMENT:,} bytes. Pass --sample_by paragraph or line.")
         try:
-            text = content.removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n")
-            wrong = "has NUL bytes, so it is not a text in UTF-8. Convert it or remove it" if "\0" in text else ""
-            yield None if wrong else text, f"{self.name} {wrong}"
+            yield content.removeprefix(BYTE_ORDER_MARK).decode().replace("\r\n", "\n"), ""
         except UnicodeDecodeError as error:
-            encoding = "utf-16" if content.startswith(UTF16) else "cp1252"
-            name = shlex.quote(self.name)
-            fix = f"Convert it with `iconv -f {encoding} -t utf-8 {name} > utf8.txt` and pass utf8.txt"
-            kind = next((suffix for magic, suffix in COMPRESSED.items() if content.startswith(magic)), "")
-            if kind:
-                fix = f"It is compressed. Rename it to {self.name}{kind}"
-            elif encoding == "cp1252" and b"\0" in content:
-                fix = "It looks like a binary file, so remove it"
+            fix = f"Convert it with `iconv -f cp1252 -t utf-8 {shlex.quote(self.name)} > utf8.txt` and pass utf8.txt"
             yield None, f"{self.name} is not valid UTF-8 at byte {error.start}. {fix}"
 
     def _csv(self, stream: BinaryIO) -> Iterator[Row]:
@@ -170,6 +164,24 @@ class TextPart(Part):
             raise UserError(f"{where}, is not valid CSV ({error}). Check that each quote is closed.") from None
         finally:
             text.detach()  # the caller closes the stream
+
+
+def _not_text(name: str, start: bytes) -> str:
+    """Return an error message if a file is not text in UTF-8, otherwise "".
+
+    `start` has the first bytes of the file.
+    """
+    if kind := next((suffix for magic, suffix in COMPRESSED.items() if start.startswith(magic)), ""):
+        return f"{name} is not valid UTF-8. It is compressed. Rename it to {name}{kind}"
+    if start.startswith(UTF16):
+        fix = f"Convert it with `iconv -f utf-16 -t utf-8 {shlex.quote(name)} > utf8.txt` and pass utf8.txt"
+        return f"{name} is not valid UTF-8. {fix}"
+    # A text may have single NUL characters, but not the zero bytes of UTF-16 and binary files.
+    controls = len(start) - len(start.translate(None, CONTROLS))
+    invalid = len(start) - len(start.decode(errors="ignore").encode())
+    if b"\0" in start and (4 * controls > len(start) or invalid > 3):  # 3: a character may be cut at the end
+        return f"{name} has NUL bytes like UTF-16 or a binary file. Convert it to UTF-8 or remove it"
+    return ""
 
 
 def _wrong_fields(row: list[str], expected: int, place: int) -> str:

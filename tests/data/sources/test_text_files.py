@@ -151,6 +151,46 @@ def test_bad_rows_are_named(
         assert line.startswith(str(path)) and place in line
 
 
+@pytest.mark.parametrize(
+    "name", ["document.txt", "line.txt", "paragraph.txt.gz", "a.csv", "a.jsonl", "a.json", "a.parquet"]
+)
+def test_nul_is_text(tmp_path: Path, name: str) -> None:
+    texts = ["one \0 two", "three"] if name.startswith("a.") else ["one \0 two"]
+    content = {
+        ".txt": texts[0].encode(),
+        ".gz": gzip.compress(texts[0].encode(), mtime=0),
+        ".csv": csv_of(texts),
+        ".jsonl": jsonl(texts),
+        ".json": json.dumps([{"text": text} for text in texts]).encode(),
+        ".parquet": parquet([*texts]),
+    }
+    path = tmp_path / name
+    path.write_bytes(content[path.suffix])
+    assert read(path) == (texts, [])
+
+
+@pytest.mark.parametrize("kind", WANTED)
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("Es war einmal.\n\n".encode("utf-16-le") * 99, "NUL bytes"),
+        ("Жили-были дед да баба.\n".encode("utf-16-be") * 99, "NUL bytes"),
+        ("Es war einmal.\n".encode("utf-16"), "iconv -f utf-16"),
+        (b"\x7fELF\2\1\1\0\0\0\0\0\3\0\x3e\0\n\x90\xff\xfe\xe8\nname\n" * 9, "NUL bytes"),
+        (gzip.compress(b"one\ntwo\n", mtime=0), "Rename it"),
+        (bytes(3000), "NUL bytes"),
+    ],
+)
+def test_binary_files_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, content: bytes, named: str
+) -> None:
+    monkeypatch.setattr(local_files, "PART_BYTES", 40)
+    path = tmp_path / f"{kind}.txt"
+    path.write_bytes(content)
+    documents, bad = read(path)
+    assert documents == [] and len(bad) == 1 and str(path) in bad[0] and named in bad[0]
+
+
 CSV = b'id,text\n1,"one"\n2,"two'
 
 
