@@ -115,12 +115,17 @@ class TextPart(Part):
 
     def _array(self, stream: BinaryIO) -> Iterator[Row]:
         try:
-            items = json.loads(stream.read().removeprefix(BYTE_ORDER_MARK))
+            # Decode first: json.loads would accept halves of surrogate pairs that are encoded as bytes.
+            items = json.loads(stream.read().removeprefix(BYTE_ORDER_MARK).decode())
         except (ValueError, RecursionError) as error:
             raise UserError(f"{self.name} is not valid JSON ({error}). Repair the file.") from None
         for number, item in enumerate(items, 1):
             try:
-                yield item if isinstance(item, str) else _text_of(item, self.form.text_column), ""
+                text = item if isinstance(item, str) else _text_of(item, self.form.text_column)
+                text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
+                yield text, ""
+            except UnicodeEncodeError:
+                yield None, f"{self.name}, item {number}, is not valid Unicode"
             except ValueError as error:
                 yield None, f"{self.name}, item {number}, {error}"
 

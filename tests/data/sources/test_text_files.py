@@ -133,6 +133,12 @@ BAD_STRINGS = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b
             ["good", "", "whole 🙂"],
             [f"line {n}," for n in (3, 4, 5, 7, 8, 10, 11, 12)],
         ),
+        (
+            "a.json",
+            b'["one", "half \\ud83d", {"text": "\\udc00"}, {"text": 5}, "whole \\ud83d\\ude42"]',
+            ["one", "whole 🙂"],
+            ["item 2,", "item 3,", "item 4,"],
+        ),
         ("a.txt", BAD_TEXT, [], ["byte 7"]),
         ("line.txt", BAD_TEXT, ["good", "fine"], ["line 2,"]),
         ("a.csv", BAD_CSV, ["two\nlines", "", "fine"], ["line 4,", "line 5,", "line 8,"]),
@@ -202,6 +208,7 @@ CSV = b'id,text\n1,"one"\n2,"two'
         ("a.jsonl.zst", zstd(jsonl(TEXTS * 200))[:-20], ""),
         ("a.csv.gz", gzip.compress(csv_of(TEXTS * 200), mtime=0)[:-20], ""),
         (os.fsdecode(b"\xff.jsonl.gz"), gzip.compress(jsonl(TEXTS), mtime=0), ""),  # a name that Arrow cannot open
+        ("a.json", b'["half \xed\xa0\xbd"]', "is not valid JSON"),
         ("a.parquet", b"PAR1 and nothing else", ""),
         ("a.parquet", parquet([*TEXTS])[:-20], ""),
         ("a.parquet", parquet([*TEXTS], name="body"), "--text_column"),
