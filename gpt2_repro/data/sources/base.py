@@ -20,11 +20,13 @@ class TextForm:
             line ("line").
         first_row: a .parquet row that begins and ends with this string starts a new document. For example, with " = ",
             each row like " = Title = " starts a new document. With "", each row is a document.
+        verbatim: whether the line breaks in .csv, .json and .jsonl files are kept. Otherwise, CR LF becomes LF.
     """
 
     text_column: str = "text"
     sample_by: str = "document"
     first_row: str = ""
+    verbatim: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,6 +77,7 @@ class Repository:
         return [self._file(by_path[path], form) for path in paths]
 
     def _file(self, entry: Any, form: TextForm) -> SourceFile:
+        form = dataclasses.replace(form, verbatim=True)  # the ids must equal those of other projects
         return HubFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, self, form)
 
 

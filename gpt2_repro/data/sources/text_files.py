@@ -43,6 +43,12 @@ class TextPart(Part):
     size: int
 
     def read(self) -> Iterator[Batch]:
+        verbatim = self.form.verbatim and self.kind != ".txt"
+        for batch in self._batches():
+            texts = batch.documents if verbatim else [text.replace("\r\n", "\n") for text in batch.documents]
+            yield Batch(texts, batch.bad)
+
+    def _batches(self) -> Iterator[Batch]:
         path = Path(self.name)
         with reading(path), open_bytes(path) as stream:
             if self.kind == ".csv":
@@ -91,7 +97,7 @@ class TextPart(Part):
         for line, number in lines:
             try:
                 if self.kind == ".txt":
-                    yield line.rstrip(b"\r\n").decode().replace("\r\n", "\n"), ""
+                    yield line.rstrip(b"\r\n").decode(), ""
                 elif (text := _jsonl_text(line, self.form.text_column)) is not None:
                     yield text, ""
             except ValueError as error:
@@ -134,7 +140,7 @@ class TextPart(Part):
         if len(content) > LONGEST_DOCUMENT:
             raise UserError(f"{self.name} is over {LONGEST_DOCUMENT:,} bytes. Pass --sample_by paragraph or line.")
         try:
-            yield content.removeprefix(BYTE_ORDER_MARK).decode().replace("\r\n", "\n"), ""
+            yield content.removeprefix(BYTE_ORDER_MARK).decode(), ""
         except UnicodeDecodeError as error:
             fix = f"Convert it with `iconv -f cp1252 -t utf-8 {shlex.quote(self.name)} > utf8.txt` and pass utf8.txt"
             yield None, f"{self.name} is not valid UTF-8 at byte {error.start}. {fix}"

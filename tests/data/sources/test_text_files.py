@@ -175,6 +175,21 @@ def test_nul_is_text(tmp_path: Path, name: str) -> None:
     assert read(path) == (texts, [])
 
 
+@pytest.mark.parametrize("name", ["document.txt", "paragraph.txt", "a.csv", "a.jsonl", "a.json", "a.parquet"])
+def test_line_breaks_of_windows_are_converted_except_in_parquet_and_on_the_hub(tmp_path: Path, name: str) -> None:
+    text = "one\r\ntwo\rthree"
+    items = json.dumps([{"text": text}]).encode()
+    content = {".csv": csv_of([text]), ".jsonl": jsonl([text]), ".json": items, ".parquet": parquet([text])}
+    path = tmp_path / name
+    path.write_bytes(content.get(path.suffix, text.encode()))
+    kept = {path.suffix} & {".csv", ".jsonl", ".json", ".parquet"}
+    sample_by = "document" if kept else path.stem
+    for verbatim in (False, True):
+        unchanged = path.suffix == ".parquet" or (verbatim and kept)
+        wanted = text if unchanged else "one\ntwo\rthree"
+        assert read(path, TextForm(sample_by=sample_by, verbatim=verbatim)) == ([wanted], [])
+
+
 @pytest.mark.parametrize("kind", WANTED)
 @pytest.mark.parametrize(
     ("content", "named"),
