@@ -121,4 +121,6 @@ def reading(path: Path) -> Iterator[None]:
         raise  # reported with the path by cli.run
     except (UnicodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
         fix = "It is damaged, or its name has the wrong extension. Copy it again or rename it."
+        if "requires too much memory" in str(error):  # pyarrow reads windows of up to 128 MiB
+            fix = "It was compressed with `zstd --long`. Decompress it with `zstd -d --long=31`."
         raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}). {fix}") from None

@@ -68,7 +68,8 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     """Return the index of the text column among the primitive columns of a file."""
     kinds = {field.name: field.type for field in table.schema_arrow}
     kinds = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}
-    names = [name for name, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
+    is_text = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
+    names = [name for name, kind in kinds.items() if any(is_kind(kind) for is_kind in is_text)]
     if column not in names:
         fix = (
             f"Pass --text_column with one of: {', '.join(names)}"
@@ -77,7 +78,10 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
         )
         raise UserError(f"{path} has no text column `{column}`. {fix}.")
     # A nested column consists of several primitive columns.
-    return [table.schema.column(place).path for place in range(len(table.schema))].index(column)
+    paths = [table.schema.column(place).path for place in range(len(table.schema))]
+    if (columns := paths.count(column)) != 1:
+        raise UserError(f"{path} has {columns} columns `{column}`. Rename the others, or pass another --text_column.")
+    return paths.index(column)
 
 
 def _batch(column: pa.Array, path: Path, before: int) -> Batch:

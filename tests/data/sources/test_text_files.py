@@ -42,6 +42,12 @@ def parquet(texts: list[str | None] | pa.Array, kind: pa.DataType | None = None,
     return sink.getvalue()
 
 
+def two_columns(*names: str) -> bytes:
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pa.Table.from_arrays([pa.array(["one"]), pa.array(["two"])], names), sink)
+    return sink.getvalue()
+
+
 def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]]:
     """Return the documents of a file, and the errors of its bad rows.
 
@@ -82,6 +88,7 @@ WANTED = {
         ("body.csv", csv_of(TEXTS).replace(b"id,text", b"id,body")),
         ("body.parquet", parquet([*TEXTS], name="body")),
         ("a.parquet", parquet([text or None for text in TEXTS], pa.large_string())),
+        ("a.parquet", parquet([*TEXTS], pa.string_view())),
         ("a.parquet", parquet([*TEXTS], pa.dictionary(pa.int32(), pa.string()))),
         *((f"{kind}.txt", MARKED) for kind in WANTED),
         *((f"{kind}.txt.gz", gzip.compress(MARKED, mtime=0)) for kind in WANTED),
@@ -212,6 +219,8 @@ def test_binary_files_are_not_read(
     assert documents == [] and len(bad) == 1 and str(path) in bad[0] and named in bad[0]
 
 
+# Made with: yes "hello world" | head -n 10 | zstd --long=31
+LONG_WINDOW = bytes.fromhex("28b52ffd04a89d00006068656c6c6f20776f726c640a0100e96949022f89da07")
 CSV = b'id,text\n1,"one"\n2,"two'
 
 
@@ -224,9 +233,11 @@ CSV = b'id,text\n1,"one"\n2,"two'
         ("a.csv.gz", gzip.compress(csv_of(TEXTS * 200), mtime=0)[:-20], ""),
         (os.fsdecode(b"\xff.jsonl.gz"), gzip.compress(jsonl(TEXTS), mtime=0), ""),  # a name that Arrow cannot open
         ("a.json", b'["half \xed\xa0\xbd"]', "is not valid JSON"),
+        ("a.txt.zst", LONG_WINDOW, "zstd -d --long=31"),
         ("a.parquet", b"PAR1 and nothing else", ""),
         ("a.parquet", parquet([*TEXTS])[:-20], ""),
         ("a.parquet", parquet([*TEXTS], name="body"), "--text_column"),
+        ("a.parquet", two_columns("text", "text"), "2 columns `text`"),
         ("a.csv", b"body,title\n1,2\n", "--text_column"),
         ("a.csv", b"id,text,text\n1,one,two\n", "2 columns `text`"),
         # Without an error, an unclosed quote would include the rows after it: 20,000 rows became 12,001 documents.
