@@ -9,6 +9,7 @@ from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
+from gpt2_repro.model_size import gpt2_parameters
 from gpt2_repro.training.arguments import TrainingRecipe, count_steps
 from gpt2_repro.training.sizing import epochs_of, follow_data, rows_per_pass
 from gpt2_repro.training.workload import check_strategy, plan_run, workload_of
@@ -38,6 +39,9 @@ def dry_run(requested: TrainingRecipe) -> None:
     print(f"parameters        {scale.parameters:,}{padded}")
     if scale.active < scale.parameters:
         print(f"  active          {scale.active:,} parameters per token")
+    shape = {"n_layer": recipe.model.n_layer, "n_embd": recipe.model.n_embd}
+    if (gpt2 := gpt2_parameters(**shape, n_positions=length, vocab_size=vocabulary)) != scale.parameters:
+        print(f"  GPT-2           {gpt2:,} parameters with these layers and this width")
     by_length = training.train_sampling_strategy == BY_LENGTH
     rows = "targets, without padding" if by_length else f"{training.tokens_per_step // length:,} rows x {length:,}"
     divides = by_length or training.tokens_per_step % length == 0

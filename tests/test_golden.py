@@ -22,13 +22,14 @@ FOLDERS = {
     "separator after": {"separator": "after"},
     "characters": {"tokenizer": "char", "separator": "none"},
 }
-EXPERTS = "intermediate_size=48,num_local_experts=4,num_key_value_heads=2"
+APART = "intermediate_size=48,tie_word_embeddings=false"
+EXPERTS = f"{APART},num_local_experts=4,num_key_value_heads=2"
 RUNS = {
     "one": (),
     "accumulated": ("--per_device_train_batch_size", 4),
     "dropout": ("--dropout", 0.1, "--seed", 7),
     "constant": ("--lr_scheduler_type", "constant", "--max_grad_norm", 0.1),
-    "llama": ("--model_type", "llama", "--config_overrides", "intermediate_size=48"),
+    "llama": ("--model_type", "llama", "--config_overrides", APART),
     "mixtral": ("--model_type", "mixtral", "--config_overrides", EXPERTS),
 }
 LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")

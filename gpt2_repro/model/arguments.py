@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from transformers.hf_argparser import HfArg
 
 from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
+from gpt2_repro.model_size import gpt2_parameters
 
 
 GPT2 = "gpt2"
@@ -102,10 +103,52 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
         )
 
 
-def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
-    """Return the section `model:` with the layers, heads and width of `init_from`.
+def size_keys(model: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
+    """Return the keys that make a Llama or a Mixtral as large as GPT-2.
 
-    Fields that the user set (`stated`) are not changed.
+    The GPT-2 has the same layers, heads, width and row length. Of a mixture of experts, the parameters that a token
+    uses are counted. Keys of --config_overrides replace these keys.
+    """
+    if model.model_type == GPT2:
+        return {}
+    width, experts = model.n_embd, 1
+    # Attention and two norms per block, one norm after the blocks. The head shares its weights with the embeddings.
+    block = 4 * width**2 + 2 * width
+    keys: dict[str, Any] = {"tie_word_embeddings": True}
+    if model.model_type == "mixtral":
+        overrides = json.loads(model.config_overrides or "{}")
+        in_all, experts = (
+            value if isinstance(value := overrides.get(key), int) and value > 0 else default
+            for key, default in (("num_local_experts", 8), ("num_experts_per_tok", 2))
+        )
+        block += in_all * width  # the router
+        keys |= {"num_key_value_heads": model.n_head}
+    gpt2 = gpt2_parameters(n_layer=model.n_layer, n_embd=width, n_positions=sequence_length, vocab_size=0)
+    exact = ((gpt2 - width) / model.n_layer - block) / (3 * width * experts)
+    multiple = 1 << max(0, int(exact / 16).bit_length() - 1)  # 128 for 2,080: a power of two suits matrix products
+    return keys | {"intermediate_size": max(1, round(exact / multiple)) * multiple}
+
+
+def recorded_overrides(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the --config_overrides of a run, with all keys of `size_keys`.
+
+    Args:
+        identity: the result of `run_identity_of` in the run's record.
+    """
+    # Earlier versions did not record these keys if they had the defaults of transformers.
+    apart = {"tie_word_embeddings": False}
+    defaults: dict[str, dict[str, Any]] = {
+        "llama": apart | {"intermediate_size": 11_008},
+        "mixtral": apart | {"intermediate_size": 14_336, "num_key_value_heads": 8},
+    }
+    recorded = json.loads(identity.get("config_overrides") or "{}")
+    return defaults.get(identity.get("model_type", ""), {}) | recorded
+
+
+def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
+    """Return the section `model:` with the shape of `init_from`.
+
+    The shape includes the keys of `size_keys`. Fields that the user set (`stated`) are not changed.
     """
     if not model.init_from:
         return model
@@ -115,7 +158,14 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
         for key, name in SHAPE.items()
         if not (key in stated and getattr(model, key))
     }
-    return dataclasses.replace(model, **{key: value for key, value in shape.items() if value is not None})
+    model = dataclasses.replace(model, **{key: value for key, value in shape.items() if value is not None})
+    if config.get("model_type") != model.model_type:
+        return model
+    # A config.json need not contain keys with the default value of transformers.
+    keys = recorded_overrides({"model_type": model.model_type})
+    keys = {key: config.get(key, value) for key, value in keys.items()}
+    overrides = Overrides(json.dumps(keys | json.loads(model.config_overrides or "{}")))
+    return dataclasses.replace(model, config_overrides=overrides)
 
 
 def _read_config(name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
-from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments
+from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments, size_keys
 from gpt2_repro.model_size import padded_size
 
 
@@ -47,6 +47,7 @@ def build_config(
     if args.model_type == GPT2:
         # The same function as gelu_new, with one kernel instead of eight (transformers activations.py).
         values["activation_function"] = "gelu_pytorch_tanh"
+    values |= size_keys(args, sequence_length=sequence_length)
     config = _with_overrides(default, values, json.loads(args.config_overrides or "{}"))
     config.true_vocab_size = vocab_size
     return config

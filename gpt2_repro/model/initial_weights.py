@@ -58,7 +58,11 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     compared = sorted(own_keys(ours) - shaped - FREE)
     default = type(ours)()
     # List all keys, because --config_overrides on the command line replaces the overrides of the recipe.
-    whole = {key: value for key in compared if (value := getattr(theirs, key)) != getattr(default, key)}
+    whole = {
+        key: value
+        for key in compared
+        if (value := getattr(theirs, key)) != getattr(default, key) or value != getattr(plain, key)
+    }
     for key in compared:
         one, other = getattr(theirs, key), getattr(plain, key)
         if one != other:

@@ -15,6 +15,7 @@ from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.scale import measure
+from gpt2_repro.model_size import gpt2_parameters
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.arguments import PretrainingArguments
 
@@ -59,6 +60,10 @@ def announce(environment: Environment) -> Environment:
     model = f"{environment.architecture}, {environment.parameters:,} parameters"
     if active < environment.parameters:
         model += f", {active:,} active per token"
+    asked = environment.run_identity
+    shape = {"n_layer": asked["n_layer"], "n_embd": asked["n_embd"], "vocab_size": data["vocab_size"]}
+    if (gpt2 := gpt2_parameters(**shape, n_positions=plan.sequence_length)) != environment.parameters:
+        model += f" (GPT-2 of this shape: {gpt2:,})"
     mask = ", within documents only" if environment.document_mask else ""
     logger.info("model: %s, attention %s%s", model, environment.attention, mask)
     layout = f"{plan.num_processes} processes x {plan.gradient_accumulation_steps} accumulation steps"

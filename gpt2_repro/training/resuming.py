@@ -22,6 +22,7 @@ from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import Manifest
+from gpt2_repro.model.arguments import Overrides, recorded_overrides
 from gpt2_repro.run_record import RunRecord, checkpoints, events, layout
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.when import validates_at_start
@@ -300,6 +301,8 @@ def require_same_run(
         allow_change: if all settings that differ are in CHANGEABLE, log a warning instead of raising UserError.
     """
     saved, asked = NEWER | dict(saved), NEWER | json.loads(json.dumps(asked))
+    if "config_overrides" in saved:
+        saved["config_overrides"] = Overrides(json.dumps(recorded_overrides(saved)))
     # Extensions are determined by --extend_to and the checkpoint.
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:

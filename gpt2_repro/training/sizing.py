@@ -4,6 +4,7 @@ The sizes are layers, heads, width, tokens per step, total tokens and the micro-
 """
 
 import dataclasses
+import json
 import logging
 import os
 from typing import Any
@@ -13,7 +14,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.manifest import SplitCounts
-from gpt2_repro.model.arguments import check_model
+from gpt2_repro.model.arguments import Overrides, check_model, recorded_overrides, size_keys
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_steps, output_dir_of
 
@@ -39,7 +40,8 @@ def follow_data(
 
     If the run has started before, the sizes are read from the recipe.yaml of the run instead. The exception is a
     micro-batch size of 0, which is derived at every start. The copy has the settings of the prepared folder
-    in its section `data:`, and `epochs` is converted to `total_tokens`.
+    in its section `data:`, and `epochs` is converted to `total_tokens`. `config_overrides` has the keys that make a
+    Llama or a Mixtral as large as GPT-2, so that the run records them.
 
     Args:
         data: the prepared folder. None: open the folder that the recipe names.
@@ -67,7 +69,7 @@ def follow_data(
     except UserError:
         if by_epochs or not all(sizes):
             raise
-        return recipe
+        return _record_size_keys(recipe)
 
     recipe = dataclasses.replace(recipe, data=data.section)
     counts = data.manifest.counts["train"]
@@ -85,7 +87,21 @@ def follow_data(
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
         message = "The run reads the text %s times. More than %d epochs often overfit. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
-    return recipe
+    return _record_size_keys(recipe)
+
+
+def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
+    """Add the keys of `size_keys` to --config_overrides.
+
+    A run that has started keeps its own.
+    """
+    model, saved = recipe.model, RunRecord(output_dir_of(recipe)).environment().run_identity
+    keys = size_keys(model, sequence_length=recipe.data.sequence_length)
+    if saved.get("model_type") == model.model_type:
+        recorded = recorded_overrides(saved)
+        keys = {key: recorded[key] for key in keys}
+    overrides = Overrides(json.dumps(keys | json.loads(model.config_overrides or "{}")))
+    return dataclasses.replace(recipe, model=dataclasses.replace(model, config_overrides=overrides))
 
 
 def check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:

@@ -1,14 +1,17 @@
 """Tests of configurations, model sizes and the load-balancing loss."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, MixtralConfig, PreTrainedModel
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.arguments import ModelArguments, Overrides
+from gpt2_repro.model.arguments import ModelArguments, Overrides, follow_checkpoint, size_keys
 from gpt2_repro.model.build import build_model
-from gpt2_repro.model.configuration import build_config
+from gpt2_repro.model.configuration import build_config, stock_model
 from gpt2_repro.model.scale import measure, scale_of
 from gpt2_repro.model_size import gpt2_scale
 
@@ -101,4 +104,50 @@ def test_the_parts_of_a_model_are_counted_by_what_they_do() -> None:
     assert apart.parameters == tied.parameters + 90 * 32 and apart.flops_per_token == tied.flops_per_token
     mixture = scale_of(arguments("mixtral", MIXTRAL), sequence_length=16, vocab_size=90)
     assert mixture.parameters - mixture.active == 2 * 2 * 3 * 32 * 24  # two of four experts idle in two blocks
-    assert mixture.flops_per_token == 6 * (mixture.active - 90 * 32 + 38 * 32) + 12 * 2 * 32 * 16
+    assert mixture.flops_per_token == 6 * (mixture.active + 38 * 32) + 12 * 2 * 32 * 16
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mixtral"])
+@pytest.mark.parametrize(
+    ("n_layer", "n_head", "n_embd", "length"),
+    [(12, 12, 768, 1024), (24, 16, 1024, 1024), (6, 6, 384, 256), (4, 4, 128, 64), (2, 4, 32, 16), (1, 1, 8, 512)],
+)
+def test_another_architecture_has_the_size_of_gpt2(
+    model_type: str, n_layer: int, n_head: int, n_embd: int, length: int
+) -> None:
+    shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+    size = {"sequence_length": length, "vocab_size": 300}
+    args = arguments(model_type, pad_vocab_to_multiple_of=1, **shape)
+    with torch.device("meta"):
+        gpt2 = GPT2LMHeadModel(GPT2Config(**shape, n_positions=length, vocab_size=300))
+        other = stock_model(build_config(args, **size), attention="eager")
+    assert other.get_output_embeddings().weight is other.get_input_embeddings().weight
+    assert scale_of(args, **size).active == pytest.approx(gpt2.num_parameters(), rel=0.02)
+    if model_type == "llama":
+        assert other.num_parameters() == scale_of(args, **size).active
+    # Keys of the user replace the derived keys and do not change the others.
+    config = build_config(arguments(model_type, "tie_word_embeddings=false", **shape), **size)
+    assert not config.tie_word_embeddings and config.intermediate_size == other.config.intermediate_size
+
+
+def test_recipes_of_other_architectures_have_round_widths() -> None:
+    shape = {"n_layer": 12, "n_head": 12, "n_embd": 768}
+    widths = [
+        build_config(arguments(kind, **shape), sequence_length=1024, vocab_size=50_257).intermediate_size
+        for kind in ("llama", "mixtral")
+    ]
+    assert widths == [2048, 1024]
+
+
+def test_size_keys_of_a_checkpoint_replace_the_derived_ones(tmp_path: Path) -> None:
+    LlamaConfig(num_hidden_layers=3, num_attention_heads=2, hidden_size=16, intermediate_size=72).save_pretrained(
+        tmp_path
+    )
+    model = follow_checkpoint(ModelArguments(model_type="llama", init_from=str(tmp_path)), stated=())
+    config = build_config(model, sequence_length=8, vocab_size=90)
+    assert (config.hidden_size, config.intermediate_size, config.tie_word_embeddings) == (16, 72, False)
+    MixtralConfig().save_pretrained(tmp_path)  # with the defaults of transformers
+    model = follow_checkpoint(ModelArguments(model_type="mixtral", init_from=str(tmp_path)), stated=())
+    stock = MixtralConfig()
+    keys = size_keys(model, sequence_length=8)
+    assert keys and json.loads(model.config_overrides) == {key: getattr(stock, key) for key in keys}

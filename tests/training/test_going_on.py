@@ -12,6 +12,7 @@ from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.comparison import Comparison
 from gpt2_repro.model_card import add_results
 from gpt2_repro.optim.schedule import learning_rate_factor
+from gpt2_repro.run_record.checkpoints import manifest_hash
 from gpt2_repro.run_record.environment import TrainingRecord
 
 
@@ -89,6 +90,25 @@ def test_changed_setting_is_refused_unless_allowed(
     train(run, *change, "--allow_resume_change")
     assert rates(events, run)[5] == pytest.approx(2e-2 * learning_rate_factor(4, warmup_steps=3, max_steps=8))
     assert typed(run, *change).returncode == 0  # the change is now part of the run
+
+
+def test_llama_of_an_earlier_version_keeps_its_size(train, type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
+    options = ("--model_type", "llama", "--keep_checkpoints", 1)
+    earlier = "intermediate_size=11008,tie_word_embeddings=false"  # the defaults of transformers
+    run = train(tmp_path / "run", *options, "--config_overrides", earlier, "--stop_at_step", 4)
+    # Earlier versions recorded only the keys that the user passed.
+    for record in (run / "environment.json", run / "checkpoint-4" / "manifest.json"):
+        document = json.loads(record.read_text(encoding="utf-8"))
+        document["run_identity"]["config_overrides"] = ""
+        document |= {"sha256": manifest_hash(document)}
+        record.write_text(json.dumps(document), encoding="utf-8")
+    unrecorded = tmp_path / "unrecorded"
+    shutil.copytree(run, unrecorded)
+    (unrecorded / "environment.json").unlink()
+    refused = type_warm("python", "train.py", tiny_recipe, "--output_dir", unrecorded, *options)
+    assert refused.returncode == 2 and "11008" in refused.stderr
+    config = json.loads((train(run, *options) / "final" / "config.json").read_text(encoding="utf-8"))
+    assert (config["intermediate_size"], config["tie_word_embeddings"]) == (11008, False)
 
 
 def test_supervised_run_goes_back_only_once(finished: Path, typed, tmp_path: Path) -> None:
