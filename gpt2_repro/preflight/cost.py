@@ -115,11 +115,12 @@ class Workload:
         eval_tokens: tokens of all validations.
         hellaswag_tokens: tokens of all HellaSwag evaluations.
         saves: number of checkpoints that are saved because of `save_steps`.
+        kept: number of checkpoints in the run directory when the run has ended.
         save_minutes: longest time between two checkpoints, 0 for no limit.
         run_bytes: peak disk space of the run directory.
         missing_bytes: peak disk space of the data preparation, 0 if the data is prepared.
-        is_reference: whether the run is so similar to the default recipe that the speeds in cards.yaml can be used,
-            scaled by the FLOPs per token.
+        is_fast: whether the training is compiled and in bf16, without activation checkpointing, as for the speeds in
+            cards.yaml.
     """
 
     tokens: int
@@ -131,13 +132,15 @@ class Workload:
     hellaswag_tokens: int
     samples: int
     saves: int
+    kept: int
     save_minutes: float
     checkpoint_bytes: int
     final_bytes: int
     run_bytes: int  # the kept checkpoints, the rolling one, the best, one being written, and the final model
     data_bytes: float
     missing_bytes: float
-    is_reference: bool  # a compiled GPT-2 in bf16 without activation checkpointing
+    model_type: str
+    is_fast: bool
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
@@ -163,7 +166,8 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
         ("samples", work.samples * SAMPLE_SECONDS / 60, "assumed"),
         ("saving", saves * SAVE_SECONDS / 60, "assumed"),
         ("evaluation", EVALUATION, "assumed"),
-        ("sync", (work.checkpoint_bytes + work.final_bytes) / SYNC_BYTES_PER_SECOND / 60, "assumed"),
+        # runpod/run_and_stop.sh copies the run directory.
+        ("sync", (work.kept * work.checkpoint_bytes + work.final_bytes) / SYNC_BYTES_PER_SECOND / 60, "assumed"),
     ]
     left_out = NOT_ON_CPU if basis == "measured" else ()
     entries = [entry for entry in entries if entry[1] and entry[0] not in left_out]
@@ -203,10 +207,11 @@ def plan_on(
     """
     card, price = card_of(name), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
-    is_124m = abs(ratio - 1) <= 0.02
+    is_124m = work.model_type == "gpt2" and abs(ratio - 1) <= 0.02
     speed, basis = tokens_per_second, "measured" if measured else "typed"
     source = (f"{speed:,.0f} tokens/s, measured on this CPU" if measured else "passed as an option") if speed else None
-    if card and not speed and work.is_reference:
+    # The time of a mixture of experts does not follow from its FLOPs.
+    if card and not speed and work.is_fast and work.model_type != "mixtral":
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
         source = card.speed if is_124m else f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token"
         basis = "published" if is_124m and not card.speed.startswith("estimated") else "estimated"
@@ -244,7 +249,8 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
         dollars = f", ${planned['usd']:,.2f} at {paid}" if paid else ""
         lines += [f"  {'total':<16} {planned['minutes']:>7,.1f} min{dollars}", f"  speed: {planned['speed']}"]
     else:
-        lines.append("  The speed is unknown. Pass --tokens_per_second, or --gpu CARD to plan for another machine.")
+        fix = "" if machine["memory_gb"] else ", or --gpu CARD to plan for another machine"
+        lines.append(f"  The speed of this run is not known. Pass --tokens_per_second{fix}.")
     sizes = f"checkpoint {size(work['checkpoint_bytes'])} (with DeepSpeed), final model {size(work['final_bytes'])}"
     lines += [
         f"  {work['flops']:.3g} FLOPs; {sizes}",

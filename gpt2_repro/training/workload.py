@@ -70,7 +70,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     tokens: float = sum(counts.tokens for counts in manifest.counts.values()) if manifest else 0
     # If the data is not prepared, use the tokens of the source or of the run.
     tokens = tokens or min(data.max_tokens or math.inf, preset.tokens if preset else training.total_tokens)
-    share = data.validation_tokens if data.split == "head" else data.validation_fraction * tokens
+    share = min(data.validation_tokens, tokens / 10) if data.split == "head" else data.validation_fraction * tokens
     held_out = manifest.counts["validation"].row_tokens if manifest else int(share)
     vocabulary = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer) or 50_257
     scale = scale_of(recipe.model, sequence_length=data.sequence_length, vocab_size=vocabulary)
@@ -84,7 +84,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     saves = 0 if training.save_strategy == "no" else -(-steps // (training.save_steps or steps))
     kept = min(training.keep_checkpoints or saves, max(1, saves))
     kept += steps // training.keep_every_steps if training.keep_every_steps else 0
-    kept += 1 if saves and training.save_rolling_minutes else 0
+    rolling = 1 if saves and training.save_rolling_minutes else 0
     state = state_bytes(training.optim, averaged=training.ema_steps > 0)
     one, final = checkpoint_bytes(scale.trained, bf16=training.bf16, state=state), 4 * scale.parameters
     is_compiled = training.torch_compile is not False and not training.activation_checkpointing
@@ -99,13 +99,15 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
         hellaswag_tokens=hellaswag_passes * HELLASWAG_TOKENS,
         samples=min(validations, _times(steps, sampled)),
         saves=saves,
+        kept=kept,
         save_minutes=training.save_minutes if saves else 0.0,
         checkpoint_bytes=one,
         final_bytes=final,
-        run_bytes=(kept + 2) * one + final,
+        run_bytes=(kept + rolling + 2) * one + final,
         data_bytes=2 * tokens,
         missing_bytes=0 if is_prepared else peak,
-        is_reference=recipe.model.model_type == "gpt2" and training.bf16 and is_compiled,
+        model_type=recipe.model.model_type,
+        is_fast=training.bf16 and is_compiled,
     )
 
 
