@@ -168,8 +168,11 @@ def test_no_gpu_and_a_gpu_that_cannot_be_used(refused, monkeypatch) -> None:
         assert "--use_cpu" in message and driver in message
 
 
-def test_weights_of_another_tokenizer_are_refused(refused, documents: list[str], tmp_path: Path) -> None:
-    shape = {"vocab_size": 300, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
+@pytest.mark.parametrize("vocab_size", [300, 320])  # without and with padding
+def test_weights_of_another_tokenizer_are_refused(
+    refused, documents: list[str], tmp_path: Path, vocab_size: int
+) -> None:
+    shape = {"vocab_size": vocab_size, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
     GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path / "other")
     train_tokenizer([text[::-1] for text in documents], 300, tmp_path / "other", sequence_length=32)
     message = refused("--init_from", tmp_path / "other")

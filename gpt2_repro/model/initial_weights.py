@@ -11,6 +11,7 @@ from gpt2_repro.model.arguments import SHAPE
 from gpt2_repro.model.configuration import own_keys
 from gpt2_repro.model.export import load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config
+from gpt2_repro.model_size import padded_size
 from gpt2_repro.tokenization import is_same
 
 
@@ -45,7 +46,7 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     if theirs.model_type != ours.model_type:
         found = f"{name} is a {theirs.model_type}, but this recipe trains a {ours.model_type}."
         raise UserError(f"{found} Pass --init_from and --model_type of the same architecture.")
-    if theirs.vocab_size != ours.true_vocab_size:
+    if not _is_padded(ours.true_vocab_size, theirs.vocab_size):
         found = f"{name} has {theirs.vocab_size:,} token ids, but the data has {ours.true_vocab_size:,}."
         raise UserError(f"{found} Pass data that was prepared with the tokenizer of {name}.")
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
@@ -68,10 +69,16 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
         if one != other:
             found = f"{name} has {key} {one} in its config, but this recipe's {ours.model_type} has {other}."
             raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}' or another checkpoint.")
+    source.resize_token_embeddings(ours.true_vocab_size)  # without padding
     weights = dict(source.named_parameters())
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter[: len(weights[key])] = weights[key]
+
+
+def _is_padded(ids: int, vocab_size: int) -> bool:
+    """Return whether `vocab_size` is `ids`, or rounded up to 8, 16, ... or 512."""
+    return vocab_size == ids or vocab_size in [padded_size(ids, 2**power) for power in range(3, 10)]
 
 
 def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:
@@ -80,5 +87,5 @@ def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, nam
     except UserError:
         return  # the checkpoint has no tokenizer
     # For a checkpoint without a tokenizer, transformers may create an almost empty one.
-    if len(theirs) == len(tokenizer) and not is_same(theirs, tokenizer):
+    if len(theirs) >= len(tokenizer) and not is_same(theirs, tokenizer):
         raise UserError(f"{name} has a different tokenizer than the data. Prepare the data with --tokenizer {name}.")

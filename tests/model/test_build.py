@@ -52,6 +52,7 @@ def start(folder: Path, *, sequence_length: int = 16, vocab_size: int = 90, **ch
         ({}, {"n_embd": 64, "n_head": 4}, "--n_head 2 --n_embd 32\\.$"),
         ({}, {"sequence_length": 32}, "--sequence_length 16\\. Also prepare the data"),
         ({}, {"vocab_size": 91}, " 90 .* 91"),
+        ({}, {"vocab_size": 85}, " 90 .* 85"),
         ({"activation_function": "relu"}, {}, "activation_function relu .* gelu_new.*--config_overrides"),
         ({"tie_word_embeddings": False}, {}, "tie_word_embeddings False .* True.*--config_overrides"),
         ({"model_type": "llama", "intermediate_size": 48}, {}, "llama.*gpt2.*--init_from.*--model_type"),
@@ -60,3 +61,13 @@ def start(folder: Path, *, sequence_length: int = 16, vocab_size: int = 90, **ch
 def test_init_from_another_model_is_refused(theirs: dict, ours: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         start(checkpoint_of(tmp_path, **theirs), **ours)
+
+
+@pytest.mark.parametrize("padded", [96, 128, 512])
+def test_init_from_weights_with_a_padded_vocabulary(padded: int, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=padded, n_positions=16, n_layer=2, n_head=2, n_embd=32))
+    theirs.save_pretrained(tmp_path)
+    ours, table = start(tmp_path).get_input_embeddings().weight, theirs.get_input_embeddings().weight
+    assert ours.shape == (128, 32) and torch.equal(ours[:90], table[:90])
+    assert not torch.equal(ours[90:96], table[90:96])

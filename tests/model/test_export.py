@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoXConfig,
+    OPTConfig,
+)
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.export import load_model, load_tokenizer, untrained_like
@@ -48,6 +55,45 @@ def test_weights_that_do_not_fit_their_config_are_refused(theirs: Path) -> None:
     save_file(renamed, theirs / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="keys"):
         load_model(str(theirs))
+
+
+MASK, BIAS = torch.ones(1, 1, 16, 16, dtype=torch.bool), torch.tensor(-1e4)
+NEO = {"num_layers": 2, "num_heads": 2, "hidden_size": 8, "attention_types": [[["global", "local"], 1]]}
+OPT = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8, "ffn_dim": 16, "word_embed_proj_dim": 8}
+EARLIER = {
+    "gpt2": (GPT2Config(**SHAPE), "transformer", {"h.0.attn.bias": MASK, "h.1.attn.masked_bias": BIAS}),
+    "gpt_neo": (
+        GPTNeoConfig(vocab_size=90, **NEO),
+        "transformer",
+        {"h.0.attn.attention.bias": MASK, "h.0.attn.attention.masked_bias": BIAS},
+    ),
+    "gpt_neox": (
+        GPTNeoXConfig(**SHAPE, intermediate_size=16),
+        "gpt_neox",
+        {"layers.0.attention.bias": MASK, "layers.0.attention.masked_bias": BIAS},
+    ),
+    "opt": (OPTConfig(vocab_size=90, **OPT), "model", {"decoder.version": torch.ones(1)}),
+}
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+@pytest.mark.parametrize("family", EARLIER)
+def test_constants_of_earlier_transformers_are_ignored(family: str, prefixed: bool, tmp_path: Path) -> None:
+    config, prefix, constants = EARLIER[family]
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights |= {f"{prefix}.{name}": constant for name, constant in constants.items()}
+    if not prefixed:
+        weights = {name.removeprefix(f"{prefix}."): weight for name, weight in weights.items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with torch.inference_mode():
+        assert torch.equal(load_model(str(tmp_path))(input_ids=IDS).logits, model(input_ids=IDS).logits)
+    # Other unexpected weights are refused, also next to the constants.
+    name = "h.0.attn.c_attn.gain" if family == "gpt2" else "h.0.attn.q_norm.bias"
+    save_file(weights | {name: torch.ones(1)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"keys.*{name}"):
+        load_model(str(tmp_path))
 
 
 def test_pickled_weights_and_remote_code_are_refused(theirs: Path, tmp_path: Path) -> None:
