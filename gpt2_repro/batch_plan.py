@@ -12,6 +12,7 @@ from gpt2_repro.errors import UserError
 IGNORED = -100  # label of a position without a target; the default ignore_index of torch
 SamplingStrategy = Literal["random", "sequential", "group_by_length"]  # transformers' names
 BY_LENGTH: SamplingStrategy = "group_by_length"
+MOST_ROWS_PER_PASS = 64
 MOST_TOKENS = 10**18  # larger counts are mistakes, and their products would not fit into a float
 
 
@@ -84,6 +85,20 @@ def plan_batches(
         a_pass = f"{micro_batch_size} rows x {sequence_length} tokens x {num_processes} processes"
         raise UserError(f"tokens_per_step {tokens_per_step:,} is not a multiple of {a_pass}. Pass {''.join(fixes)}.")
     return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, max_steps)
+
+
+def rows_per_pass(rows: float, processes: int) -> int:
+    """Return the micro-batch size for a number of rows per step, for any memory.
+
+    Args:
+        rows: the rows per step of all processes together.
+    """
+    return power_of_two(min(rows / processes, MOST_ROWS_PER_PASS))
+
+
+def power_of_two(number: float) -> int:
+    """Return the largest power of two up to `number`, or 1 if `number` is below 1."""
+    return 1 << max(0, int(number).bit_length() - 1)
 
 
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:

@@ -11,7 +11,7 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model_size import gpt2_parameters
 from gpt2_repro.training.arguments import TrainingRecipe, count_steps
-from gpt2_repro.training.sizing import epochs_of, follow_data, rows_per_pass
+from gpt2_repro.training.sizing import epochs_of, fitting_rows, follow_data
 from gpt2_repro.training.workload import check_strategy, plan_run, workload_of
 
 
@@ -52,7 +52,7 @@ def dry_run(requested: TrainingRecipe) -> None:
     )
     for processes in (1, 2, 4, 8):
         if not requested.training.per_device_train_batch_size:
-            micro_batch = rows_per_pass(training.tokens_per_step / length, processes)
+            micro_batch = fitting_rows(recipe, processes)
             training = dataclasses.replace(training, per_device_train_batch_size=micro_batch)
         gpus = "1 GPU" if processes == 1 else f"{processes} GPUs"
         try:

@@ -21,13 +21,12 @@ from gpt2_repro.model.attention import Machine, choose_attention
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.scale import scale_of
-from gpt2_repro.model_size import state_bytes, tokens_per_chunk
 from gpt2_repro.preflight import links, memory
 from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.preflight.environment import Finding
 from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.training.arguments import TrainingRecipe
-from gpt2_repro.training.workload import plan_run
+from gpt2_repro.training.workload import estimate_memory, plan_run
 
 
 REPOSITORY = Path(__file__).parents[1]
@@ -137,29 +136,6 @@ def check_sum(cards: int | None) -> Finding:
             "✗", f"all-reduce over {cards} processes", f"This machine has only {here} GPUs. Pass --n {here}"
         )
     return check_all_reduce(cards or here or 2, seconds=DIST_SECONDS)
-
-
-def estimate_memory(
-    recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int
-) -> memory.MemoryEstimate:
-    """Return the memory estimate for a recipe's model, loss and optimizer.
-
-    The estimate is for the recommended launcher on `cards` GPUs with `memory_bytes` of memory each.
-    """
-    model, training = recipe.model, recipe.training
-    return memory.MemoryEstimate(
-        model_type=model.model_type,
-        parameters=work.parameters,
-        ranks=cards,
-        n_layer=model.n_layer,
-        n_embd=model.n_embd,
-        sequence_length=recipe.data.sequence_length,
-        vocab_size=work.vocab_size,
-        chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
-        bf16=training.bf16,
-        compiled=training.torch_compile is not False,
-        state_bytes=state_bytes(training.optim, averaged=training.ema_steps > 0),
-    )
 
 
 def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, cards: int) -> Finding:

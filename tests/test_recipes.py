@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.arguments import DataArguments, default_folder
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.launchers import recommended_launcher
@@ -79,6 +79,14 @@ def test_recipe_parses_for_every_script_and_resolves_to_the_same_run(path: Path,
     assert trained.evaluation == read_section(path, "evaluation", EvaluationArguments)
     (tmp_path / "recipe.yaml").write_text(trained.to_yaml(), encoding="utf-8")
     assert parse_for_training(tmp_path / "recipe.yaml").sections == trained.sections
+
+
+def test_recipes_of_different_text_have_different_folders() -> None:
+    own = DataArguments(data_files=["shakespeare.txt"])  # the text of own_text.yaml in the docs
+    folders = {default_folder(own): own}
+    for path in RECIPES:
+        if folder := (data := read_section(path, "data", DataArguments)).dataset_dir:
+            assert folders.setdefault(folder, data) == data, path
 
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.stem != "own_text"], ids=lambda path: path.stem)

@@ -65,7 +65,8 @@ def main(argv: list[str]) -> None:
         _print(packages)
         sys.exit(1)
 
-    from gpt2_repro.preflight.cost import plan_lines
+    from gpt2_repro.hardware import find_accelerator
+    from gpt2_repro.preflight.cost import card_of, plan_lines
     from gpt2_repro.training.arguments import load_recipe
     from gpt2_repro.training.sizing import follow_data
 
@@ -80,8 +81,14 @@ def main(argv: list[str]) -> None:
     if options.gpu is not None and machine_only:
         raise UserError(f"--{machine_only[0]} checks this machine; --gpu plans for another machine. Pass only one.")
     named = [] if options.gpu is None else _check_name(options.gpu, typed_speed=bool(options.tokens_per_second))
-    recipe = follow_data(recipe, on_gpu=True if options.gpu else None)
-    findings, planned = _look(recipe, packages)
+    if options.gpu is None:
+        here = find_accelerator(use_cpu=recipe.training.use_cpu)
+        cards = options.n or (here.count if here.kind == "cuda" else 1)
+        recipe = follow_data(recipe, processes=cards)
+    else:
+        card, cards = card_of(options.gpu), options.n or 1
+        recipe = follow_data(recipe, on_gpu=True, processes=cards, memory_bytes=1e9 * card.memory_gb if card else None)
+    findings, planned = _look(recipe, packages, cards)
     findings += named
     if options.json:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
@@ -91,13 +98,14 @@ def main(argv: list[str]) -> None:
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
-def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
+def _look(recipe: "TrainingRecipe", packages: list[Finding], cards: int) -> tuple[list[Finding], dict[str, Any]]:
     """Make all checks. Return their results, and the time and cost of the run.
 
     With --gpu, only the checks that do not need the rented machine are made.
 
     Args:
         packages: the result of `environment.check_python`.
+        cards: number of GPUs, or 1 for the CPU.
     """
     from gpt2_repro import hardware, machine
     from gpt2_repro.preflight.cost import plan_on
@@ -106,7 +114,6 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Findi
     options, training = recipe.options, recipe.training
     here = hardware.find_accelerator(use_cpu=training.use_cpu)
     name = here.name if options.gpu is None else options.gpu
-    cards = options.n or (here.count if here.kind == "cuda" and options.gpu is None else 1)
     work = workload_of(recipe)
     on_cpu = options.gpu is None and here.kind == "cpu"
     measured = on_cpu and options.tokens_per_second is None

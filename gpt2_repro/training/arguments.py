@@ -67,7 +67,7 @@ class TrainingSection(TrainingArguments):
     max_steps: int = _field(0, "Optimizer steps, for short tests; replaces total_tokens. 0: use total_tokens.")
     stop_at_step: int = _field(0, "Save a checkpoint and stop after this step. The schedule stays the same. 0: never.")
     per_device_train_batch_size: int = _field(
-        64, "Rows per device in one forward pass (micro-batch). 0: derive it from tokens_per_step."
+        64, "Rows per device in one forward pass (micro-batch). 0: derive it from tokens_per_step and the memory."
     )
     learning_rate: float = _field(6e-4, "Peak learning rate.")
     warmup_steps: float = _field(700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.")

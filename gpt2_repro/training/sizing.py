@@ -9,14 +9,16 @@ import logging
 import os
 from typing import Any
 
-from gpt2_repro.batch_plan import BY_LENGTH, TokenCount
+from gpt2_repro.batch_plan import BY_LENGTH, TokenCount, power_of_two, rows_per_pass
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
-from gpt2_repro.hardware import find_accelerator
+from gpt2_repro.hardware import find_accelerator, total_memory
 from gpt2_repro.manifest import SplitCounts
 from gpt2_repro.model.arguments import Overrides, check_model, recorded_overrides, size_keys
+from gpt2_repro.preflight.memory import MemoryTrial
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_steps, output_dir_of
+from gpt2_repro.training.workload import estimate_memory, workload_of
 
 
 logger = logging.getLogger(__name__)
@@ -30,11 +32,16 @@ EPOCHS = 4
 MANY_EPOCHS = 10
 TOKENS_PER_PARAMETER = 20  # with more tokens, a larger model is better (Hoffmann et al. 2022, arXiv:2203.15556)
 STEPS, FEWEST_STEPS = 400, 200
-FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
+FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP = 8, 524_288
 
 
 def follow_data(
-    recipe: TrainingRecipe, data: PreparedData | None = None, *, on_gpu: bool | None = None
+    recipe: TrainingRecipe,
+    data: PreparedData | None = None,
+    *,
+    on_gpu: bool | None = None,
+    processes: int | None = None,
+    memory_bytes: float | None = None,
 ) -> TrainingRecipe:
     """Return a copy of the recipe in which each size of 0 is derived from the data.
 
@@ -46,6 +53,7 @@ def follow_data(
     Args:
         data: the prepared folder. None: open the folder that the recipe names.
         on_gpu: derive sizes for a GPU (True), a CPU (False) or this machine (None).
+        processes, memory_bytes: number of GPUs and the memory of each. None: those of this machine.
 
     Raises UserError if a size must be derived and no prepared folder matches the recipe, if two of epochs,
     total_tokens and max_steps are passed, or if the data has fewer rows than one step needs.
@@ -63,13 +71,13 @@ def follow_data(
         raise UserError(f"{recipe.path} sets both epochs and max_steps. Remove one of them.")
     by_epochs = training.epochs > 0
     sizes = [getattr(recipe.model, name) for name in SHAPE]
-    sizes += [training.tokens_per_step, training.total_tokens, training.per_device_train_batch_size]
+    sizes += [training.tokens_per_step, training.total_tokens]
     try:
         data = data or PreparedData.open(recipe.data, typed=typed, recipe=recipe.path)
     except UserError:
         if by_epochs or not all(sizes):
             raise
-        return _record_size_keys(recipe)
+        return _with_micro_batch(_record_size_keys(recipe), processes, memory_bytes)
 
     recipe = dataclasses.replace(recipe, data=data.section)
     counts = data.manifest.counts["train"]
@@ -87,7 +95,41 @@ def follow_data(
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
         message = "The run reads the text %s times. More than %d epochs often overfit. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
-    return _record_size_keys(recipe)
+    return _with_micro_batch(_record_size_keys(recipe), processes, memory_bytes)
+
+
+def _with_micro_batch(recipe: TrainingRecipe, processes: int | None, memory_bytes: float | None) -> TrainingRecipe:
+    """Replace a micro-batch size of 0.
+
+    A stored value is not used, because it may be for another number of processes.
+    """
+    if recipe.training.per_device_train_batch_size:
+        return recipe
+    rows = fitting_rows(recipe, processes or int(os.environ.get("WORLD_SIZE", "1")), memory_bytes)
+    training = dataclasses.replace(recipe.training, per_device_train_batch_size=rows)
+    return dataclasses.replace(recipe, training=training)
+
+
+def fitting_rows(recipe: TrainingRecipe, processes: int, memory_bytes: float | None = None) -> int:
+    """Return the micro-batch: all rows of a step, as far as they fit into the memory.
+
+    Args:
+        memory_bytes: memory of each GPU. None: of this machine.
+    """
+    training, here = recipe.training, find_accelerator(use_cpu=recipe.training.use_cpu)
+    rows = rows_per_pass(training.tokens_per_step / recipe.data.sequence_length, processes)
+    on_cpu = memory_bytes is None and here.memory_bytes is None
+    if on_cpu:  # the processes of a machine share its memory, and most CPUs compute in fp32
+        memory_bytes = total_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    memory_bytes = memory_bytes or here.memory_bytes or 0
+    estimate = estimate_memory(recipe, workload_of(recipe), memory_bytes, processes)
+    if on_cpu:
+        estimate = estimate._replace(bf16=False, compiled=False)
+    estimates = [estimate._replace(sharded=sharded) for sharded in (True, False)]  # with and without DeepSpeed
+    checkpointing = bool(training.activation_checkpointing)
+    while rows > 1 and not all(its.fits(MemoryTrial(rows, checkpointing), memory_bytes) for its in estimates):
+        rows //= 2
+    return rows
 
 
 def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
@@ -144,13 +186,10 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     parameters = 12 * model.n_layer * model.n_embd**2
     total = recipe.training.total_tokens or min(EPOCHS * tokens, TOKENS_PER_PARAMETER * parameters)
     most_rows = min(MOST_TOKENS_PER_STEP / length, counts.rows)
-    rows = _power_of_two(min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows))
+    rows = power_of_two(min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows))
     tokens_per_step = fill("training", {"tokens_per_step": TokenCount(rows * length)}).tokens_per_step
     total = TokenCount(max(total, FEWEST_STEPS * tokens_per_step))
     training = fill("training", {"tokens_per_step": tokens_per_step, "total_tokens": total})
-    if not training.per_device_train_batch_size:  # a stored value may be for another number of processes
-        rows = rows_per_pass(tokens_per_step / length, int(os.environ.get("WORLD_SIZE", "1")))
-        training = dataclasses.replace(training, per_device_train_batch_size=rows)
     recipe = dataclasses.replace(recipe, model=model, training=training)
     origin = f"as in {run.path}" if stored else f"for a {'GPU' if on_gpu else 'CPU'} and {tokens:,} tokens of text"
     origin = "from your options" if is_passed else origin
@@ -163,17 +202,3 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
         "model size %s: %s. Training: %s, %s tokens per step", origin, size, schedule, f"{training.tokens_per_step:,}"
     )
     return recipe
-
-
-def rows_per_pass(rows: float, processes: int) -> int:
-    """Return the micro-batch size for a number of rows per step.
-
-    Args:
-        rows: the rows per step of all processes together.
-    """
-    return _power_of_two(min(rows / processes, MOST_ROWS_PER_PASS))
-
-
-def _power_of_two(number: float) -> int:
-    """Return the largest power of two up to `number`, or 1 if `number` is below 1."""
-    return 1 << max(0, int(number).bit_length() - 1)

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, plan_batches, plan_by_length
+from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, plan_batches, plan_by_length, rows_per_pass
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
@@ -11,8 +11,9 @@ from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
-from gpt2_repro.model_size import checkpoint_bytes, state_bytes
+from gpt2_repro.model_size import checkpoint_bytes, state_bytes, tokens_per_chunk
 from gpt2_repro.preflight.cost import Workload
+from gpt2_repro.preflight.memory import MemoryEstimate
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, count_steps
 
 
@@ -31,7 +32,7 @@ def plan_run(training: TrainingSection, data: DataArguments, *, num_processes: i
     """
     check_strategy(training, data)
     tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
-    micro_batch = training.per_device_train_batch_size
+    micro_batch = training.per_device_train_batch_size or rows_per_pass(tokens / length, num_processes)
     layout = {"micro_batch_size": micro_batch, "num_processes": num_processes, "max_steps": steps}
     if training.train_sampling_strategy != BY_LENGTH:
         return plan_batches(tokens, length, **layout)
@@ -108,6 +109,27 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
         missing_bytes=0 if is_prepared else peak,
         model_type=recipe.model.model_type,
         is_fast=training.bf16 and is_compiled,
+    )
+
+
+def estimate_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int) -> MemoryEstimate:
+    """Return the memory estimate for a recipe's model, loss and optimizer.
+
+    The estimate is for the recommended launcher on `cards` GPUs with `memory_bytes` of memory each.
+    """
+    model, training = recipe.model, recipe.training
+    return MemoryEstimate(
+        model_type=model.model_type,
+        parameters=work.parameters,
+        ranks=cards,
+        n_layer=model.n_layer,
+        n_embd=model.n_embd,
+        sequence_length=recipe.data.sequence_length,
+        vocab_size=work.vocab_size,
+        chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
+        bf16=training.bf16,
+        compiled=training.torch_compile is not False,
+        state_bytes=state_bytes(training.optim, averaged=training.ema_steps > 0),
     )
 
 
