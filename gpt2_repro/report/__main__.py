@@ -9,6 +9,7 @@ works for a run in progress and for a run directory copied from another machine.
 """
 
 import datetime
+import os
 import sys
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def main(argv: list[str]) -> None:
         name = "report.html" if str(output) == "-" else output.with_suffix(".html")
         raise UserError(f"{output} is not an .html file. Pass -o {name}.")
 
+    os.environ.pop("MPLBACKEND", None)  # matplotlib refuses the backend of Jupyter if it is not installed here
     # Imported here because matplotlib takes a second to load: a wrong path is reported before that.
     from gpt2_repro.report.page import summary, write_page
 

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -211,3 +212,10 @@ def test_reading_a_run_needs_neither_torch_nor_matplotlib() -> None:
     code = "import sys, gpt2_repro.report.__main__; print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_backend_of_matplotlib_that_is_not_installed_is_not_needed(run_folder: Path) -> None:
+    """Jupyter sets MPLBACKEND for all commands that are started in a notebook."""
+    words = [sys.executable, "-m", "gpt2_repro.report", run_folder]
+    subprocess.run(words, cwd=ROOT, env=os.environ | {"MPLBACKEND": "of_a_notebook"}, check=True)
+    assert (run_folder / "report.html").is_file()
