@@ -77,7 +77,7 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
 
 
 def cpu_cores() -> int:
-    """Return the number of CPU cores for this process, within the limit of the container."""
+    """Return the number of CPU cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = _cgroup("cpu.max") or _cgroup("cpu/cpu.cfs_quota_us") + _cgroup("cpu/cpu.cfs_period_us")
     if len(limit) == 2 and limit[0].isdigit():
@@ -96,7 +96,7 @@ def available_memory() -> int:
 
 
 def _container_memory() -> tuple[int, int]:
-    """Return the memory limit of the container, and the bytes that are free below this limit."""
+    """Return the memory limit of the container, and the free bytes below it."""
     limit = _cgroup("memory.max") or _cgroup("memory/memory.limit_in_bytes")
     used = _cgroup("memory.current") or _cgroup("memory/memory.usage_in_bytes")
     if not used or not limit[0].isdigit():

@@ -90,12 +90,13 @@ def follow_data(
             on_gpu = find_accelerator(use_cpu=training.use_cpu).kind == "cuda"
         recipe = _derive(recipe, counts, on_gpu)
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
+    recipe = _with_micro_batch(_record_size_keys(recipe), processes, memory_bytes)
     check_epoch(recipe, counts)
     check_warmup(recipe.training, typed)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
         message = "The run reads the text %s times. More than %d epochs often overfit. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
-    return _with_micro_batch(_record_size_keys(recipe), processes, memory_bytes)
+    return recipe
 
 
 def _with_micro_batch(recipe: TrainingRecipe, processes: int | None, memory_bytes: float | None) -> TrainingRecipe:

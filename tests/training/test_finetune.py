@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -67,6 +66,6 @@ def test_the_micro_batch_of_a_cpu_fits_into_its_memory(monkeypatch: pytest.Monke
     words = ("recipes/finetune_shakespeare.yaml", "--dataset_dir", "data/nowhere", "--use_cpu")
     found = []
     for memory in (8e9, 16e9, 64e9):
-        monkeypatch.setattr(sizing.psutil, "virtual_memory", lambda memory=memory: SimpleNamespace(total=memory))
+        monkeypatch.setattr(sizing, "total_memory", lambda memory=memory: memory)
         found.append(follow_data(parse_for_training(*words)).training.per_device_train_batch_size)
     assert found == sorted(found) and found[0] < found[-1] == 32
