@@ -21,6 +21,7 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.models import fingerprint
 from gpt2_repro.files import readable
 from gpt2_repro.model_card import model_card
+from gpt2_repro.model_size import max_positions
 from gpt2_repro.run_record.layout import COMPARISON
 
 
@@ -114,7 +115,7 @@ def require_same(written: Any, again: Any) -> None:
     import torch
 
     config = written.config
-    ids = torch.arange(min(64, config.max_position_embeddings))[None] % config.vocab_size
+    ids = torch.arange(min(64, max_positions(config)))[None] % config.vocab_size
     with torch.inference_mode():
         expected, found = (model.float()(input_ids=ids).logits for model in (written, again))
         same = torch.equal(expected, found)

@@ -13,11 +13,13 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
+from gpt2_repro.model_size import max_positions
 
 
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a UTF-16 file
@@ -84,19 +86,36 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
+def _load(name: str, source: str) -> tuple[Any, Any]:
+    """Return the model and the tokenizer of the checkpoint `name`, found in `source`.
+
+    Raises UserError if loading fails.
+    """
+    from gpt2_repro.model.export import load_pair
+
+    while True:
+        try:
+            return load_pair(source)
+        except UserError:
+            # If the run is in progress, it may have deleted this checkpoint and saved a newer one.
+            newest = resolve_checkpoint(name, unfinished=True).source
+            if newest == source:
+                raise
+            source = newest
+
+
 def main(argv: list[str]) -> None:
     """Load a checkpoint, generate text and print it."""
     args = _parse(argv)
-    checkpoint = resolve_checkpoint(args.checkpoint, unfinished=True)
+    source = resolve_checkpoint(args.checkpoint, unfinished=True).source
 
     import torch
 
-    from gpt2_repro.model.export import load_pair
     from gpt2_repro.tokenization import start_ids
 
-    model, tokenizer = load_pair(checkpoint.source)
+    model, tokenizer = _load(args.checkpoint, source)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    window = model.config.max_position_embeddings
+    window = max_positions(model.config)
     start = start_ids(tokenizer, args.prompt)
     kept = window - min(args.max_new_tokens, window // 2)
     if len(start) > kept:

@@ -1,6 +1,21 @@
 """Compute parameter counts, FLOPs per token and checkpoint sizes without torch."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+
+NO_LIMIT = 1 << 20  # tokens; more than any input here
+
+
+def max_positions(config: Any) -> int:
+    """Return the maximum input length of a model in tokens, or NO_LIMIT.
+
+    Recurrent models such as Mamba, and some models without position embeddings, have no limit.
+
+    Args:
+        config: a configuration of transformers, or any object with the entries of a config.json as attributes.
+    """
+    found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    return next((number for number in found if isinstance(number, int) and number > 0), NO_LIMIT)
 
 
 def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:

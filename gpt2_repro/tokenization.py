@@ -167,7 +167,7 @@ def start_id(tokenizer: "PreTrainedTokenizerBase") -> int | None:
 
 
 def start_ids(tokenizer: "PreTrainedTokenizerBase", prompt: str, *, window: int | None = None) -> list[int]:
-    """Return the ids of a prompt as the beginning of a document: the separator and the text.
+    """Return the ids of a prompt: the separator, if there is one, and the text.
 
     Without a separator, an empty prompt becomes a line break. If the vocabulary has no line break, an empty prompt
     becomes the first ordinary entry of the vocabulary.

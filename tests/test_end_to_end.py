@@ -1,15 +1,21 @@
 """The commands of the README work, from the data preparation to the report."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import train as train_story
+from gpt2_repro import export as export_command
 from gpt2_repro import generate
+from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.models import open_model
+from gpt2_repro.model import export
+from gpt2_repro.model_size import NO_LIMIT, max_positions
 from gpt2_repro.report import __main__ as report
 from tests.commands import ROOT
 
@@ -56,6 +62,64 @@ def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -
     for wrong in ("--top_p 0", "--top_p 1.1", "--temperature nan", "--top_k -1", "abc --prompt abc"):
         with pytest.raises(UserError, match="--"):
             generate.main([str(run), *wrong.split()])
+
+
+def test_generate_uses_a_newer_checkpoint_if_its_own_was_deleted(
+    run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """A run in progress deletes old checkpoints while generate imports libraries."""
+    running, later = tmp_path / "run", tmp_path / "later"
+    shutil.copytree(run, running, ignore=shutil.ignore_patterns("final", "checkpoint-8"))
+    shutil.copytree(run / "checkpoint-8", later)
+    load, loaded = export.load_pair, []
+
+    def load_late(source: str):
+        if not loaded:
+            shutil.rmtree(source)
+            if later.exists():
+                later.rename(running / "checkpoint-8")
+        loaded.append(source)
+        return load(source)
+
+    monkeypatch.setattr(export, "load_pair", load_late)
+    generate.main([str(running), "abc", "--max_new_tokens", "8"])
+    assert loaded == [str(running / "checkpoint-4"), str(running / "checkpoint-8")]
+    text = capsys.readouterr().out
+    generate.main([str(run / "checkpoint-8"), "abc", "--max_new_tokens", "8"])
+    assert text == capsys.readouterr().out
+    loaded.clear()
+    with pytest.raises(UserError, match="checkpoint-8"):
+        generate.main([str(running / "checkpoint-8")])
+
+
+UNLIMITED = ("mamba", "bloom", "xlnet")
+FAMILIES = {
+    **{"mamba": {"state_size": 4}, "bloom": {}, "mpt": {"max_seq_len": 32, "d_model": 32}},
+    "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64},
+    **{name: {"max_position_embeddings": 32} for name in ("gpt_neox", "llama")},
+    "opt": {"max_position_embeddings": 32, "ffn_dim": 64, "word_embed_proj_dim": 32},
+    "gpt_neo": {"max_position_embeddings": 32, "num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "gptj": {"n_positions": 32, "rotary_dim": 8},
+    "rwkv": {"context_length": 32, "attention_hidden_size": 32},
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_any_architecture_writes_text_and_is_exported(run: Path, kind: str, tmp_path: Path, capsys) -> None:
+    """Models without a limit of their input length write as many tokens as asked for."""
+    tokenizer = AutoTokenizer.from_pretrained(run / "final")
+    ids = dict.fromkeys(("eos_token_id", "bos_token_id"), tokenizer.eos_token_id)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), **{**ids, **shape, **FAMILIES[kind]})
+    for part in (AutoModelForCausalLM.from_config(config), tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert max_positions(model.config) == (NO_LIMIT if kind in UNLIMITED else 32)
+    generate.main([str(tmp_path / "model"), "abc " * 20, "--max_new_tokens", "40"])
+    assert capsys.readouterr().out
+    export_command.main([str(tmp_path / "model"), str(tmp_path / "exported")])
+    opened = open_model(resolve_checkpoint(str(tmp_path / "exported")), lambda: (model, tokenizer))
+    assert opened.positions == max_positions(model.config)
 
 
 def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command, capsys) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from gpt2_repro.checkpoint import Checkpoint
 from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
+from gpt2_repro.model_size import max_positions
 from gpt2_repro.tokenization import start_id
 
 
@@ -61,11 +63,10 @@ def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         found = f"{checkpoint.source}: the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids."
         raise UserError(f"{found} Pass a folder with this model and its own tokenizer files.")
-    positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     has_separator = start_id(tokenizer) is not None
     column = ComparedModel(*described, fingerprint(model, tokenizer), has_separator=has_separator)
-    return LoadedModel(column, checkpoint, load, positions)
+    return LoadedModel(column, checkpoint, load, max_positions(model.config))
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
@@ -86,12 +87,12 @@ def check_length(checkpoints: Iterable[Checkpoint], requested: int | None) -> No
     Only config.json is read, so that the error is reported before the slow imports.
     """
     for checkpoint in checkpoints:
-        config = read_object(Path(checkpoint.source, "config.json"))
-        _require(checkpoint.name, config.get("n_positions", config.get("max_position_embeddings")), requested)
+        config = types.SimpleNamespace(**read_object(Path(checkpoint.source, "config.json")))
+        _require(checkpoint.name, max_positions(config), requested)
 
 
-def _require(name: str, positions: int | None, requested: int | None) -> None:
-    if requested and positions and requested > positions:
+def _require(name: str, positions: int, requested: int | None) -> None:
+    if requested and requested > positions:
         fix = f"Pass --max_length {positions} or less."
         raise UserError(f"--max_length {requested} is more than the {positions} positions of the model {name}. {fix}")
 
