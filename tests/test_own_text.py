@@ -135,6 +135,8 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
         PreparedData.read("plays")
     with pytest.raises(UserError, match="no folder poems/old "):
         prepare_data.main([RECIPE, "--data_files", "plays/*.csv", "poems/old/*/*.txt"])
+    with pytest.raises(UserError, match=r"plays/\*\.csv contains no"):
+        prepare_data.main([RECIPE, "--data_files", "plays", "plays/*.csv"])
     Path("packed.txt").write_bytes(gzip.compress(b"To be, or not to be. " * 100))
     with pytest.raises(UserError, match=r"Rename it to packed\.txt\.gz"):
         prepare_data.main([RECIPE, "--data_files", "packed.txt"])

@@ -9,8 +9,10 @@ import glob
 import itertools
 import json
 import logging
+import os
 import re
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +185,9 @@ class SourceOpener:
     def _local(self, name: str, globs: list[str], form: TextForm) -> Source:
         """Return a source of local files."""
         found: set[Path] = set()
+        empty = []
         for pattern in globs:
+            texts: list[Path] = []
             if not set("*?[") & set(pattern) and not Path(pattern).exists():
                 names = [path.name for path in Path(pattern).parent.glob("*")]
                 near = difflib.get_close_matches(Path(pattern).name, names, n=1, cutoff=0.8)
@@ -205,7 +209,7 @@ class SourceOpener:
                     hint = "URLs are not supported: download the file and pass its local path."
                 raise UserError(f"There is no local file or folder {pattern!r}. {hint}")
             # An existing path is not used as a glob, because its name may contain [].
-            for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
+            for path in [Path(pattern)] if Path(pattern).exists() else _glob(pattern):
                 if not path.is_file() and not path.is_dir():
                     raise UserError(f"{path} is not a regular file. Write the text to a .txt file and pass that file.")
                 if (path / MANIFEST).is_file():
@@ -214,17 +218,17 @@ class SourceOpener:
                 if any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
                     fix = "Export the dataset with to_json or to_parquet, and pass the exported file."
                     raise UserError(f"{path} was written by save_to_disk of `datasets`. {fix}")
-                found.update([path] if path.is_file() else _text_files_in(path))
+                texts += [path] if path.is_file() else _text_files_in(path)
+            found.update(texts)
+            empty += [] if texts else [pattern]
         # A file that is passed under two names is read once.
         paths = sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
-        if not paths:
-            for pattern in globs:
-                # The folder in front of the first part of the path with a wildcard.
-                folder = Path(*itertools.takewhile(lambda part: not set("*?[") & set(part), Path(pattern).parts))
-                if not folder.is_dir():
+        if empty:
+            for pattern in empty:
+                if not (folder := _folder_of(pattern)).is_dir():
                     raise UserError(f"There is no folder {folder} (--data_files {pattern}). Check the path.")
             fix = "Pass --data_files with a file, a folder or a quoted glob such as 'books/*.txt'."
-            raise UserError(f"{' '.join(globs)} contains no {', '.join(KINDS)} file. {fix}")
+            raise UserError(f"{' '.join(empty)} contains no {', '.join(KINDS)} file. {fix}")
         for path in paths:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
                 new = path.with_suffix(".jsonl") if path.suffix == ".ndjson" else f"{path}.txt"
@@ -232,6 +236,8 @@ class SourceOpener:
                 fix = OTHER_FORMATS.get(path.suffix.lower(), fix)
                 known = f"{', '.join(KINDS)} (also compressed as .gz or .zst) and .bin"
                 raise UserError(f"The file type of {path} is not supported. Supported are {known}. {fix}.")
+            if not os.access(path, os.R_OK):
+                raise UserError(f"{path} cannot be read. Change its permissions, or pass other files.")
             if path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs."):
                 raise UserError(f"{path} is a Git LFS pointer, not the data. Run `git lfs pull` in its repository.")
         tests = [path for path in paths if self.args.split == "source" and _TEST_NAME.search(path.name)]
@@ -253,16 +259,58 @@ class SourceOpener:
         )
 
 
+def _folder_of(pattern: str) -> Path:
+    """Return the folder in front of the first part of a path with a wildcard."""
+    return Path(*itertools.takewhile(lambda part: not set("*?[") & set(part), Path(pattern).parts))
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder with the names of its subfolders and files, like os.walk.
+
+    Hidden folders are omitted. Links to folders are followed, and each folder is visited once. Raises UserError if a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        fix = "Change its permissions, or pass other files."
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}). {fix}") from None
+
+    seen: set[Path] = set()
+    for name, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if (real := Path(name).resolve()) in seen:
+            folders.clear()
+        else:
+            seen.add(real)
+            folders[:] = sorted(inner for inner in folders if not inner.startswith("."))
+            yield Path(name), folders, names
+
+
+def _glob(pattern: str) -> list[Path]:
+    """Return the paths that match a pattern.
+
+    Unlike in glob.glob, ** does not follow cycles of links, and does not skip folders that cannot be read.
+    """
+    before, stars, after = pattern.partition("**")
+    if not stars or not f"/{before}".endswith("/") or after[:1] not in ("", "/"):
+        return list(map(Path, glob.glob(pattern)))
+    folders = [inner for outer in glob.glob(before or ".") for inner, _, _ in _walk(Path(outer))]
+    return [path for inner in folders for path in _glob(glob.escape(str(inner)) + (after or "/*"))]
+
+
 def _text_files_in(folder: Path) -> list[Path]:
     """Return the text files in a folder and its subfolders.
 
     Hidden files and prepared folders are omitted. A README.md is omitted if there are other text files.
     """
-    apart = {path.parent for path in folder.rglob(MANIFEST)} | set(folder.rglob("*.staging"))
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not apart & set(path.parents)]
-    files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    others = [str(path) for path in files if kind_of(path) not in KINDS]
-    files = [path for path in files if kind_of(path) in KINDS]
+    found: list[Path] = []
+    for inner, folders, names in _walk(folder):
+        prepared = MANIFEST in names
+        folders[:] = [name for name in folders if not prepared and not name.endswith(".staging")]
+        found += [inner / name for name in names if not prepared and not name.startswith(".")]
+    for path in found:
+        if not path.is_file() and (path.is_symlink() or kind_of(path) in KINDS):
+            raise UserError(f"{path} is neither a file nor a link to one. Remove it, or pass other files.")
+    files = [path for path in sorted(found) if kind_of(path) in KINDS]
+    others = [str(path) for path in sorted(found) if kind_of(path) not in KINDS]
     if files and others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         logger.info("not used, because of their file types: %s", ", ".join(others[:3]) + more)

@@ -1,6 +1,8 @@
 """A prepared folder is absent or complete, and the same for any number of workers."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -165,6 +167,40 @@ def test_a_name_with_brackets_is_a_file_and_a_file_by_two_names_is_read_once(
     assert prepare(arguments("names", data_files=names)).manifest.sha256 == prepare(arguments("once")).manifest.sha256
     wanted = prepare(arguments("wanted", data_files=[str(corpus[1])])).manifest.sha256
     assert prepare(arguments("link", data_files=[], source=names[3])).manifest.sha256 == wanted
+
+
+def test_links_are_followed_and_what_cannot_be_read_is_refused(
+    arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = prepare(arguments("wanted")).manifest.sha256
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "more").symlink_to(corpus[1].parent)
+    (folder / "more.jsonl").symlink_to(corpus[0])
+    (folder / "loop").symlink_to(folder)
+    for name, pattern in (("folder", folder), ("glob", f"{folder}/**/*.jsonl")):
+        assert prepare(arguments(name, data_files=[str(pattern)])).manifest.sha256 == wanted
+    (folder / "gone").symlink_to(tmp_path / "missing")
+    with pytest.raises(UserError, match="gone is neither a file nor a link to one"):
+        prepare(arguments("gone", data_files=[str(folder)]))
+    (folder / "gone").unlink()
+    locked = folder / "locked"
+    locked.mkdir()
+    scandir, access = os.scandir, os.access
+
+    def refuse(path: str) -> object:  # the tests may run as root, who can read everything
+        if Path(path) == locked:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for pattern in (folder, f"{folder}/**/*.jsonl"):
+        with pytest.raises(UserError, match=r"locked cannot be read \(Permission denied\)"):
+            prepare(arguments("locked", data_files=[str(pattern)]))
+    locked.rmdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "b.jsonl" and access(path, mode))
+    with pytest.raises(UserError, match="b.jsonl cannot be read"):
+        prepare(arguments("locked", data_files=[str(folder)]))
 
 
 def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path], tmp_path: Path) -> None:
