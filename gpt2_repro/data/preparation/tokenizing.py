@@ -16,7 +16,7 @@ from gpt2_repro.data.sources.base import Part
 from gpt2_repro.data.sources.token_files import TokenPart, map_ids
 from gpt2_repro.data.tokenizer import Encoder, Engine
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import write_whole
+from gpt2_repro.files import sync, write_whole
 
 
 EXAMPLES = 3  # number of bad documents that the manifest quotes
@@ -94,6 +94,7 @@ class StagedPart:
             content = io.BytesIO()
             np.save(content, array)
             self.path(ending).write_bytes(content.getbuffer())
+            sync(self.path(ending))  # unlike the ids, without a checksum that shows damage after a power cut
         facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
         write_whole(self.path(".json"), json.dumps(facts))  # written last: marks the part as complete
 

@@ -22,6 +22,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.tokenizing import StagedPart, check_bad, stage_part
 from gpt2_repro.data.sources.base import Part, SourceFile
+from gpt2_repro.data.sources.local_files import join_small
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 
@@ -99,15 +100,17 @@ def stage(
 
 def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Task]:
     """Yield one task for each part of each source file."""
-    notes = [folder / f"{index:05d}.json" for index in range(len(stream.files))]
+    files = join_small(stream.files)
+    keys, notes = list(files), [folder / f"{key}.json" for key in files]
     read = 0
-    fetch = functools.cache(lambda index: background.apply_async(stream.files[index].fetch))
-    for index, (file, note) in enumerate(zip(stream.files, notes, strict=True)):
+    fetch = functools.cache(lambda index: background.apply_async(files[keys[index]].fetch))
+    for index, (key, file) in enumerate(files.items()):
+        note = notes[index]
         read += file.size
         if note.is_file():
             count = json.loads(note.read_text(encoding="utf-8"))["parts"]
             for number in range(count):
-                yield _Task(None, StagedPart(folder, f"{index:05d}-{number:05d}"), file.size // count)
+                yield _Task(None, StagedPart(folder, f"{key}-{number:05d}"), file.size // count)
             continue
         fetch(index).get()
         following = index + 1
@@ -119,7 +122,7 @@ def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Ta
         if not parts:
             done()
         for number, part in enumerate(parts):
-            staged = StagedPart(folder, f"{index:05d}-{number:05d}")
+            staged = StagedPart(folder, f"{key}-{number:05d}")
             last = number + 1 == len(parts)
             yield _Task(None if staged.exists() else part, staged, part.size, done if last else None)
 

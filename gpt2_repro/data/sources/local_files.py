@@ -1,9 +1,10 @@
 """Divide local files of text or tokens into parts, which workers read."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpt2_repro.data.sources.base import Part, SourceFile, TextForm
+from gpt2_repro.data.sources.base import Batch, Part, SourceFile, TextForm, WholeFile
 from gpt2_repro.data.sources.parquet_files import parquet_parts
 from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart, is_json_array
 from gpt2_repro.data.sources.token_files import read_header
@@ -11,6 +12,7 @@ from gpt2_repro.data.sources.token_files import read_header
 
 KINDS = (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet")
 PART_BYTES = 2**25  # bytes of text per part: a worker needs a quarter of a second
+FEW_PARTS = 100  # small files are not joined to fewer parts than this, so that all workers have work
 
 
 def kind_of(path: Path) -> str:
@@ -47,3 +49,44 @@ class LocalFile(SourceFile):
         step = PART_BYTES if by_line and path.suffix not in COMPRESSIONS else whole
         ranges = [(start, min(start + step, self.size)) for start in range(0, whole, step)]
         return [TextPart(self.name, kind, self.form, start, stop, stop - start) for start, stop in ranges]
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedFiles(WholeFile):
+    """Consecutive small files, read in a single part to save time."""
+
+    name: str
+    size: int
+    files: Sequence[SourceFile]
+
+    def read(self) -> Iterator[Batch]:
+        for file in self.files:
+            for part in file.parts():
+                yield from part.read()
+
+
+def join_small(files: Sequence[SourceFile]) -> dict[str, SourceFile]:
+    """Join consecutive small text files.
+
+    Returns a dict in the order of the files. Each key has the index of the first file, and if several files are joined,
+    their number.
+    """
+    limit = min(PART_BYTES, sum(file.size for file in files) // FEW_PARTS)
+    groups: list[list[SourceFile]] = []
+    held = 0
+    for file in files:
+        joinable = isinstance(file, LocalFile) and kind_of(Path(file.name)) != ".bin"
+        size = file.size if joinable else limit + 1
+        held += size
+        if not groups or held > limit:
+            groups.append([])
+            held = size
+        groups[-1].append(file)
+    joined: dict[str, SourceFile] = {}
+    first = 0
+    for group in groups:
+        name, size = f"{group[0].name} to {group[-1].name}", sum(file.size for file in group)
+        key = f"{first:05d}" if len(group) == 1 else f"{first:05d}x{len(group)}"
+        joined[key] = group[0] if len(group) == 1 else JoinedFiles(name, size, group)
+        first += len(group)
+    return joined

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.preparation import build, writing
+from gpt2_repro.data.preparation import build, workers, writing
 from gpt2_repro.data.preparation import prepare as module
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.sources import local_files
@@ -53,6 +53,29 @@ def test_rows_are_cut_again_after_an_interruption(arguments, monkeypatch: pytest
     assert kept == {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
     assert not partial.exists()
     assert prepare(args).manifest == alone
+
+
+@pytest.mark.parametrize("split", ["head", "hash"])
+def test_small_files_share_parts_and_give_the_same_folder(
+    arguments, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content, split: str
+) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(500):
+        text = documents[number % 120][number % 7 : number % 50]  # some files are empty
+        (folder / f"{number:03d}.txt").write_text(text, encoding="utf-8")
+    (folder / "123.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"body": ""}\n', encoding="utf-8")
+    (folder / "234.txt").write_text(" ".join(documents[:30]), encoding="utf-8")
+    form = {"data_files": [str(folder)], "split": split, "validation_fraction": 0.1, "validation_text": True}
+    skip = PreparationOptions(max_bad_documents=1)
+    args, alone = arguments("joined", **form), arguments("alone", **form)
+    killed_at(monkeypatch, workers, "_complete_file", 40, lambda: prepare(args, skip))
+    parts = list(Path(args.dataset_dir + ".staging").rglob("*x*-00000.json"))
+    assert 20 < len(parts) <= 40
+    prepare(args, PreparationOptions(max_bad_documents=1, num_proc=2))
+    monkeypatch.setattr(local_files, "FEW_PARTS", 10**9)  # no files are joined
+    prepare(alone, skip)
+    assert content(args.dataset_dir) == content(alone.dataset_dir)
 
 
 def test_a_file_that_was_mended_is_staged_again(
