@@ -51,7 +51,8 @@ def separator_token(config: dict[str, Any]) -> str | None:
 def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of tokenizer.json that encodes spelled special tokens as text.
 
-    All other ids stay the same. Only unknown text has the id of the unknown token. A special token of one character, such as a line break, is text.
+    All other ids stay the same. Only unknown text has the id of the unknown token. A special token of one character,
+    such as a line break, is text.
     """
     added = description.get("added_tokens", [])
     special = {token["content"] for token in added if token.get("special")}

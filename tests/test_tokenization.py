@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 from tokenizers import (
     AddedToken,
     Regex,
@@ -19,12 +20,13 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.evaluation import __main__ as evaluation
+from gpt2_repro.evaluation.harness import _scorer_class
 from gpt2_repro.model.export import load_tokenizer
-from gpt2_repro.tokenization import encode, start_ids
+from gpt2_repro.tokenization import encode, for_rows, start_ids
 
 
 END = "<|endoftext|>"
@@ -204,6 +206,31 @@ def test_one_tokenizer_gives_all_ids(kind: str, tmp_path: Path, type_warm, monke
     wanted = nats_per_token(run / "final", [final(text)["input_ids"] for text in texts], end)
     (score,) = scores.values()
     assert score["value"] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_without_a_separator_one_token_is_only_context(model_folder: Path) -> None:
+    tokenizer, model = load_tokenizer(str(model_folder)), AutoModelForCausalLM.from_pretrained(model_folder)
+    scorer = _scorer_class()(pretrained=model, tokenizer=tokenizer, max_length=16, batch_size=2)
+    texts = ["a", "", "def f(x)"]
+    instances = [Instance("loglikelihood_rolling", {}, (text,), number) for number, text in enumerate(texts)]
+    one, none, scored = scorer.loglikelihood_rolling(instances)
+    ids = encode(tokenizer, texts)[2]
+    assert one == none == 0.0
+    assert -scored / (len(ids) - 1) == pytest.approx(nats_per_token(model_folder, [ids], None), abs=1e-4)
+    # An ending without a token is an error. It must not be the most likely ending.
+    with pytest.raises(AssertionError):
+        scorer.loglikelihood([Instance("loglikelihood", {}, ("def", ""), 0)])
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """Return a folder with a random model whose rows have no separator."""
+    description, config = for_rows(write(tmp_path / "source", "lower case, no separator"), separator="none")
+    folder = tmp_path / "model"
+    GPT2LMHeadModel(GPT2Config(vocab_size=400, n_positions=16, n_embd=16, n_layer=1, n_head=2)).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 def with_separator(ids: list[int], end: int | None, separator: str) -> list[int | None]:

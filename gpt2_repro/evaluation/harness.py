@@ -165,13 +165,15 @@ def _scorer_class() -> Any:
             if options.get("override_bs") is not None:  # set only for rolling windows
                 self.windows.update(len(requests))
                 options["disable_tqdm"] = True
-            # Without a separator, the first token of a document is only context.
-            requests = [
+            # Without a separator, the first token of a document is only context, and a single token is not scored.
+            alone = [before == [NO_SEPARATOR] and len(after) < 2 for _, before, after in requests]
+            scorable = [
                 (key, after[:1], after[1:]) if before == [NO_SEPARATOR] else (key, before, after)
-                for key, before, after in requests
+                for (key, before, after), skipped in zip(requests, alone, strict=True)
+                if not skipped
             ]
-            scored = iter(super()._loglikelihood_tokens([one for one in requests if one[2]], **options))
-            return [next(scored) if one[2] else (0.0, True) for one in requests]
+            scored = iter(super()._loglikelihood_tokens(scorable, **options))
+            return [(0.0, True) if skipped else next(scored) for skipped in alone]
 
     return Scorer
 

@@ -145,7 +145,7 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
     nats = [sample["word_perplexity"][0] * math.log(2) for sample in samples]
     texts = [sample["arguments"][0][0] for sample in samples]
     # Without a separator, the first token of a document is only context.
-    tokens = [len(ids) - (start_id(tokenizer) is None) for ids in encode(tokenizer, texts)]
+    tokens = [max(0, len(ids) - (start_id(tokenizer) is None)) for ids in encode(tokenizer, texts)]
     values = [list(pair) for pair in zip(nats, tokens, strict=True)]
     loss = aggregate(BITS_PER_BYTE, np.asarray(values, dtype=np.float64))
     stderr = standard_error(BITS_PER_BYTE, values) if len(values) > 1 else None

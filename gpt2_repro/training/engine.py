@@ -235,9 +235,8 @@ def check_layout(model: nn.Module, optimizer: Any) -> None:
         model: the model without its wrapper.
         optimizer: torch's optimizer, from `innermost_optimizer`.
     """
-    mappings = {
-        weight: getattr(weight, "_hp_mapping", None) for weight in model.parameters()
-    }  # None: not on this rank
+    # None: this rank has no part of the weight, or the engine is not ZeRO-1 or 2.
+    mappings = {weight: getattr(weight, "_hp_mapping", None) for weight in model.parameters()}
     same = all(
         torch.equal(found.lp_fragment.flatten(), found.hp_fragment.to(found.lp_fragment.dtype))
         for found in mappings.values()

@@ -208,7 +208,10 @@ def _choose_documents(
 def _uneven(counts: dict[tuple[str, int], collections.Counter[str]], weights: list[float], tokens: float) -> list[int]:
     """Return the sources of a mixture that have a wrong share of validation.
 
-    A share is wrong if it differs by more than a quarter from the share that was requested. `tokens` is the size of the validation split that was requested.
+    A share is wrong if it differs by more than a quarter from the share that was requested.
+
+    Args:
+        tokens: the requested size of the validation split.
     """
     shares = [(number, weight * tokens) for number, weight in enumerate(weights) if len(weights) > 1]
     return [n for n, share in shares if abs(counts["validation", n]["tokens"] - share) > share / 4]

@@ -267,7 +267,9 @@ def _folder_of(pattern: str) -> Path:
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Yield each folder with the names of its subfolders and files, like os.walk.
 
-    Hidden folders are omitted. Links to folders are followed, and each folder is visited once. Raises UserError if a folder cannot be read.
+    Hidden folders are omitted. Links to folders are followed, and each folder is visited once.
+
+    Raises UserError if a folder cannot be read.
     """
 
     def refuse(error: OSError) -> None:
