@@ -235,8 +235,10 @@ def check_layout(model: nn.Module, optimizer: Any) -> None:
         model: the model without its wrapper.
         optimizer: torch's optimizer, from `innermost_optimizer`.
     """
-    # None: this rank has no part of the weight, or the engine is not ZeRO-1 or 2.
-    mappings = {weight: getattr(weight, "_hp_mapping", None) for weight in model.parameters()}
+    # None: this rank has no part of the weight.
+    mappings = {weight: weight._hp_mapping for weight in model.parameters() if hasattr(weight, "_hp_mapping")}
+    if not mappings:  # another engine
+        return
     same = all(
         torch.equal(found.lp_fragment.flatten(), found.hp_fragment.to(found.lp_fragment.dtype))
         for found in mappings.values()

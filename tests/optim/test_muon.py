@@ -108,6 +108,12 @@ def test_muon_under_zero1_resumes_on_another_number_of_processes(
     assert len(losses[1]) == 8 and losses[1] == pytest.approx(losses[0], abs=2e-3)  # Muon's products are in bf16
 
 
+@pytest.mark.parametrize(("name", "optimizer"), [("muon", "MuonWithAdamW"), ("mars", "MarsAdamW")])
+def test_one_process_trains_without_deepspeed(name: str, optimizer: str, train, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "--optim", name, "--max_steps", 4, "--eval_strategy", "no")
+    assert json.loads((run / "environment.json").read_text(encoding="utf-8"))["engine"]["optimizer"] == optimizer
+
+
 @pytest.mark.slow
 def test_muon_run_resumes_and_matches_on_two_processes(train, events, tmp_path: Path) -> None:
     options = ("--optim", "muon", "--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", 0.5)
