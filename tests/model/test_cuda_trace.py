@@ -46,7 +46,12 @@ def trace(stub: Path, rows: int, *recipe: str, dtype: str = "bfloat16") -> dict[
 
 
 GPT2 = ("gpt2_124m.yaml", "--n_layer", str(LAYERS))
-LLAMA, MIXTRAL = (pytest.param((f"{name}_124m.yaml", *GPT2[1:]), marks=pytest.mark.slow) for name in ("llama", "moe"))
+# The derived width of the MLP depends on the number of layers. The estimate is for the width of the recipes.
+WIDTHS = {"llama": "intermediate_size=2048", "moe": "num_local_experts=8,num_experts_per_tok=2,intermediate_size=1024"}
+LLAMA, MIXTRAL = (
+    pytest.param((f"{name}_124m.yaml", *GPT2[1:], "--config_overrides", width), marks=pytest.mark.slow)
+    for name, width in WIDTHS.items()
+)
 
 
 @pytest.mark.parametrize("recipe", [GPT2, LLAMA, MIXTRAL])
