@@ -111,4 +111,4 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, prints_results=False)

@@ -1,6 +1,7 @@
 """Read, write, sync, hash and delete files and folders."""
 
 import codecs
+import contextlib
 import fcntl
 import gzip
 import hashlib
@@ -11,7 +12,7 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,20 @@ def _json_value(line: bytes, place: str) -> Any:
             "download the file again."
         ) from None
     return value
+
+
+def growth(folder: Path) -> Callable[[], bool]:
+    """Return a function that returns whether the total size of the files in `folder` has changed since its last call."""
+    size = 0
+
+    def grows() -> bool:
+        nonlocal size
+        before = size
+        with contextlib.suppress(FileNotFoundError):  # deleted or renamed meanwhile
+            size = sum(path.stat().st_size for path in folder.rglob("*"))
+        return size != before
+
+    return grows
 
 
 def sha256_of(path: Path) -> str:

@@ -10,6 +10,7 @@ other part of the project restarts a run.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
@@ -36,7 +38,8 @@ logger = logging.getLogger("gpt2_repro.supervise")
 
 LONGEST_WAIT = 300.0  # seconds between two attempts
 KEEP_RUN = "GPT2_REPRO_RUN_NOTE"  # path of a file that receives the run directory
-LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal to SIGKILL; 30 by default
+# Seconds from a signal to SIGKILL, 30 by default. A worker that hangs ends after --hang_timeout (600) by itself.
+LAUNCHERS_PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "900"}
 
 
 def main(argv: list[str]) -> None:
@@ -46,7 +49,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--attempts", type=positive_count, default=3, help=attempts)
     wait = "Seconds from a crash to the restart. Doubled after each crash without a newer checkpoint. (default: 10)"
     parser.add_argument("--wait", type=positive_number, default=10.0, help=wait)
-    grace = "Seconds from the end of the command until its remaining workers are killed. (default: 60)"
+    grace = "Kill a process that remains after the command after N seconds without writing files. (default: 60)"
     parser.add_argument("--grace", type=positive_number, default=60.0, help=grace)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="The training command, after --")
     args = parser.parse(argv)
@@ -104,7 +107,7 @@ class Supervisor:
     def _attempt(self) -> int:
         """Run the command once, until all processes that it started have ended."""
         before = set(psutil.Process().children(recursive=True))
-        environment = {LAUNCHERS_PATIENCE: str(int(self.options.grace))} | os.environ | {FOLDER: str(self.notes)}
+        environment = LAUNCHERS_PATIENCE | os.environ | {FOLDER: str(self.notes)}
         errors = self.notes / "stderr"  # not a pipe, because workers must survive a killed supervisor
         try:
             with errors.open("wb") as file:
@@ -122,10 +125,13 @@ class Supervisor:
         # Processes that outlive the launcher are now children of this process. They must end before the next attempt.
         if left := set(psutil.Process().children(recursive=True)) - before:
             logger.warning("Waiting for %d processes that are still running after the launcher ended.", len(left))
-        _, alive = psutil.wait_procs(left, timeout=self.options.grace)
-        for process in alive:
+        written = -1
+        while left and _written_mib(left) > written:  # a large checkpoint on a slow disk
+            written = _written_mib(left)
+            _, left = psutil.wait_procs(left, timeout=self.options.grace)
+        for process in left:
             process.kill()
-        psutil.wait_procs(alive)
+        psutil.wait_procs(left)
         return code
 
     def _is_over(self, code: int, status: RunStatus) -> bool:
@@ -177,5 +183,14 @@ class Supervisor:
             time.sleep(min(left, 0.2))
 
 
+def _written_mib(processes: Iterable[psutil.Process]) -> int:
+    """Return how many MiB the processes have written to files since they were started."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
+            total += process.io_counters().write_chars
+    return total >> 20
+
+
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, prints_results=False)

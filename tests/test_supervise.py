@@ -42,7 +42,10 @@ if number:
 if what == "orphan":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     (run / "orphan").write_text(str(child.pid))
-if what in ("kill", "orphan"):
+if what == "writer":  # writes for 2 seconds
+    code = "import sys, time; [(open(sys.argv[1], 'ab').write(bytes(2 << 20)), time.sleep(0.1)) for _ in range(20)]"
+    subprocess.Popen([sys.executable, "-c", code, str(run / "written")], start_new_session=True)
+if what in ("kill", "orphan", "writer"):
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "wait":
     signal.signal(signal.SIGTERM, lambda *_: (status("stopped"), sys.exit("a traceback")))
@@ -118,6 +121,12 @@ def test_nothing_of_the_last_attempt_is_left_when_the_next_one_starts(command) -
     assert len(command.attempts()) == 2 and not psutil.pid_exists(
         int((command.run / "orphan").read_text(encoding="utf-8"))
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+def test_a_process_that_writes_longer_than_the_grace_is_not_killed(command) -> None:
+    main(command("writer:1,complete", "--grace", "0.6"))
+    assert (command.run / "written").stat().st_size == 20 * (2 << 20)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import yaml
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import read_object, sync, to_json, try_lock, write_whole
+from gpt2_repro.files import growth, read_object, sync, to_json, try_lock, write_whole
 from gpt2_repro.formatting import now
 from gpt2_repro.manifest import MANIFEST, SPLITS
 from gpt2_repro.run_record import checkpoints, events, layout
@@ -24,7 +24,7 @@ from gpt2_repro.typed_json import from_json
 
 logger = logging.getLogger(__name__)
 
-WRITING = 60.0  # seconds to wait for the writer of a job that has ended
+WRITING = 60.0  # seconds without progress after which the writer of an ended job is not waited for
 FRESH = 30.0  # seconds between two status updates while a run is running
 
 
@@ -162,13 +162,15 @@ class RunRecord:
         except OSError as error:
             problem = f"The run directory {self.path} cannot be written ({error.strerror})"
             raise UserError(f"{problem}. Pass another --output_dir.") from None
-        deadline = time.monotonic() + WRITING
+        grows, deadline = growth(self.path / layout.STAGING), time.monotonic() + WRITING
         while not try_lock(file.fileno(), self.path):
             file.seek(0)
             holder = file.read().strip() or "unknown"
             # If the job has ended, its writer still writes the last checkpoint.
             if not _has_ended(holder) or time.monotonic() > deadline:
                 raise UserError(f"{self.path} is in use by {holder}. End that job or pass another --output_dir.")
+            if grows():
+                deadline = time.monotonic() + WRITING
             time.sleep(0.1)
         file.truncate(0)
         file.write(HOLDER.format(os.getpid(), platform.node()))

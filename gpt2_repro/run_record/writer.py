@@ -3,6 +3,7 @@
 This runs in the training process, or in a separate process while training continues.
 """
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -10,28 +11,43 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gpt2_repro.files import read_object, write_whole
+from gpt2_repro.files import growth, read_object, write_whole
 from gpt2_repro.run_record import checkpoints
 
 
-PATIENCE = 30.0  # seconds that the writer of a dead trainer waits for the writers of other ranks
+PATIENCE = 30.0  # seconds that the writer of a dead trainer waits for the writers of other ranks without progress
 PIECE = 1 << 24  # bytes that are hashed and written at once
+SYNC = 1 << 28  # bytes after which a file is synced, so that a slow disk shows progress
+SIGN_SECONDS = 5.0  # between two signs of progress
 
 
 class HashedFile:
-    """A file object that hashes all data written to it."""
+    """A file object that hashes all data written to it.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
+    Args:
+        progress: a function that is called after each piece of data.
+    """
 
-    def write(self, data: bytes | memoryview) -> int:
-        self.digest.update(data)
-        written = self.file.write(data)
-        self.bytes += written
-        return written
+    def __init__(self, file: BinaryIO, progress: Callable[[], None]) -> None:
+        self.file, self.progress = file, progress
+        self.digest, self.bytes, self.synced = hashlib.sha256(), 0, 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), PIECE):
+            piece = view[start : start + PIECE]
+            self.digest.update(piece)
+            self.bytes += self.file.write(piece)
+            if self.bytes - self.synced >= SYNC:
+                self.file.flush()
+                os.fdatasync(self.file.fileno())
+                self.synced = self.bytes
+            self.progress()
+        return len(view)
 
     def flush(self) -> None:
         self.file.flush()
@@ -43,7 +59,7 @@ class HashedFile:
         return {"bytes": self.bytes, "sha256": self.digest.hexdigest()}
 
 
-def perform(job: dict[str, Any], memory: memoryview) -> float:
+def perform(job: dict[str, Any], memory: memoryview, progress: Callable[[], None]) -> float:
     """Write the files of one rank. Rank 0 then writes the manifest of all files.
 
     Returns the duration in seconds.
@@ -61,16 +77,17 @@ def perform(job: dict[str, Any], memory: memoryview) -> float:
             `target`: the path of the complete checkpoint. Rank 0 renames `staged` to `target`.
             `run`: the run directory in which rank 0 deletes old checkpoints.
             `rotation`: the arguments with which rank 0 calls `checkpoints.rotate`.
+        progress: a function that is called again and again while this rank, or the rank it waits for, writes.
     """
     began = time.monotonic()
     if "staged" in job:
         staged, target = Path(job["staged"]), Path(job["target"])
-        files = {name: _write_file(staged / name, entry, memory) for name, entry in job["files"].items()}
+        files = {name: _write_file(staged / name, entry, memory, progress) for name, entry in job["files"].items()}
         if job["rank"]:
             write_whole(_report(staged, job["rank"]), json.dumps({"files": files}))
             return time.monotonic() - began
         for rank in range(1, job["ranks"]):
-            files |= _wait_for_report(staged, rank, trainer=job["trainer"])
+            files |= _wait_for_report(staged, rank, progress, trainer=job["trainer"])
         checkpoints.seal(staged, files, **job["facts"])
         checkpoints.publish(staged, target)
         shutil.rmtree(staged.parent, ignore_errors=True)
@@ -81,16 +98,26 @@ def perform(job: dict[str, Any], memory: memoryview) -> float:
 def serve(descriptor: int) -> None:
     """Read jobs from stdin, perform them, and print one line of JSON per job.
 
-    Each line of stdin is one job. Stop at an empty line or at the end of stdin.
+    Each line of stdin is one job. Stop at an empty line or at the end of stdin. While files are written, print an
+    empty object now and then.
 
     Args:
         descriptor: file descriptor of the memory that the trainer shares with this process.
     """
+    signed_at = time.monotonic()
+
+    def show_progress() -> None:
+        nonlocal signed_at
+        if time.monotonic() - signed_at > SIGN_SECONDS:
+            signed_at = time.monotonic()
+            with contextlib.suppress(BrokenPipeError):  # the trainer has ended, and the checkpoint is still completed
+                os.write(sys.stdout.fileno(), b"{}\n")
+
     while line := sys.stdin.readline().strip():
         try:
             job = json.loads(line)  # if the trainer was killed, the line may be cut
             with mmap.mmap(descriptor, 0) as shared, memoryview(shared) as memory:
-                reply: dict[str, Any] = {"seconds": perform(job, memory)}
+                reply: dict[str, Any] = {"seconds": perform(job, memory, show_progress)}
         except Exception as error:
             # The trainer deletes the staging folder. If the trainer has ended, the next start does.
             reply = {"error": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", None)}
@@ -100,16 +127,13 @@ def serve(descriptor: int) -> None:
             return  # the trainer has ended
 
 
-def _write_file(path: Path, entry: dict[str, Any], memory: memoryview) -> dict[str, Any]:
+def _write_file(path: Path, entry: dict[str, Any], memory: memoryview, progress: Callable[[], None]) -> dict[str, Any]:
     if "start" not in entry:
         return entry
-    end = entry["start"] + entry["bytes"]
     # A writer that outlived its trainer may not write into the files of the next start.
     with path.open("xb") as file:
-        hashed = HashedFile(file)
-        place = entry["start"]
-        while place < end:
-            place += hashed.write(memory[place : min(place + PIECE, end)])
+        hashed = HashedFile(file, progress)
+        hashed.write(memory[entry["start"] : entry["start"] + entry["bytes"]])
         return hashed.finish()
 
 
@@ -117,12 +141,15 @@ def _report(staged: Path, rank: int) -> Path:
     return staged.with_name(f"written-{rank}.json")
 
 
-def _wait_for_report(staged: Path, rank: int, *, trainer: int) -> dict[str, Any]:
+def _wait_for_report(staged: Path, rank: int, progress: Callable[[], None], *, trainer: int) -> dict[str, Any]:
     """Wait until `rank` has written its files, and return their manifest entries."""
-    orphaned_at = None
+    orphaned_at, grows = None, growth(staged)
     while not (report := read_object(_report(staged, rank))):
         if not staged.is_dir():
             raise FileNotFoundError(f"{staged} was deleted, because another rank could not write its files.")
+        if grows():
+            progress()
+            orphaned_at = None
         if trainer not in (os.getpid(), os.getppid()):
             orphaned_at = orphaned_at or time.monotonic()
             if time.monotonic() - orphaned_at > PATIENCE:

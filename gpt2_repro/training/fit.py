@@ -14,17 +14,19 @@ from transformers.utils.logging import disable_progress_bar
 
 from gpt2_repro import tokenization
 from gpt2_repro.errors import Diverged, RunFailed
-from gpt2_repro.files import readable, sync, write_whole
+from gpt2_repro.files import sync, write_whole
 from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.model_card import model_card
 from gpt2_repro.references import explained
 from gpt2_repro.run_record import checkpoints
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import STAGING
+from gpt2_repro.run_record.layout import STAGING, STATUS
 from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.time_breakdown import breakdown_lines
+from gpt2_repro.training import ranks
 from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_compilation
 from gpt2_repro.training.engine import build_whole, fp32_weights, shard_by_fsdp
+from gpt2_repro.training.hashing import hashed_saves
 from gpt2_repro.training.resuming import Start, loadable
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.tracking import Guarded, guard_reporting, report_text
@@ -80,6 +82,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         out_of_date = dict.fromkeys(run.status().losses)
         progress = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
         run.write_status("running", **progress | out_of_date | run.validation_losses())
+    ranks.check_shared(run.path / STATUS)
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))
         if args.resume_from:
@@ -149,6 +152,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     with trainer.average.applied() if trainer.average.exists else contextlib.nullcontext():
         weights = fp32_weights(trainer.model, keep=main)
     if not main:
+        trainer.saver.wait_for(trainer.run.final)
         return
     trainer.record("running")
     build_whole()
@@ -156,8 +160,8 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     staged = run.path / STAGING
     with checkpoints.disk_faults_in_words(run.path, run.final.name, staged):
         shutil.rmtree(staged, ignore_errors=True)
-        model.save_pretrained(staged)
-        readable(staged)
+        with hashed_saves(staged, None, trainer.watchdog.arm) as files:
+            model.save_pretrained(staged)
         tokenization.save(trainer.processing_class, staged)
         step = trainer.state.global_step
         losses = {key: loss for key, loss in run.validation_losses(step).items() if loss is not None}
@@ -165,7 +169,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
             averaged = {key: loss for key, loss in losses.items() if key.startswith(AVERAGED)}
             losses = {key.replace(AVERAGED, "eval"): loss for key, loss in averaged.items()}
         facts = {"step": step, "tokens": trainer.tokens_trained, "losses": losses}
-        checkpoints.seal(staged, {}, **facts, environment=trainer.environment.to_json())
+        checkpoints.seal(staged, files, **facts, environment=trainer.environment.to_json())
         record = TrainingRecord(**facts, environment=trainer.environment)
         # The model card is not in the manifest, because an evaluation adds its results to it.
         write_whole(staged / "README.md", model_card(run.path.resolve().name, record))

@@ -4,7 +4,7 @@ import contextlib
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,14 @@ class StagingMemory:
 
 
 @contextlib.contextmanager
-def hashed_saves(folder: Path, memory: StagingMemory | None = None) -> Iterator[dict[str, dict[str, Any]]]:
+def hashed_saves(
+    folder: Path, memory: StagingMemory | None, progress: Callable[[], None]
+) -> Iterator[dict[str, dict[str, Any]]]:
     """Hash the files that the `with` block saves, or copy the files to `memory`.
 
     Only two kinds of files below `folder` are handled: files from `torch.save`, and safetensors files from
     transformers. If `memory` is None, the files are written to disk, synced and hashed. Otherwise, the files are only
-    copied to `memory`.
+    copied to `memory`. `progress` is called after each piece that is written to disk.
 
     Yields a dict with one entry for each of these files. The key is the path relative to `folder`. The value is a
     dict with the size (`bytes`), and the hash (`sha256`) or the position in the memory (`start`).
@@ -73,7 +75,7 @@ def hashed_saves(folder: Path, memory: StagingMemory | None = None) -> Iterator[
             written[name] = {"bytes": memory.used - start, "start": start}
             return
         with path.open("xb") as file:
-            hashed = HashedFile(file)
+            hashed = HashedFile(file, progress)
             yield hashed
             written[name] = hashed.finish()
 

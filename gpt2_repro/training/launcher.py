@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,17 @@ BLOCKS = {
 }
 
 
+def choose_gloo_interface() -> None:
+    """Let gloo use the network interface of NCCL_SOCKET_IFNAME, unless GLOO_SOCKET_IFNAME is set.
+
+    gloo would use the interface of the host name, which does not lead to other machines in many containers.
+    """
+    wanted = os.environ.get("NCCL_SOCKET_IFNAME", "")
+    names = [name for _, name in socket.if_nameindex() if name.startswith(wanted.removeprefix("="))]
+    if wanted and names:  # not for the forms ^NAME and NAME,NAME
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", min(names, key=len))
+
+
 def end_with_launcher() -> None:
     """On Linux, make this process receive a signal when the launcher dies.
 
@@ -78,7 +90,8 @@ def adopt_orphans() -> None:
 
 
 def check_launcher() -> None:
-    """Raise UserError for unsupported settings of `accelerate launch`."""
+    """Raise UserError for unsupported settings of `accelerate launch`. Set the network interface of gloo."""
+    choose_gloo_interface()
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` is not supported. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):

@@ -4,11 +4,19 @@ The functions are collectives: call them on all ranks in the same order.
 """
 
 import functools
+import time
+import zlib
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from gpt2_repro.errors import UserError
+
+
+VISIBLE_WITHIN = 60  # seconds until a file that one machine has written must be visible on all machines
 
 
 def largest(number: int) -> int:
@@ -24,6 +32,16 @@ def gather(values: Tensor) -> Tensor:
     # The GPUs do not wait for a collective of gloo.
     dist.all_gather(rows, values, group=dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group())
     return torch.stack(rows)
+
+
+def check_shared(file: Path) -> None:
+    """Raise UserError if `file` differs between the machines. Rank 0 has just written it."""
+    for _ in range(VISIBLE_WITHIN):
+        content = file.read_bytes() if file.is_file() else b""
+        if len(set(gather(torch.tensor([zlib.crc32(content)])).flatten().tolist())) == 1:
+            return
+        time.sleep(1)  # a network file system shows new files late
+    raise UserError(f"{file.parent} is not the same folder on all machines. Pass an --output_dir that they share.")
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from accelerate.utils import broadcast_object_list, extract_model_from_parallel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import checkpoints, writer
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path
@@ -32,7 +33,6 @@ logger = logging.getLogger(__name__)
 WRITER = "import sys; from gpt2_repro.run_record import writer; writer.serve(int(sys.argv[1]))"
 SPARE = 1.15  # required free space, as a multiple of the size of the last checkpoint
 SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
-VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visible on this one
 
 
 class CheckpointSaver:
@@ -42,8 +42,7 @@ class CheckpointSaver:
 
     Args:
         expected: estimated size of the first checkpoint in bytes.
-        alive: a function that is called during a save, to restart the watchdog's timer. Otherwise a long save may be
-            mistaken for a hang.
+        alive: a function that restarts the watchdog's timer. It is called as long as a save makes progress.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class CheckpointSaver:
         self.saved_step = step
         staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
         with checkpoints.disk_faults_in_words(self.run, target.name, self.staging):
-            with hashed_saves(staged, self.memory) as written:
+            with hashed_saves(staged, self.memory, self.alive) as written:
                 write()
                 described = facts() | ({"rolling": True} if rolling else {})
             self.alive()
@@ -166,6 +165,9 @@ class CheckpointSaver:
             self.is_warm = True
         while self.jobs and (wait or select.select([self.writer.stdout], [], [], 0)[0]):
             reply = json.loads(self.writer.stdout.readline() or '{"error": "the writing process was killed"}')
+            if not reply:  # the writer makes progress
+                self.alive()
+                continue
             name = checkpoint_path(self.run, self.saved_step).name
             with checkpoints.disk_faults_in_words(self.run, name, self.staging):
                 if reply.get("errno") in checkpoints.DISK_FAULTS:
@@ -179,9 +181,17 @@ class CheckpointSaver:
         """Wait until the last save is complete on all ranks. Call this on all ranks."""
         self.poll(wait=True)
         self.alive()
-        self.accelerator.wait_for_everyone()
         if self.saved_step >= 0:
-            _wait_until_visible(checkpoint_path(self.run, self.saved_step))
+            self.wait_for(checkpoint_path(self.run, self.saved_step))
+        self.accelerator.wait_for_everyone()
+
+    def wait_for(self, folder: Path) -> None:
+        """Wait until rank 0 has completed `folder`, and until this is visible on this machine."""
+        grows = growth(self.staging)
+        while not (folder / checkpoints.MANIFEST).is_file():
+            if grows():
+                self.alive()
+            time.sleep(0.05)
 
     def close(self) -> None:
         """Tell the writer process to exit when its last save is complete."""
@@ -199,7 +209,7 @@ class CheckpointSaver:
         about = {"run": str(self.run.resolve()), "rotation": self._rotation(), "trainer": os.getpid()}
         job |= about | {"rank": self.args.process_index, "ranks": self.args.world_size}
         if self.writer is None:
-            return self._report(job, writer.perform(job, memoryview(b"")))
+            return self._report(job, writer.perform(job, memoryview(b""), self.alive))
         self.jobs.append(job)
         with contextlib.suppress(BrokenPipeError):  # the reply of a killed writer is missing
             self.writer.stdin.write(json.dumps(job).encode() + b"\n")
@@ -270,12 +280,3 @@ def _prepare_first_save() -> None:
     """Do the one-time set-up for saving, so that it does not delay the first save."""
     get_checkpoint_conversion_mapping("")  # builds the tables that save_pretrained needs
     extract_model_from_parallel(torch.nn.Identity())  # imports DeepSpeed
-
-
-def _wait_until_visible(folder: Path) -> None:
-    """Wait until a rename to `folder` by another machine is visible on this machine."""
-    deadline = time.monotonic() + VISIBLE_WITHIN
-    while not (folder / checkpoints.MANIFEST).is_file():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{folder} was saved but is not visible on this machine after {VISIBLE_WITHIN:.0f} s.")
-        time.sleep(0.05)

@@ -6,6 +6,7 @@ tests/faults/faulty_train.py explains the environment variables.
 import errno
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,15 @@ def refuse(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
+def slow(original: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+    time.sleep(4)
+    return original()
+
+
+def hang(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+    time.sleep(3600)
+
+
 def is_shard(path: Path, *args: Any) -> bool:
     return "optim" in path.name and saves(path)
 
@@ -66,6 +76,8 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., bool]]] = {
     "kill_before_the_manifest": (checkpoints, "seal", kill, saves),
     "kill_before_the_rename": (checkpoints, "publish", kill, saves),
     "read_only": (writer, "_write_file", refuse, saves),
+    "slow_disk": (writer.HashedFile, "write", slow, lambda *_: True),
+    "stuck_disk": (writer.HashedFile, "write", hang, lambda *_: True),
     "kill_in_rotation": (checkpoints.shutil, "rmtree", tear, deletes),
     "term_while_saving": (checkpoints, "publish", term, saves),
     "kill_trainer_before_a_shard": (writer, "_write_file", kill_trainer, is_shard),

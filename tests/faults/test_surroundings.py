@@ -17,6 +17,7 @@ import yaml
 
 from gpt2_repro.report.read import read_run
 from gpt2_repro.run_record.checkpoints import newest_complete
+from tests.commands import start_command
 from tests.faults.runs import losses, status, weights
 
 
@@ -152,3 +153,18 @@ def test_a_run_continues_if_its_supervisor_is_killed(golden, tiny_recipe: Path, 
     assert not alive and status(run)["state"] == "complete"
     assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
     assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))
+
+
+@pytest.mark.parametrize(
+    "launcher", [("python",), ("launch", 2), ("python", "-m", "gpt2_repro.supervise", "--", "python")]
+)
+def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path, tmp_path: Path, launcher) -> None:
+    run = tmp_path / "run"
+    words = (*launcher, "train.py", tiny_recipe, "--output_dir", run, *SAVES)
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        assert start_command(words, {}, stdout=full, stderr=full).wait(240) == 0
+        prepare = ("python", "prepare_data.py", tiny_recipe, "--dataset_dir", tmp_path / "data")
+        assert start_command(prepare, {}, stdout=full, stderr=full).wait(120) == 0
+    assert status(run)["state"] == "complete"
+    if launcher[0] == "python":
+        assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))

@@ -2,17 +2,19 @@
 
 import json
 import socket
+import zlib
 from pathlib import Path
 
 import pytest
+import torch
 
+from gpt2_repro.errors import UserError
+from gpt2_repro.training import launcher, ranks
 from tests.commands import kill_all
 from tests.warm import start_warm
 
 
-pytestmark = pytest.mark.slow
-
-
+@pytest.mark.slow
 def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_path: Path) -> None:
     rows = ("--per_device_train_batch_size", 4)
     straight, run = train(tmp_path / "one", *rows), tmp_path / "two"
@@ -39,3 +41,34 @@ def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_pa
     assert environment["engine"]["zero_stage"] == 1 and environment["plan"]["num_processes"] == 2
     losses = [{event["step"]: event["loss"] for event in events(each) if "loss" in event} for each in (run, straight)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_machines_that_do_not_share_the_run_directory_are_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(ranks.time, "sleep", lambda _: None)
+    other = torch.tensor([zlib.crc32(b"")])
+    monkeypatch.setattr(ranks, "gather", lambda own: torch.stack([own, other]))
+    ranks.check_shared(tmp_path / "missing_on_both")
+    (tmp_path / "run_status.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match="--output_dir"):
+        ranks.check_shared(tmp_path / "run_status.json")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "own", "chosen"),
+    [
+        ("ens", None, "ens1"),  # NCCL takes prefixes, gloo complete names
+        ("=ens12", None, "ens12"),
+        ("^docker", None, None),
+        ("", None, None),
+        ("ens1", "eth0", "eth0"),
+    ],
+)
+def test_gloo_takes_the_network_interface_of_nccl(
+    wanted: str, own: str | None, chosen: str | None, monkeypatch
+) -> None:
+    monkeypatch.setattr(launcher.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "ens12"), (4, "ens1")])
+    monkeypatch.setattr(launcher.os, "environ", {"NCCL_SOCKET_IFNAME": wanted})
+    if own:
+        launcher.os.environ["GLOO_SOCKET_IFNAME"] = own
+    launcher.choose_gloo_interface()
+    assert launcher.os.environ.get("GLOO_SOCKET_IFNAME") == chosen

@@ -26,7 +26,7 @@ def test_saved_files_are_hashed_and_unchanged(memory_bytes: int | None, tmp_path
     staging, original = tmp_path / "staging", torch.save
     (staging / "global_step7").mkdir(parents=True)
     memory = None if memory_bytes is None else StagingMemory(memory_bytes)
-    with pytest.raises(ZeroDivisionError), hashed_saves(staging, memory) as written:
+    with pytest.raises(ZeroDivisionError), hashed_saves(staging, memory, lambda: None) as written:
         torch.save(state, staging / "global_step7" / "shard.pt")
         torch.save(state, str(staging / "optimizer.pt"), _use_new_zipfile_serialization=True)
         torch.save(state, staging / "training_args.bin")
@@ -40,9 +40,8 @@ def test_saved_files_are_hashed_and_unchanged(memory_bytes: int | None, tmp_path
     if memory:
         assert not list(staging.rglob("*.pt")) and not list(staging.rglob("*.safetensors"))
         content = mmap.mmap(memory.descriptor, 0)
-        written = {
-            name: writer._write_file(staging / name, entry, memoryview(content)) for name, entry in written.items()
-        }
+        copied = {name: (staging / name, entry, memoryview(content), lambda: None) for name, entry in written.items()}
+        written = {name: writer._write_file(*arguments) for name, arguments in copied.items()}
     for name, record in written.items():
         content = (staging / name).read_bytes()
         assert record == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -149,12 +148,28 @@ def test_full_disk_while_saving_ends_the_run_with_one_line(saver, error, raised,
     assert defect(tmp_path / "checkpoint-1", read_files=True) is None
 
 
-def test_rename_may_become_visible_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save waits until the renamed checkpoint is visible on a network file system."""
-    seal = lambda _: (tmp_path / "manifest.json").touch()  # noqa: E731
-    monkeypatch.setattr(saving.time, "sleep", seal)
-    saving._wait_until_visible(tmp_path)
-    monkeypatch.undo()
-    monkeypatch.setattr(saving, "VISIBLE_WITHIN", 0.1)
-    with pytest.raises(TimeoutError):
-        saving._wait_until_visible(tmp_path / "never")
+def test_waiting_for_another_rank_restarts_the_watchdog_while_files_grow(saver, tmp_path: Path, monkeypatch) -> None:
+    alive: list[int] = []
+    saver.alive = lambda: alive.append(1)
+    sizes = iter([10, 10, 20, 20, 20, None])
+
+    def write(_: float) -> None:
+        size = next(sizes)
+        if size is None:
+            return checkpoint.joinpath("manifest.json").touch()
+        return saver.staging.joinpath("shard").write_bytes(b"x" * size)
+
+    saver.staging.mkdir()
+    checkpoint = tmp_path / "checkpoint-1"
+    checkpoint.mkdir()
+    monkeypatch.setattr(saving.time, "sleep", write)
+    saver.wait_for(checkpoint)
+    assert len(alive) == 2
+
+
+def test_a_save_in_the_foreground_restarts_the_watchdog_for_each_piece(saver, monkeypatch) -> None:
+    alive: list[int] = []
+    saver.alive = lambda: alive.append(1)
+    monkeypatch.setattr(writer, "PIECE", 100)
+    saver.step(1)
+    assert len(alive) > 5
