@@ -145,7 +145,7 @@ class _Output(io.FileIO):
 
 
 def _without_disk_errors(stream: TextIO) -> TextIO:
-    """Return a stream that writes to the descriptor of `stream`, and loses text while the disk is full."""
+    """Return a copy of `stream` that loses text while its disk is full."""
     if stream not in (sys.__stdout__, sys.__stderr__):
         return stream  # replaced by a test or a notebook
     buffer = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))

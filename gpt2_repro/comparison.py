@@ -3,9 +3,10 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpt2_repro.files import to_json
+from gpt2_repro.text import Cell, Table
 from gpt2_repro.typed_json import from_json
 
 
@@ -32,33 +33,6 @@ DIAGNOSIS_TABLES = {
     "sentence": "Log-probability of a passage's last word, if the model sees only the last sentence",
     "gain": "Gain in the last word's log-probability if the model also sees the text before the last sentence",
 }
-
-
-class Cell(NamedTuple):
-    """A table cell.
-
-    `kind` is "" for plain text, "number" for a score, and "better", "worse" or "even" for a difference.
-    """
-
-    text: str
-    kind: str = ""
-
-
-class Table(NamedTuple):
-    """A table: column headers and rows of cells."""
-
-    headers: list[str]
-    rows: list[list[Cell]]
-
-    def markdown(self) -> str:
-        """Return the table as Markdown.
-
-        The first column with numbers and all later columns are right-aligned.
-        """
-        first = next((column for row in self.rows for column, cell in enumerate(row) if cell.kind == "number"), 1)
-        rule = ["---:" if column >= first else "---" for column in range(len(self.headers))]
-        texts = [[cell.text for cell in row] for row in self.rows]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in (self.headers, rule, *texts))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _json_value(line: bytes, place: str) -> Any:
 
 
 def growth(folder: Path) -> Callable[[], bool]:
-    """Return a function that returns whether the total size of the files in `folder` has changed since its last call."""
+    """Return a function that tells whether a folder has grown since its last call."""
     size = 0
 
     def grows() -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 from gpt2_repro import hardware
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
-from gpt2_repro.formatting import duration, size
 from gpt2_repro.launchers import recommended_launcher
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.attention import Machine, choose_attention
@@ -25,6 +24,7 @@ from gpt2_repro.preflight import links, memory
 from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.preflight.environment import Finding
 from gpt2_repro.preflight.links import check_all_reduce
+from gpt2_repro.text import duration, size
 from gpt2_repro.training.arguments import TrainingRecipe
 from gpt2_repro.training.workload import estimate_memory, plan_run
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gpt2_repro.formatting import duration
+from gpt2_repro.text import duration
 
 
 # The parts in the order of the table.

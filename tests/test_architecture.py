@@ -16,7 +16,7 @@ ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "dry_run", "diff_
 SUBPACKAGES = {"data", "model", "optim", "evaluation", "report", "preflight"}
 PURE = [
     *("errors", "batch_plan", "model_size", "comparison", "time_breakdown", "references", "manifest"),
-    *("formatting", "model_card", "data/packing", "data/preparation/splits", "data/sources/presets"),
+    *("text", "model_card", "data/packing", "data/preparation/splits", "data/sources/presets"),
     *("evaluation/compare", "checkpoint", "run_record/environment", "typed_json"),
 ]
 RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")

@@ -14,8 +14,8 @@ from gpt2_repro.comparison import MARGINS, ComparedModel, Comparison
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.files import read_object, write_whole
-from gpt2_repro.formatting import now
 from gpt2_repro.model_card import add_results
+from gpt2_repro.text import now
 
 
 logger = logging.getLogger(__name__)

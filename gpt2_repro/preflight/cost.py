@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gpt2_repro.formatting import size, tokens
 from gpt2_repro.hardware import is_named
+from gpt2_repro.text import count, size
 
 
 # FLOPs per token of the model that the speeds in cards.yaml belong to: 124M, rows of 1,024 tokens (6N + 12LCT).
@@ -242,7 +242,7 @@ def plan_on(
 def plan_lines(planned: dict[str, Any]) -> list[str]:
     """Return `planned`, the result of `plan_on`, as lines for the terminal."""
     work, machine = planned["work"], planned["machine"]
-    lines = ["", f"{work['steps']:,} steps, {tokens(work['tokens'])} tokens on {machine['cards']} x {machine['card']}"]
+    lines = ["", f"{work['steps']:,} steps, {count(work['tokens'])} tokens on {machine['cards']} x {machine['card']}"]
     lines += [f"  {its['name']:<16} {its['minutes']:>7,.1f} min  {its['basis']}" for its in planned["budget"]]
     if planned["budget"]:
         paid = f"${machine['usd_per_hour']:,.2f} an hour ({planned['price']})" if machine["usd_per_hour"] else ""

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gpt2_repro.formatting import size
+from gpt2_repro.text import size
 
 
 if TYPE_CHECKING:

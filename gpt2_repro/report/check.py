@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from gpt2_repro.formatting import duration
 from gpt2_repro.references import band, explained, verdict
 from gpt2_repro.report.read import Run, reading, values
 from gpt2_repro.report.tables import progress
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import FINAL, METRICS, STATUS
+from gpt2_repro.text import duration
 from gpt2_repro.typed_json import is_number
 
 

@@ -89,7 +89,7 @@ def summary(run: Run, page: Path) -> list[str]:
         if label not in ON_THE_PAGE:
             lines.append(f"  {label:<28} {text:>11}  {', '.join(note.text for note in notes)}".rstrip())
     if run.comparison and run.comparison.rows:
-        lines += ["", *(f"  {line}" for line in tables.aligned(tables.evaluation_table(run, brief=True))), ""]
+        lines += ["", *(f"  {line}" for line in tables.evaluation_table(run, brief=True).lines()), ""]
     if limit := run.comparison and run.comparison.limit:
         lines.append(f"  Only the first {limit} examples per task were scored. Published scores cannot be compared.")
     lines += [f"  {sentence}" for sentence in run.missing().values()]

@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpt2_repro import comparison
-from gpt2_repro.comparison import Cell, Table
-from gpt2_repro.formatting import duration
 from gpt2_repro.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.report.read import Row, Run, mapping, reading, values
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS
+from gpt2_repro.text import Cell, Table, count, duration
 from gpt2_repro.time_breakdown import breakdown
-from gpt2_repro.typed_json import is_number
 
 
 OWN_TEXT = "validation text"  # label of the main validation set in a diagnosis
@@ -143,17 +141,6 @@ def why_not_comparable(runs: Sequence[Run]) -> list[str]:
     return reasons
 
 
-def count(number: object) -> str:
-    """Return a number as `9.89 B`, `124.4 M` or `16,384`, or a dash if unknown."""
-    if not is_number(number):
-        return "–"
-    if abs(number) >= 1e9:
-        return f"{number / 1e9:.2f} B"
-    if abs(number) >= 1e6:
-        return f"{number / 1e6:.1f} M"
-    return f"{number:,.0f}"
-
-
 def count_table(manifest: Mapping[str, Any]) -> Table:
     """Return a table of the numbers of documents, tokens and rows in each split."""
     splits = {name: mapping(counts) for name, counts in mapping(manifest.get("counts")).items()}
@@ -276,16 +263,6 @@ def _text(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def aligned(table: Table) -> list[str]:
-    """Return a table as lines of text in aligned columns; numbers are right-aligned."""
-    lines = [[Cell(header, row.kind) for header, row in zip(table.headers, table.rows[0], strict=True)], *table.rows]
-    columns = []
-    for column in zip(*lines, strict=True):
-        width = max(len(cell.text) for cell in column)
-        columns.append([f"{cell.text:{'>' if cell.kind == 'number' else '<'}{width}}" for cell in column])
-    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def _plain(value: object) -> Cell:

@@ -13,11 +13,11 @@ import yaml
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import growth, read_object, sync, to_json, try_lock, write_whole
-from gpt2_repro.formatting import now
 from gpt2_repro.manifest import MANIFEST, SPLITS
 from gpt2_repro.run_record import checkpoints, events, layout
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
+from gpt2_repro.text import now
 from gpt2_repro.time_breakdown import PARTS, STEPS, goodput
 from gpt2_repro.typed_json import from_json
 

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback
 
 from gpt2_repro.cli import Progress
-from gpt2_repro.formatting import duration
 from gpt2_repro.model.compilation import Graph
 from gpt2_repro.model.document_mask import takes_lengths
 from gpt2_repro.references import GPT2, HELLASWAG_ITEMS, compared, explained, verdict
+from gpt2_repro.text import duration
 
 
 logger = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     # With --gpu no machine is checked: the findings are only about the recipe and the name of the card.
     assert code == 0
     assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")] == ["step", "memory", "card"]
-    for number in ("18,865", "9.89B", "A100 SXM 80 GB", "113.2 min", "$14.00", "8.46e+18", "20.7 GB", "10.5 GB"):
+    for number in ("18,865", "9.89 B", "A100 SXM 80 GB", "113.2 min", "$14.00", "8.46e+18", "20.7 GB", "10.5 GB"):
         assert number in out, number
     code, out = look("--gpu", "TPU v9", "--tokens_per_second", 2e5, "--usd_per_hour", 1)
     assert code == 0 and "on 1 x TPU v9" in out and "at $1.00 an hour" in out

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.formatting import duration
 from gpt2_repro.references import GPT2, baseline_of, published_loss
 from gpt2_repro.report.read import points, read_run
 from gpt2_repro.report.tables import baseline_losses, count, hellaswag_lines
+from gpt2_repro.text import duration
 from tests.report.conftest import add, change
 
 

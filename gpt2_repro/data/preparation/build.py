@@ -35,8 +35,8 @@ from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, remove_folder, sha256_of, sync_folder, write_whole
-from gpt2_repro.formatting import size
 from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, ReadCounts, Shard, SplitCounts
+from gpt2_repro.text import size
 
 
 logger = logging.getLogger(__name__)

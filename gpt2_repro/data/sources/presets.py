@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from gpt2_repro.data.sources.base import TextForm
-from gpt2_repro.formatting import duration, size
+from gpt2_repro.text import duration, size
 
 
 # Bytes of text per second and worker, for text that the worker has not encoded before. Two workers together reach

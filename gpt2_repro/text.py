@@ -1,0 +1,72 @@
+"""Format numbers, durations and tables for people."""
+
+import datetime
+from typing import NamedTuple
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as text, such as `1.2 GB` or `340 MB`."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def count(number: float | None) -> str:
+    """Return a number as text, such as `9.89 B`, `124.4 M` or `16,384`, or a dash for None."""
+    if number is None:
+        return "–"
+    if abs(number) >= 1e9:
+        return f"{number / 1e9:.2f} B"
+    return f"{number / 1e6:.1f} M" if abs(number) >= 1e6 else f"{number:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration as text, such as `4 min 12 s` or `3 h 05 min`."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_rest = divmod(minutes, 60)
+    if not minutes:
+        return f"{rest} s"
+    if not hours:
+        return f"{minutes} min {rest:02} s" if rest else f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes_rest:02} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def now() -> str:
+    """Return the current UTC time in ISO format, without fractions of a second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+class Cell(NamedTuple):
+    """A table cell.
+
+    `kind` is "" for plain text, "number" for a score, and "better", "worse" or "even" for a difference.
+    """
+
+    text: str
+    kind: str = ""
+
+
+class Table(NamedTuple):
+    """A table: column headers and rows of cells."""
+
+    headers: list[str]
+    rows: list[list[Cell]]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown, with numbers right-aligned."""
+        first = next((column for row in self.rows for column, cell in enumerate(row) if cell.kind == "number"), 1)
+        rule = ["---:" if column >= first else "---" for column in range(len(self.headers))]
+        texts = [[cell.text for cell in row] for row in self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (self.headers, rule, *texts))
+
+    def lines(self) -> list[str]:
+        """Return the table as aligned lines of text, with numbers right-aligned."""
+        kinds = [cell.kind for cell in self.rows[0]] if self.rows else [""] * len(self.headers)
+        headers = [Cell(text, kind) for text, kind in zip(self.headers, kinds, strict=True)]
+        columns = []
+        for column in zip(headers, *self.rows, strict=True):
+            width = max(len(cell.text) for cell in column)
+            columns.append([f"{cell.text:{'>' if cell.kind == 'number' else '<'}{width}}" for cell in column])
+        return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
