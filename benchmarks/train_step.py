@@ -117,7 +117,7 @@ def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, A
 def table(setup: Setup, results: dict[str, list[dict[str, Any]]]) -> str:
     """Return Markdown text with the machine, setup and a table of measurements."""
     from gpt2_repro.hardware import find_accelerator, peak_flops
-    from gpt2_repro.model_size import flops_per_token, gpt2_parameters
+    from gpt2_repro.model.size import flops_per_token, gpt2_parameters
 
     shape = setup.model
     size = {"n_layer": shape["n_layer"], "n_embd": shape["n_embd"]}

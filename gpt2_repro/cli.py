@@ -26,7 +26,7 @@ except ModuleNotFoundError:
 
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line, nearest
 from gpt2_repro.manifest import MANIFEST
-from gpt2_repro.supervision import MISTAKE, note
+from gpt2_repro.run_record.supervision import MISTAKE, note
 
 
 KINDS = {  # name of an option's type: description of the value, and an example

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from gpt2_repro import cli
 from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.cli import CommandParser
-from gpt2_repro.comparison import diagnosis_tables
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import arguments_of_run
+from gpt2_repro.evaluation.comparison import diagnosis_tables
 from gpt2_repro.evaluation.diagnosis import texts
 from gpt2_repro.evaluation.diagnosis.measure import measure
 from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain
@@ -33,6 +32,7 @@ from gpt2_repro.evaluation.output import check_output, default_output_dir, run_m
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import to_json
 from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 from gpt2_repro.tokenization import is_same
 
 

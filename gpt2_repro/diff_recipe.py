@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from gpt2_repro import references
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation import references
 from gpt2_repro.recipe import DEFAULT, values_of
 from gpt2_repro.training.arguments import TrainingRecipe, count_steps, load_recipe
 from gpt2_repro.training.sizing import follow_data

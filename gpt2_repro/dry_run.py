@@ -9,7 +9,7 @@ from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
-from gpt2_repro.model_size import gpt2_parameters
+from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.training.arguments import TrainingRecipe, count_steps
 from gpt2_repro.training.sizing import epochs_of, fitting_rows, follow_data
 from gpt2_repro.training.workload import check_strategy, plan_run, workload_of

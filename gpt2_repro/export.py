@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli, tokenization
-from gpt2_repro.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.cli import CommandParser
-from gpt2_repro.comparison import Comparison
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.evaluation.comparison import Comparison
+from gpt2_repro.evaluation.model_card import model_card
 from gpt2_repro.evaluation.models import fingerprint
 from gpt2_repro.files import readable
-from gpt2_repro.model_card import model_card
-from gpt2_repro.model_size import max_positions
+from gpt2_repro.model.size import max_positions
+from gpt2_repro.run_record.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record.layout import COMPARISON
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
-from gpt2_repro.model_size import max_positions
+from gpt2_repro.model.size import max_positions
+from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
 
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a UTF-16 file

@@ -30,7 +30,7 @@ from gpt2_repro.cli import CommandParser, positive_count, positive_number
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.status import RunStatus
-from gpt2_repro.supervision import ENDED, FOLDER, MISTAKE, RUN, SINCE, noted
+from gpt2_repro.run_record.supervision import ENDED, FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.training.launcher import adopt_orphans
 
 

@@ -10,7 +10,7 @@ def size(count: float) -> str:
 
 
 def count(number: float | None) -> str:
-    """Return a number as text, such as `9.89 B`, `124.4 M` or `16,384`, or a dash for None."""
+    """Return a number as text, such as `9.89 B` or `16,384`, or a dash for None."""
     if number is None:
         return "–"
     if abs(number) >= 1e9:

@@ -18,7 +18,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import prepare_data
 import train as train_story
-from gpt2_repro import __main__ as package
 from gpt2_repro import cli, hardware
 from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
@@ -129,18 +128,6 @@ def test_a_source_that_does_not_fit(refused, tiny_recipe: Path, tmp_path: Path) 
     # A folder on the command line replaces the data of the recipe, so the next mistake is reported.
     typed = ("--dataset_dir", recipe["data"]["dataset_dir"], "--tokens_per_step", 100)
     assert "--tokens_per_step 256" in refused(*typed, recipe=tmp_path / "changed.yaml")
-
-
-def test_the_package_lists_its_commands(capsys) -> None:
-    package.main([])
-    shown = capsys.readouterr().out
-    for path in [*ROOT.glob("gpt2_repro/*/__main__.py"), *ROOT.glob("gpt2_repro/*.py")]:
-        if (
-            "cli.run(main)" in path.read_text(encoding="utf-8")
-            and path.parent.name + path.stem != "gpt2_repro__main__"
-        ):
-            name = path.parent.name if path.stem == "__main__" else path.stem
-            assert f"gpt2_repro.{name} " in shown
 
 
 def test_many_more_processes_than_cpu_cores(refused, monkeypatch) -> None:

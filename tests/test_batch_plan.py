@@ -9,7 +9,7 @@ import pytest
 from gpt2_repro.batch_plan import TokenCount, plan_batches, plan_by_length
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
-from gpt2_repro.model_size import bytes_of_rank, checkpoint_bytes, flops_per_token, gpt2_parameters, state_bytes
+from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, flops_per_token, gpt2_parameters, state_bytes
 from gpt2_repro.optim.schedule import learning_rate_factor
 from gpt2_repro.training.arguments import TrainingSection, count_steps
 from gpt2_repro.training.workload import plan_run

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.checkpoint import all_checkpoints, resolve_checkpoint
 from gpt2_repro.errors import UserError
+from gpt2_repro.run_record.checkpoint import all_checkpoints, resolve_checkpoint
 from gpt2_repro.run_record.checkpoints import seal
 
 

@@ -14,7 +14,7 @@ from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.launchers import recommended_launcher
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
-from gpt2_repro.model_size import gpt2_parameters
+from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.preflight.__main__ import main as preflight
 from gpt2_repro.recipe import own_fields, parse_recipe, read_section
 from gpt2_repro.training.arguments import TrainingSection

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.references import ANCHORS, band, verdict
+from gpt2_repro.evaluation.references import ANCHORS, band, verdict
 
 
 RUNS = ("8xH100_modded-nanogpt", "8xA100_SiddanthEmani", "1xA100-40GB_HectorFCardenas")

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2_repro import supervision
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.run_record import supervision
 from gpt2_repro.supervise import main
 
 
@@ -20,7 +20,7 @@ from gpt2_repro.supervise import main
 FAKE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from gpt2_repro import supervision
+from gpt2_repro.run_record import supervision
 from gpt2_repro.run_record.checkpoints import seal
 run, plan = Path(sys.argv[1]), sys.argv[2].split(",")
 run.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
-from gpt2_repro.hub import check_hub, hub_reason
+from gpt2_repro.hardware import check_hub, hub_reason
 from gpt2_repro.run_record.layout import FINAL
 from gpt2_repro.tokenization import (
     CONFIG,

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.checkpoint import all_checkpoints, resolve_checkpoint
-from gpt2_repro.comparison import ComparedModel, Comparison
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.compare import NUMBERS, compare, published_baseline
+from gpt2_repro.evaluation.comparison import ComparedModel, Comparison
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import LoadedModel, check_length, common_window, open_model
 from gpt2_repro.evaluation.output import (
@@ -34,8 +33,9 @@ from gpt2_repro.evaluation.output import (
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.scoring import check_offline_data, score_models
 from gpt2_repro.evaluation.tasks import check_names, check_tasks, find_local_files, own_documents, with_completion
-from gpt2_repro.hub import check_hub
+from gpt2_repro.hardware import check_hub
 from gpt2_repro.launchers import forget_variables
+from gpt2_repro.run_record.checkpoint import all_checkpoints, resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpt2_repro.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
+from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
 from gpt2_repro.evaluation.scores import COMPLETION, EvaluationSettings, Metric, ScoredModel, TaskScores
 from gpt2_repro.evaluation.statistics import FEWEST, paired
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.checkpoint import Checkpoint
-from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.files import read_object
-from gpt2_repro.model_size import max_positions
+from gpt2_repro.model.size import max_positions
+from gpt2_repro.run_record.checkpoint import Checkpoint
 from gpt2_repro.tokenization import start_id
 
 

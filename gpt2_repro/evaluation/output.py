@@ -9,12 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.checkpoint import Checkpoint
-from gpt2_repro.comparison import MARGINS, ComparedModel, Comparison
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.comparison import MARGINS, ComparedModel, Comparison
+from gpt2_repro.evaluation.model_card import add_results
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.files import read_object, write_whole
-from gpt2_repro.model_card import add_results
+from gpt2_repro.run_record.checkpoint import Checkpoint
 from gpt2_repro.text import now
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import RunFailed
+from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.evaluation.statistics import AGGREGATIONS, BITS_PER_BYTE, MEAN, aggregate, standard_error
 from gpt2_repro.tokenization import encode, start_id
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.comparison import MARGINS, Difference
+from gpt2_repro.evaluation.comparison import MARGINS, Difference
 
 
 RESAMPLES = 10_000

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from transformers.hf_argparser import HfArg
 
-from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
-from gpt2_repro.model_size import gpt2_parameters
+from gpt2_repro.model.size import gpt2_parameters
+from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
 
 GPT2 = "gpt2"

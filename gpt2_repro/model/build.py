@@ -10,7 +10,7 @@ from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.initial_weights import start_from
 from gpt2_repro.model.pretraining import make_pretraining
-from gpt2_repro.model_size import gpt2_parameters
+from gpt2_repro.model.size import gpt2_parameters
 
 
 def build_model(

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
 from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments, size_keys
-from gpt2_repro.model_size import padded_size
+from gpt2_repro.model.size import padded_size
 
 
 # Keys that --config_overrides may not set, with the reason.

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gpt2_repro.model.arguments import GPT2, ModelArguments
-from gpt2_repro.model_size import ModelScale, flops_per_token, gpt2_scale
+from gpt2_repro.model.size import ModelScale, flops_per_token, gpt2_scale
 
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from gpt2_repro.references import band, explained, verdict
+from gpt2_repro.evaluation.references import band, explained, verdict
 from gpt2_repro.report.read import Run, reading, values
 from gpt2_repro.report.tables import progress
 from gpt2_repro.run_record import RunRecord

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
-from gpt2_repro.references import NAME, band
+from gpt2_repro.evaluation.references import NAME, band
 from gpt2_repro.report.read import Row, Run, mapping, points
 from gpt2_repro.report.tables import baseline_losses, hellaswag_lines
 from gpt2_repro.typed_json import is_number
@@ -250,7 +250,7 @@ def _draw_reference(figure: Figure, run: Run) -> str:
     legend(axes)
     return (
         "Validation loss minus the middle of the range of three published llm.c runs, which use the same recipe and "
-        "the same data (gpt2_repro/references.yaml). Shaded: the range of these runs."
+        "the same data (gpt2_repro/evaluation/references.yaml). Shaded: the range of these runs."
         + (" Some points are outside the frame." if max(map(abs, differences)) > limit else "")
     )
 

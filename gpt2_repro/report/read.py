@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.checkpoint import suggest_run
-from gpt2_repro.comparison import Comparison
 from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.evaluation.comparison import Comparison
 from gpt2_repro.run_record import RunRecord, events
+from gpt2_repro.run_record.checkpoint import suggest_run
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, is_run
 from gpt2_repro.run_record.status import RunStatus

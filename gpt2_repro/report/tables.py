@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpt2_repro import comparison
-from gpt2_repro.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
+from gpt2_repro.evaluation import comparison
+from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.report.read import Row, Run, mapping, reading, values
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS
+from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.text import Cell, Table, count, duration
-from gpt2_repro.time_breakdown import breakdown
 
 
 OWN_TEXT = "validation text"  # label of the main validation set in a diagnosis

@@ -17,8 +17,8 @@ from gpt2_repro.manifest import MANIFEST, SPLITS
 from gpt2_repro.run_record import checkpoints, events, layout
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
+from gpt2_repro.run_record.time_breakdown import PARTS, STEPS, goodput
 from gpt2_repro.text import now
-from gpt2_repro.time_breakdown import PARTS, STEPS, goodput
 from gpt2_repro.typed_json import from_json
 
 

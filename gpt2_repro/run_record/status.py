@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 
 from gpt2_repro import IMPORTED
-from gpt2_repro.supervision import ENDED, SINCE, noted
-from gpt2_repro.time_breakdown import PARTS
+from gpt2_repro.run_record.supervision import ENDED, SINCE, noted
+from gpt2_repro.run_record.time_breakdown import PARTS
 from gpt2_repro.typed_json import from_json
 
 

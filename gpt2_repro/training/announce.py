@@ -15,7 +15,7 @@ from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.scale import measure
-from gpt2_repro.model_size import gpt2_parameters
+from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.arguments import PretrainingArguments
 

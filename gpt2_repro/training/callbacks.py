@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback
 
 from gpt2_repro.cli import Progress
+from gpt2_repro.evaluation.references import GPT2, HELLASWAG_ITEMS, compared, explained, verdict
 from gpt2_repro.model.compilation import Graph
 from gpt2_repro.model.document_mask import takes_lengths
-from gpt2_repro.references import GPT2, HELLASWAG_ITEMS, compared, explained, verdict
 from gpt2_repro.text import duration
 
 

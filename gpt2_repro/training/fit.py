@@ -14,15 +14,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from gpt2_repro import tokenization
 from gpt2_repro.errors import Diverged, RunFailed
+from gpt2_repro.evaluation.model_card import model_card
+from gpt2_repro.evaluation.references import explained
 from gpt2_repro.files import sync, write_whole
 from gpt2_repro.model.pretraining import plain_model
-from gpt2_repro.model_card import model_card
-from gpt2_repro.references import explained
 from gpt2_repro.run_record import checkpoints
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STAGING, STATUS
-from gpt2_repro.supervision import RUN, WENT_BACK, note
-from gpt2_repro.time_breakdown import breakdown_lines
+from gpt2_repro.run_record.supervision import RUN, WENT_BACK, note
+from gpt2_repro.run_record.time_breakdown import breakdown_lines
 from gpt2_repro.training import ranks
 from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_compilation
 from gpt2_repro.training.engine import build_whole, fp32_weights, shard_by_fsdp

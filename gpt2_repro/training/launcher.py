@@ -48,9 +48,9 @@ BLOCKS = {
 
 
 def choose_gloo_interface() -> None:
-    """Let gloo use the network interface of NCCL_SOCKET_IFNAME, unless GLOO_SOCKET_IFNAME is set.
+    """Let gloo use the network interface of NCCL_SOCKET_IFNAME.
 
-    gloo would use the interface of the host name, which does not lead to other machines in many containers.
+    By default, gloo uses the interface of the host name, which often does not lead to other machines in containers.
     """
     wanted = os.environ.get("NCCL_SOCKET_IFNAME", "")
     names = [name for _, name in socket.if_nameindex() if name.startswith(wanted.removeprefix("="))]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import process_seconds
-from gpt2_repro.time_breakdown import PARTS, STEPS
+from gpt2_repro.run_record.time_breakdown import PARTS, STEPS
 
 
 class Meter:

@@ -11,13 +11,13 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.recipe import values_of
 from gpt2_repro.run_record import RunRecord, checkpoints
-from gpt2_repro.supervision import RUN, note
+from gpt2_repro.run_record.checkpoint import resolve_checkpoint
+from gpt2_repro.run_record.supervision import RUN, note
 from gpt2_repro.training.arguments import TrainingRecipe, output_dir_of
 from gpt2_repro.training.resolve import resolve_arguments
 from gpt2_repro.training.resuming import choose_start, require_same_form, require_same_run, run_identity_of

@@ -12,7 +12,7 @@ from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launch
 from gpt2_repro.optim import OWN_OPTIMIZERS
 from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.recipe import values_of
-from gpt2_repro.supervision import WENT_BACK, noted
+from gpt2_repro.run_record.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import (
     PretrainingArguments,
     TrainingRecipe,

@@ -186,7 +186,7 @@ class CheckpointSaver:
         self.accelerator.wait_for_everyone()
 
     def wait_for(self, folder: Path) -> None:
-        """Wait until rank 0 has completed `folder`, and until this is visible on this machine."""
+        """Wait until rank 0 has completed `folder` and this machine sees it."""
         grows = growth(self.staging)
         while not (folder / checkpoints.MANIFEST).is_file():
             if grows():

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerControl
 
 from gpt2_repro.model.export import load_experts
-from gpt2_repro.model_size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
+from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule, follow
 from gpt2_repro.run_record import RunRecord, events

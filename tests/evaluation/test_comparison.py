@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gpt2_repro.comparison import ComparedModel, Comparison, Difference, Score, TaskDetails
 from gpt2_repro.evaluation.compare import compare
+from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, Difference, Score, TaskDetails
 from gpt2_repro.evaluation.output import comparison_markdown
 from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, TaskScores
 

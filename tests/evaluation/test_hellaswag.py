@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
+from gpt2_repro.evaluation.references import HELLASWAG_ITEMS
 from gpt2_repro.model.pretraining import make_pretraining
-from gpt2_repro.references import HELLASWAG_ITEMS
 from gpt2_repro.training.workload import HELLASWAG_TOKENS
 
 

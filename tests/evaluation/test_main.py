@@ -11,16 +11,15 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from gpt2_repro import model_card
-from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import __main__ as evaluation
-from gpt2_repro.evaluation import scoring
+from gpt2_repro.evaluation import model_card, scoring
 from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.arguments import EvaluationArguments, override_arguments, parse_options
 from gpt2_repro.evaluation.compare import DOCUMENTS, NUMBERS, PublishedNumber
 from gpt2_repro.evaluation.models import common_window
 from gpt2_repro.evaluation.output import default_output_dir
+from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 from gpt2_repro.run_record.checkpoints import seal
 
 

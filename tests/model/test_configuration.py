@@ -13,7 +13,7 @@ from gpt2_repro.model.arguments import ModelArguments, Overrides, follow_checkpo
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config, stock_model
 from gpt2_repro.model.scale import measure, scale_of
-from gpt2_repro.model_size import gpt2_scale
+from gpt2_repro.model.size import gpt2_scale
 
 
 LLAMA = "num_key_value_heads=2,intermediate_size=48,tie_word_embeddings=true"

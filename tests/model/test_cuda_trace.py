@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2_repro.model_size import flops_per_token, gpt2_parameters
+from gpt2_repro.model.size import flops_per_token, gpt2_parameters
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.training.arguments import load_recipe
 from tests.commands import ROOT

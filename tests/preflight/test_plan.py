@@ -9,7 +9,7 @@ import pytest
 
 from gpt2_repro.hardware import peak_flops
 from gpt2_repro.machine import estimate_memory
-from gpt2_repro.model_size import tokens_per_chunk
+from gpt2_repro.model.size import tokens_per_chunk
 from gpt2_repro.preflight.cost import (
     Workload,
     card_of,

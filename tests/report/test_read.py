@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.references import GPT2, baseline_of, published_loss
+from gpt2_repro.evaluation.references import GPT2, baseline_of, published_loss
 from gpt2_repro.report.read import points, read_run
 from gpt2_repro.report.tables import baseline_losses, count, hellaswag_lines
 from gpt2_repro.text import duration

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from gpt2_repro.checkpoint import resolve_checkpoint
-from gpt2_repro.comparison import Comparison
-from gpt2_repro.model_card import add_results
+from gpt2_repro.evaluation.comparison import Comparison
+from gpt2_repro.evaluation.model_card import add_results
 from gpt2_repro.optim.schedule import learning_rate_factor
+from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 from gpt2_repro.run_record.checkpoints import manifest_hash
 from gpt2_repro.run_record.environment import TrainingRecord
 

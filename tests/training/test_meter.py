@@ -8,7 +8,7 @@ from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import process_seconds
-from gpt2_repro.time_breakdown import PARTS, breakdown, goodput
+from gpt2_repro.run_record.time_breakdown import PARTS, breakdown, goodput
 from gpt2_repro.training.meter import Meter
 
 

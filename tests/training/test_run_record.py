@@ -21,7 +21,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import HOLDER, RunRecord, checkpoints, events, status
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds
-from gpt2_repro.supervision import ENDED, FOLDER, SINCE
+from gpt2_repro.run_record.supervision import ENDED, FOLDER, SINCE
 from gpt2_repro.training.resuming import require_same_run
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.documents import cut_passages, evenly, read_documents
-from gpt2_repro.hub import check_hub
+from gpt2_repro.hardware import check_hub
 from gpt2_repro.tokenization import encode, start_id
 
 

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from gpt2_repro import diagnose
-from gpt2_repro.comparison import DIAGNOSIS_TABLES
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.comparison import DIAGNOSIS_TABLES
 from gpt2_repro.evaluation.documents import cut_passages
 
 

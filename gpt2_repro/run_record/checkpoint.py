@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpt2_repro.errors import UserError, nearest
-from gpt2_repro.hub import check_hub
+from gpt2_repro.hardware import check_hub
 from gpt2_repro.manifest import SPLITS
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import complete_checkpoints, training_record
@@ -17,7 +17,7 @@ from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import FINAL, MANIFEST, RECIPE, checkpoints, is_run, step_of
 
 
-logger = logging.getLogger("gpt2_repro.checkpoint")
+logger = logging.getLogger("gpt2_repro.run_record.checkpoint")
 
 Form = Literal["training", "final", "folder", "hub"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from gpt2_repro.checkpoint import Checkpoint
-from gpt2_repro.comparison import Comparison, ComparisonRow
+from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow
 from gpt2_repro.files import write_whole
+from gpt2_repro.run_record.checkpoint import Checkpoint
 from gpt2_repro.run_record.checkpoints import training_record
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
