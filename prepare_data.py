@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.data.arguments import DataArguments, PreparationOptions, check_passed, name_folder
+from gpt2_repro.data.arguments import PreparationOptions, check_passed, name_folder
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
@@ -34,22 +34,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
 OPTIONS["num_proc"]["default"] = cpu_cores()
-# The options that --help lists, by heading. `--help all` lists every option.
-HELP = {
-    "Text": ("data_files", "source", "text_column", "sample_by", "max_tokens", "list_sources"),
-    "Tokens": ("tokenizer", "packing", "sequence_length", "separator"),
-    "Validation split": ("split", "validation_tokens", "validation_fraction", "validation_text", "validation_sets"),
-    "Folder": ("dataset_dir", "verify", "overwrite", "num_proc", "max_bad_documents"),
-}
 
 
 def main(argv: list[str]) -> None:
     """Run the command: prepare a folder, verify it, or print the list of sources."""
-    # Imported here because every worker process imports this file, and gpt2_repro.recipe imports transformers.
-    from gpt2_repro.recipe import Recipe, parse_recipe
+    # Imported here because every worker process imports this file, and gpt2_repro.config imports transformers.
+    from gpt2_repro.config import parse_recipe
+    from gpt2_repro.data.recipe import DataRecipe
 
-    recipe: Recipe[DataArguments, None, None, None]
-    recipe = parse_recipe(argv, data=DataArguments, description=__doc__, options=OPTIONS, groups=HELP)
+    recipe = parse_recipe(DataRecipe, argv, description=__doc__, options=OPTIONS)
     check_passed(recipe.data, recipe.typed)
     args, options = name_folder(recipe.data, recipe.typed), recipe.options
     preparation = PreparationOptions(

@@ -117,9 +117,9 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     from gpt2_repro.run_record import RunRecord
     from gpt2_repro.run_record.environment import Environment
     from gpt2_repro.training.arguments import load_recipe
-    from gpt2_repro.training.fit import add_callbacks
     from gpt2_repro.training.inputs import Inputs
-    from gpt2_repro.training.resolve import resolve_arguments
+    from gpt2_repro.training.run import add_callbacks
+    from gpt2_repro.training.settings import resolve_settings, to_training_arguments
     from gpt2_repro.training.trainer import PretrainingTrainer
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -141,7 +141,8 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
         "dataloader_num_workers": 2 if torch.cuda.is_available() else 0,
     }
     recipe = load_recipe([word for key, value in options.items() for word in (f"--{key}", str(value))])
-    args, plan = resolve_arguments(recipe)
+    settings, plan = resolve_settings(recipe)
+    args = to_training_arguments(settings, plan)
 
     class Watched(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:

@@ -43,8 +43,9 @@ class Bench:
     """Run the phases of the benchmark, and store their results in one folder."""
 
     def __init__(self, args: argparse.Namespace, extra: list[str]) -> None:
-        from gpt2_repro.data.arguments import DataArguments
         from gpt2_repro.recipe import own_fields
+
+        from gpt2_repro.data.arguments import DataArguments
         from gpt2_repro.training.arguments import load_recipe
 
         self.args, self.work = args, args.work.resolve()

@@ -1,7 +1,6 @@
 """Divide optimizer steps into micro-batches for all processes, without torch."""
 
 import dataclasses
-import itertools
 import math
 import re
 from typing import Literal
@@ -132,27 +131,16 @@ def plan_by_length(
     Raises UserError if a step could have fewer rows than forward passes.
     """
 
-    def accumulation(tokens: int, rows: int) -> int:
-        passes = passes_by_length(tokens, rows=rows, longest=longest, shortest=shortest)
-        return -(-passes // num_processes)
-
-    def fits(tokens: int, rows: int) -> bool:
-        return accumulation(tokens, rows) * num_processes <= tokens // longest
-
-    if not fits(tokens_per_step, micro_batch_size):
-        fewest = tokens_per_step // longest
-        larger = (size for size in range(micro_batch_size, fewest + 1) if fits(tokens_per_step, size))
-        more = (rows * longest for rows in range(fewest + 1, 8 * fewest + 100 * num_processes))
-        longer = (tokens for tokens in more if fits(tokens, micro_batch_size))
-        choices = [f"--per_device_train_batch_size {size}" for size in itertools.islice(larger, 1)]
-        choices += [f"--tokens_per_step {tokens}" for tokens in itertools.islice(longer, 1)]
-        fix = " or ".join(choices) or "--train_sampling_strategy random"
+    passes = passes_by_length(tokens_per_step, rows=micro_batch_size, longest=longest, shortest=shortest)
+    accumulation = -(-passes // num_processes)
+    if accumulation * num_processes > tokens_per_step // longest:
         raise UserError(
-            f"Rows differ in length, so a step of {tokens_per_step:,} tokens may have too few rows: each "
-            f"forward pass needs at least one. Pass {fix}."
+            f"A step of {tokens_per_step:,} tokens may have fewer rows than forward passes, because rows differ in length. "
+            "Pass a larger --tokens_per_step or --per_device_train_batch_size."
         )
-    passes = accumulation(tokens_per_step, micro_batch_size)
-    return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, passes, max_steps, by_length=True)
+    return BatchPlan(
+        tokens_per_step, longest, micro_batch_size, num_processes, accumulation, max_steps, by_length=True
+    )
 
 
 def extend_plan(

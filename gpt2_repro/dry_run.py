@@ -11,8 +11,7 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.training.arguments import TrainingRecipe, count_steps
-from gpt2_repro.training.sizing import epochs_of, fitting_rows, follow_data
-from gpt2_repro.training.workload import check_strategy, plan_run, workload_of
+from gpt2_repro.training.sizing import check_strategy, epochs_of, fitting_rows, follow_data, plan_run, workload_of
 
 
 def dry_run(requested: TrainingRecipe) -> None:

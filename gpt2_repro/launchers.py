@@ -69,7 +69,6 @@ LAUNCHERS = {
         Launcher("zero2", ZERO, "zero2.json"),
         Launcher("zero3", ZERO3, "zero3.json", whole_weights=False),
         Launcher("fsdp2", FSDP2, whole_weights=False),
-        Launcher("single_gpu", PLAIN),
         Launcher("zero1_multinode", ZERO, "zero1.json"),
     )
 }

@@ -26,7 +26,7 @@ from gpt2_repro.preflight.environment import Finding
 from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.text import duration, size
 from gpt2_repro.training.arguments import TrainingRecipe
-from gpt2_repro.training.workload import estimate_memory, plan_run
+from gpt2_repro.training.sizing import estimate_memory, plan_run
 
 
 REPOSITORY = Path(__file__).parents[1]

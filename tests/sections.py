@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.config import values_of as section_values
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.recipe import values_of as section_values
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, load_recipe
 
 

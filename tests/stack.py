@@ -15,7 +15,7 @@ import datasets  # noqa: E402
 import deepspeed  # noqa: E402
 
 import gpt2_repro.model.build  # noqa: E402
-import gpt2_repro.training.fit  # noqa: E402, F401
+import gpt2_repro.training.trainer  # noqa: E402, F401
 
 
 __all__ = ["accelerate", "datasets", "deepspeed", "gpt2_repro", "torch"]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from gpt2_repro.diff_recipe import Deviation, _group, compare_with_default, deviations
 
 import train as train_story
-from gpt2_repro.diff_recipe import Deviation, _group, compare_with_default, deviations
 from gpt2_repro.errors import UserError
 from gpt2_repro.training.sizing import follow_data
 from tests.sections import ROOT, parse_for_training

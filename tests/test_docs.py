@@ -115,7 +115,7 @@ SHOWN = [code.partition(" train.py") for page in PAGES for code in code_of(page)
 
 @pytest.mark.parametrize(
     "options",
-    [words for launcher, story, words in SHOWN if story and "single_gpu" not in launcher and "--use_cpu" not in words],
+    [words for launcher, story, words in SHOWN if story and "--use_cpu" not in words],
 )
 def test_every_training_that_is_shown_is_one_for_8_gpus(options: str) -> None:
     words = shlex.split(options)

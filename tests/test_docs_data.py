@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from gpt2_repro.recipe import parse_recipe
 
 import prepare_data
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.opening import SOURCE_NAMES, mixed, validation_sets
 from gpt2_repro.data.sources.presets import PRESETS, table
-from gpt2_repro.recipe import parse_recipe
 
 
 ROOT = Path(__file__).parents[1]

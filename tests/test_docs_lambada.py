@@ -5,11 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+from gpt2_repro.recipe import parse_recipe
 
 import prepare_data
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import form_of
-from gpt2_repro.recipe import parse_recipe
 from gpt2_repro.training.arguments import load_recipe
 
 

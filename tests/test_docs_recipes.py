@@ -7,12 +7,12 @@ import re
 import shlex
 
 import pytest
+from gpt2_repro.diff_recipe import deviations
+from gpt2_repro.recipe import Recipe, parse_recipe
 
 import prepare_data
 import train as train_script
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.diff_recipe import deviations
-from gpt2_repro.recipe import Recipe, parse_recipe
 from gpt2_repro.training.arguments import load_recipe
 from tests.sections import ROOT
 

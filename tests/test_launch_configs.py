@@ -11,7 +11,7 @@ from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.launchers import LAUNCHERS
-from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from tests.sections import RECIPES, ROOT, values_of
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import pytest
 import yaml
+from gpt2_repro.recipe import load_sections, parse_recipe
 
 import prepare_data
 import train
@@ -14,7 +15,6 @@ from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.cli import OTHER_NAMES
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.errors import UserError, nearest
-from gpt2_repro.recipe import load_sections, parse_recipe
 from gpt2_repro.training.arguments import TrainingSection
 from tests.sections import ROOT, SECTIONS
 

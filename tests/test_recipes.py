@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpt2_repro.recipe import own_fields, parse_recipe, read_section
 
 from gpt2_repro.data.arguments import DataArguments, default_folder
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
@@ -16,9 +17,8 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.preflight.__main__ import main as preflight
-from gpt2_repro.recipe import own_fields, parse_recipe, read_section
 from gpt2_repro.training.arguments import TrainingSection
-from gpt2_repro.training.workload import plan_run
+from gpt2_repro.training.sizing import plan_run
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_training, values_of
 
 

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.errors import UserError
@@ -29,6 +29,8 @@ def option(default: Any, help: str, **keywords: Any) -> Any:
 @dataclasses.dataclass
 class DataArguments:
     """Fields of the recipe section `data:`, which set the text, tokenizer and rows."""
+
+    _argument_group_name: ClassVar[str] = "section data of the recipe"
 
     source: str = option(
         "fineweb-10bt",
@@ -77,25 +79,15 @@ class DataArguments:
     max_tokens: TokenCount = option(TokenCount(0), "Stop after reading this many tokens of text; 0 means no limit.")
 
     def __post_init__(self) -> None:
-        if "" in self.data_files:
-            raise UserError("--data_files has an empty name. Is a shell variable unset? Pass a file or a folder.")
-        if "-" in self.data_files:
-            raise UserError(
-                "--data_files - (standard input) is not supported. Save the text in a file and pass this file."
-            )
         names = [expand(text).rstrip("/") or text for text in self.data_files]
         self.data_files = [re.sub(r"^(\./+)+(?=.)", "", name) for name in names]  # ./a.txt is a.txt
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
-            raise UserError(f"--min_length {self.min_length} needs --packing wrap. Pass both or remove --min_length.")
-        limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
-        for name, (least, most) in limits.items():
-            if not least <= getattr(self, name) <= most:
-                fix = f"For example, pass --{name} {getattr(type(self), name)}."
-                raise UserError(f"--{name} {getattr(self, name)} is not in the range {least} to {most}. {fix}")
+            raise UserError(f"--min_length {self.min_length} needs --packing wrap.")
+        if self.sequence_length < 1 or not 0 <= self.min_length <= self.sequence_length:
+            raise UserError("--sequence_length must be at least 1, and --min_length from 0 to --sequence_length.")
         if not 0 < self.validation_fraction < 1:
-            fix = "For example, pass --validation_fraction 0.01."
-            raise UserError(f"--validation_fraction {self.validation_fraction} is not between 0 and 1. {fix}")
+            raise UserError(f"--validation_fraction {self.validation_fraction} is not between 0 and 1.")
 
 
 def default_folder(data: DataArguments) -> str:
@@ -122,10 +114,8 @@ def check_passed(data: DataArguments, passed: Collection[str]) -> None:
     """Raise UserError if a passed option has no effect because of another option."""
     if {"source", "data_files"} <= set(passed):
         raise UserError("--source and --data_files both set the text. Pass only one of them.")
-    if "source_split" in passed and data.data_files:
-        raise UserError("--source_split selects a split of a Hub dataset. Remove it, or pass --source OWNER/NAME.")
     if "validation_fraction" in passed and data.split != "hash":
-        raise UserError("--validation_fraction needs --split hash. Add --split hash or use --validation_tokens.")
+        raise UserError("--validation_fraction needs --split hash.")
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
@@ -156,10 +146,5 @@ class PreparationOptions:
     overwrite: bool = option(False, "Replace an existing folder when the new folder is complete.", action="store_true")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_proc <= MOST_WORKERS:
-            raise UserError(
-                f"--num_proc {self.num_proc} is not in the range 1 to {MOST_WORKERS}. Example: --num_proc 2."
-            )
-        if self.max_bad_documents < 0:
-            fix = "For example, pass --max_bad_documents 10."
-            raise UserError(f"--max_bad_documents {self.max_bad_documents} is negative. {fix}")
+        if not 1 <= self.num_proc <= MOST_WORKERS or self.max_bad_documents < 0:
+            raise UserError(f"--num_proc must be from 1 to {MOST_WORKERS}, and --max_bad_documents at least 0.")

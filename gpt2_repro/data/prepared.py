@@ -243,7 +243,7 @@ def _recipe_of(manifest: Manifest) -> Path | None:
 
     Return None if no recipe has these settings.
     """
-    from gpt2_repro.recipe import DEFAULT, read_section
+    from gpt2_repro.config import DEFAULT, read_section
 
     for path in sorted(DEFAULT.parent.glob("*.yaml"), key=lambda path: path != DEFAULT):
         with contextlib.suppress(UserError):  # a recipe with a mistake

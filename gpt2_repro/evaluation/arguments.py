@@ -5,18 +5,21 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from transformers.hf_argparser import HfArg
 
 from gpt2_repro.cli import CommandParser, positive_count
+from gpt2_repro.config import Recipe, parse_recipe
 from gpt2_repro.errors import UserError
-from gpt2_repro.recipe import read_section
 from gpt2_repro.run_record.layout import RECIPE
 
 
 @dataclasses.dataclass
 class EvaluationArguments:
     """The recipe section `evaluation:`: which tasks, baseline and window to use."""
+
+    _argument_group_name: ClassVar[str] = "section evaluation of the recipe"
 
     tasks: list[str] = HfArg(
         default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
@@ -29,6 +32,13 @@ class EvaluationArguments:
     max_length: int = HfArg(
         default=1024, help="Window in tokens. The default is reduced if a model was trained on shorter rows."
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationRecipe(Recipe):
+    """A recipe of which only the section `evaluation:` is read."""
+
+    evaluation: EvaluationArguments
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
@@ -78,7 +88,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
 
 def arguments_of_run(run: Path | None) -> EvaluationArguments:
     """Return a run's recipe section `evaluation:`, or the defaults if `run` is None."""
-    return read_section(run / RECIPE, "evaluation", EvaluationArguments) if run else EvaluationArguments()
+    return parse_recipe(EvaluationRecipe, [str(run / RECIPE)]).evaluation if run else EvaluationArguments()
 
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:

@@ -3,10 +3,11 @@
 import dataclasses
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from transformers.hf_argparser import HfArg
 
+from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
@@ -17,28 +18,6 @@ GPT2 = "gpt2"
 SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size"}
 
 
-class Overrides(str):
-    """The value of --config_overrides as JSON: keys and values of a configuration.
-
-    Users can also pass `key=value,key=value`, which is converted to JSON.
-    """
-
-    def __new__(cls, text: str) -> "Overrides":
-        if not text.strip() or text.lstrip().startswith("{"):
-            values = json.loads(text or "{}")
-        else:
-            pairs = [part.split("=") for part in text.split(",")]
-            values = {key.strip(): _value(value.strip()) for key, value in pairs}
-        return super().__new__(cls, json.dumps(values, sort_keys=True) if values else "")
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 @dataclasses.dataclass
 class ModelArguments:
     """The recipe section `model:`: architecture, shape, attention and initial weights.
@@ -46,9 +25,11 @@ class ModelArguments:
     The defaults are the 124M GPT-2 of the paper, as trained by llm.c.
     """
 
+    _argument_group_name: ClassVar[str] = "section model of the recipe"
+
     model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(default="gpt2", help="Architecture, as in transformers.")
-    config_overrides: Overrides = HfArg(
-        default=Overrides(""),
+    config_overrides: JsonObject = HfArg(
+        default=JsonObject(""),
         help="Keys of the model's configuration that have no option. In a recipe: a mapping. On the command line: "
         "JSON or key=value,…",
     )
@@ -81,10 +62,6 @@ class ModelArguments:
             raise UserError("--n_layer, --n_head, --n_embd must be at least 0, --pad_vocab_to_multiple_of at least 1.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1. Example: --dropout 0.1.")
-        if self.init_from in ("scratch", "resume"):
-            raise UserError(
-                f"--init_from {self.init_from} works only in nanoGPT. Remove it: runs start or resume automatically."
-            )
 
 
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
@@ -116,7 +93,7 @@ def size_keys(model: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
     block = 4 * width**2 + 2 * width
     keys: dict[str, Any] = {"tie_word_embeddings": True}
     if model.model_type == "mixtral":
-        overrides = json.loads(model.config_overrides or "{}")
+        overrides = model.config_overrides.values
         in_all, experts = (
             value if isinstance(value := overrides.get(key), int) and value > 0 else default
             for key, default in (("num_local_experts", 8), ("num_experts_per_tok", 2))
@@ -164,7 +141,7 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
     # A config.json need not contain keys with the default value of transformers.
     keys = recorded_overrides({"model_type": model.model_type})
     keys = {key: config.get(key, value) for key, value in keys.items()}
-    overrides = Overrides(json.dumps(keys | json.loads(model.config_overrides or "{}")))
+    overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
     return dataclasses.replace(model, config_overrides=overrides)
 
 

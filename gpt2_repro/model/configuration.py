@@ -1,6 +1,5 @@
 """Build the transformers configuration and model of the recipe section `model:`."""
 
-import json
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ def build_config(
         # The same function as gelu_new, with one kernel instead of eight (transformers activations.py).
         values["activation_function"] = "gelu_pytorch_tanh"
     values |= size_keys(args, sequence_length=sequence_length)
-    config = _with_overrides(default, values, json.loads(args.config_overrides or "{}"))
+    config = _with_overrides(default, values, args.config_overrides.values)
     config.true_vocab_size = vocab_size
     return config
 

@@ -109,7 +109,7 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding], cards: int) -> tupl
     """
     from gpt2_repro import hardware, machine
     from gpt2_repro.preflight.cost import plan_on
-    from gpt2_repro.training.workload import workload_of
+    from gpt2_repro.training.sizing import workload_of
 
     options, training = recipe.options, recipe.training
     here = hardware.find_accelerator(use_cpu=training.use_cpu)

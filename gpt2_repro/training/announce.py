@@ -17,7 +17,7 @@ from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.scale import measure
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)

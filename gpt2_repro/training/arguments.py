@@ -1,47 +1,48 @@
-"""Define the fields of the recipe section `training:`, with llm.c's defaults."""
+"""Define the recipe section `training:`, with llm.c's defaults."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from transformers import TrainingArguments
-from transformers.training_args import OptimizerNames
-
 from gpt2_repro.batch_plan import SamplingStrategy, TokenCount
+from gpt2_repro.config import JsonObject, Recipe, parse_recipe
 from gpt2_repro.data.arguments import DataArguments, name_folder
-from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.files import expand
 from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
-from gpt2_repro.optim import OWN_OPTIMIZERS, Schedule
-from gpt2_repro.recipe import Recipe, parse_recipe
+from gpt2_repro.optim import Schedule
 
 
-_LAST_WEIGHTS = "final/ has the last weights. Remove it. The best checkpoint is kept with --keep_best_checkpoint"
-_PUSH_LATER = "train.py does not push to the Hub. Push final/ after the training"
-_LOSSES_ONLY = "validation computes losses only"
-# Valid ranges and the options they apply to. Checks that need several options or the machine are in other functions.
-RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
-    "more than 0": (lambda value: value > 0, ("adam_epsilon", "per_device_eval_batch_size", "logging_steps")),
-    "more than 0 and less than 1": (lambda value: 0 < value < 1, ("learning_rate",)),
-    "at least 0": (
-        lambda value: value >= 0,
-        (
-            *("tokens_per_step", "total_tokens", "epochs", "max_steps", "stop_at_step", "eval_steps", "ema_steps"),
-            *("per_device_train_batch_size", "max_grad_norm", "skip_loss_z", "skip_grad_z", "warmup_steps"),
-            *("hellaswag_steps", "sample_steps", "sample_tokens", "save_steps", "save_minutes", "keep_checkpoints"),
-            *("save_rolling_minutes", "keep_every_steps", "max_hours", "max_usd", "usd_per_hour"),
-        ),
-    ),
-    "from 0 to 256": (lambda value: 0 <= value <= 256, ("dataloader_num_workers",)),
-    "0 or from 10 to 1,000,000": (lambda value: value == 0 or 10 <= value <= 1e6, ("hang_timeout",)),
-    "from 0 to 10": (lambda value: 0 <= value <= 10, ("weight_decay",)),
-    "from 0 to 4294967295": (lambda value: 0 <= value < 2**32, ("seed",)),
-    "from 0 to 1": (lambda value: 0 <= value <= 1, ("final_learning_rate_fraction", "decay_fraction")),
-    "at least 0 and less than 1": (lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2", "muon_momentum")),
+# Fields of TrainingArguments that this project derives. `trainer:` cannot set them, nor the fields of the section.
+DERIVED = {
+    "the files in accelerate_configs/ set it": "deepspeed fsdp fsdp_config parallelism_config accelerator_config "
+    "local_rank",
+    "it follows from tokens_per_step, total_tokens and the data": "gradient_accumulation_steps num_train_epochs "
+    "auto_find_batch_size average_tokens_across_devices dataloader_drop_last dataloader_persistent_workers "
+    "dataloader_multiprocessing_context remove_unused_columns label_names length_column_name",
+    "checkpoints have other options (save_*, keep_*, resume_from)": "load_best_model_at_end metric_for_best_model "
+    "greater_is_better save_total_limit save_only_model save_on_each_node enable_jit_checkpoint ignore_data_skip "
+    "resume_from_checkpoint restore_callback_states_from_checkpoint",
+    "final/ is pushed after the training": "push_to_hub hub_model_id hub_strategy hub_token hub_private_repo "
+    "hub_always_push hub_revision",
+    "the loss is the plain negative log-likelihood": "label_smoothing_factor neftune_noise_alpha use_liger_kernel "
+    "liger_kernel_config prediction_loss_only include_for_metrics batch_eval_metrics eval_accumulation_steps "
+    "eval_do_concat_batches eval_use_gather_object include_num_input_tokens_seen debug",
+    "the section training has another field for it": "fp16 fp16_full_eval bf16_full_eval lr_scheduler_kwargs optim_args "
+    "gradient_checkpointing gradient_checkpointing_kwargs torch_compile_backend torch_compile_mode do_train do_eval "
+    "do_predict use_cache",
 }
-OPTIMIZERS = (*OWN_OPTIMIZERS, *(name.value for name in OptimizerNames))
+# Valid ranges. Checks that need several options or the machine are in other functions.
+AT_LEAST_0 = (
+    *("tokens_per_step", "total_tokens", "epochs", "max_steps", "stop_at_step", "eval_steps", "ema_steps"),
+    *("per_device_train_batch_size", "max_grad_norm", "skip_loss_z", "skip_grad_z", "warmup_steps", "max_usd"),
+    *("hellaswag_steps", "sample_steps", "sample_tokens", "save_steps", "save_minutes", "keep_checkpoints"),
+    *("save_rolling_minutes", "keep_every_steps", "max_hours", "usd_per_hour", "hang_timeout", "weight_decay", "seed"),
+)
+ABOVE_0 = ("adam_epsilon", "per_device_eval_batch_size", "logging_steps", "learning_rate")
+FRACTIONS = ("final_learning_rate_fraction", "decay_fraction", "adam_beta1", "adam_beta2", "muon_momentum")
 
 
 def _field(default: Any, help: str, **parsing: Any) -> Any:
@@ -53,8 +54,10 @@ def _switch(help: str) -> Any:
 
 
 @dataclasses.dataclass
-class TrainingSection(TrainingArguments):
+class TrainingSection:
     """The training settings, as written in the recipe and on the command line."""
+
+    _argument_group_name: ClassVar[str] = "section training of the recipe"
 
     output_dir: str | None = _field(None, "Run directory. (default: runs/ plus the name of the recipe or data folder)")
     tokens_per_step: TokenCount = _field(
@@ -77,10 +80,13 @@ class TrainingSection(TrainingArguments):
     optim: str = _field("adamw_torch_fused", "An optimizer of transformers, muon or mars (not under ZeRO-3 or FSDP).")
     muon_momentum: float = _field(0.95, "Momentum of Muon. Small steps can need less.")
     ema_steps: int = _field(0, "Also average the weights over about N steps; final/ is the average. 0: never.")
+    adam_beta1: float = _field(0.9, "AdamW's first beta.")
+    adam_epsilon: float = _field(1e-8, "AdamW's epsilon.")
     weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
     adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
     bf16: bool = _field(True, "Compute in bf16, with fp32 master weights. CPUs without bf16 instructions use fp32.")
+    use_cpu: bool = _field(False, "Train on the CPU.")
     accept_any_hardware: bool = _field(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
     eval_strategy: Literal["steps", "no"] = _field("steps", "steps: validate every eval_steps steps. no: never.")
     eval_steps: int = _field(
@@ -118,106 +124,54 @@ class TrainingSection(TrainingArguments):
         0.0, "Skip an update if its loss is N standard deviations above the mean of the last 128 losses. 0: never."
     )
     skip_grad_z: float = _field(0.0, "Apply the rule of --skip_loss_z to the gradient norm before clipping. 0: never.")
+    seed: int = _field(42, "Seed of the weights and of the order of rows.")
+    data_seed: int | None = _field(None, "Seed of the order of rows. (default: seed)")
     train_sampling_strategy: SamplingStrategy = _field("random", "Order of rows. group_by_length needs packing wrap.")
     dataloader_num_workers: int = _field(2, "Processes per device that load rows in advance.")
     torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
     activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
     ddp_find_unused_parameters: bool | None = _field(False, "Let DDP search for unused parameters. There are none.")
-    remove_unused_columns: bool = _field(False, "Must be False, because the collator reads the rows itself.")
-
-    refused: ClassVar[dict[str, str]] = {
-        "gradient_accumulation_steps": "it is derived from tokens_per_step. Pass --tokens_per_step",
-        "num_train_epochs": "other options set the length of a run. Pass --epochs, --total_tokens or --max_steps",
-        "deepspeed": "the launcher starts it. Run accelerate launch --config_file accelerate_configs/zero1.yaml",
-        "fsdp": "the launcher starts it. Run accelerate launch --config_file accelerate_configs/fsdp2.yaml",
-        "fsdp_config": "the launcher's config file sets the sharding",
-        "parallelism_config": "the launcher's config file sets the parallelism",
-        "accelerator_config": "its values are fixed: no dispatch_batches, no split_batches, and non_blocking copies",
-        "auto_find_batch_size": "it changes the tokens per step. Run python -m gpt2_repro.preflight to find a size",
-        "enable_jit_checkpoint": "it saves the wrong step under DeepSpeed and deadlocks on several ranks",
-        **dict.fromkeys(("load_best_model_at_end", "metric_for_best_model", "greater_is_better"), _LAST_WEIGHTS),
-        "save_total_limit": "it also counts incomplete checkpoints. Pass --keep_checkpoints",
-        "save_only_model": "checkpoints can always be resumed. final/ contains the model only",
-        "save_on_each_node": "only rank 0 writes the manifest that completes a checkpoint",
-        "hub_token": "it would be written into every checkpoint. Set HF_TOKEN in the environment",
-        **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_strategy"), _PUSH_LATER),
-        **dict.fromkeys(("hub_private_repo", "hub_always_push", "hub_revision"), _PUSH_LATER),
-        **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), "Liger has no GPT-2 patch"),
-        "debug": "its checks are for other models. Updates that are not finite are always skipped",
-        "remove_unused_columns": "the collator reads the rows itself",
-        "fp16": "training uses bf16. Pass --no_bf16 for fp32",
-        **dict.fromkeys(("fp16_full_eval", "bf16_full_eval"), "validation uses the precision of training"),
-        "lr_scheduler_kwargs": "each setting is an option. Pass --final_learning_rate_fraction or --decay_fraction",
-        "label_smoothing_factor": "the logged loss must be the plain negative log-likelihood",
-        "neftune_noise_alpha": "it is a fine-tuning technique that changes the loss",
-        "label_names": "the collator sets the names of the labels",
-        "length_column_name": "the lengths are read from the rows",
-        **dict.fromkeys(("prediction_loss_only", "include_for_metrics", "batch_eval_metrics"), _LOSSES_ONLY),
-        **dict.fromkeys(("eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"), _LOSSES_ONLY),
-        "average_tokens_across_devices": "the loss is always the mean over the tokens of all devices",
-        "include_num_input_tokens_seen": "target tokens are logged. Counting inputs adds a host sync per micro-batch",
-        "optim_args": "each setting is an option. Pass --adam_beta1, --adam_beta2, --adam_epsilon or --muon_momentum",
-        "local_rank": "the launchers `deepspeed` and torch.distributed.launch add it. Launch with torchrun, or with "
-        "accelerate launch --config_file accelerate_configs/zero1.yaml",
-        "resume_from_checkpoint": "resuming is automatic. Run the same command, or pass --resume_from checkpoint-N",
-        "ignore_data_skip": "a resumed run never repeats rows",
-        "restore_callback_states_from_checkpoint": "resuming is automatic. Run the same command again",
-        "dataloader_multiprocessing_context": "the workers start with torch's default method",
-        "dataloader_drop_last": "the sampler drops the rows that do not fill a step",
-        "torch_compile_backend": "the loss is compiled by inductor",
-        "torch_compile_mode": "the loss is compiled by inductor in its default mode",
-        "dataloader_persistent_workers": "the workers always run until the end of the run",
-        "do_train": "train.py always trains. Omit it",
-        "do_eval": "--eval_steps turns validation on or off. Pass --eval_steps, with 0 for never",
-        "do_predict": "train.py does not generate text. Run python -m gpt2_repro.generate RUN",
-        "gradient_checkpointing": "it has another name here. Pass --activation_checkpointing",
-        "gradient_checkpointing_kwargs": "it has another name here. Pass --activation_checkpointing_kwargs",
-        "use_cache": "it is off during training and on in final/",
-    }
+    ddp_backend: str | None = _field(None, "Backend of torch.distributed, such as gloo.")
+    report_to: list[str] = dataclasses.field(
+        default_factory=list, metadata={"help": "Tracking services, such as wandb, tensorboard, trackio or mlflow."}
+    )
+    run_name: str | None = _field(
+        None, "Name of the run for tracking services. (default: the recipe and its overrides)"
+    )
+    disable_tqdm: bool = _field(False, "Print no progress bar.")
+    trainer: JsonObject = _field(
+        JsonObject(""),
+        "Other fields of transformers.TrainingArguments. In a recipe: a mapping. On the command line: JSON or key=value,…",
+    )
 
     def __post_init__(self) -> None:
         """Raise UserError if a value is out of its range."""
-        # TrainingArguments.__post_init__ is not called, because it derives values and starts the process group.
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for text, (holds, names) in RANGES.items():
+        tests = {"at least 0": AT_LEAST_0, "above 0": ABOVE_0, "from 0 to 1": FRACTIONS}
+        for text, names in tests.items():
             for name in names:
-                if not holds(value := getattr(self, name)):
-                    example = abs(value) if value < 0 and holds(abs(value)) else defaults[name]
-                    raise UserError(f"--{name} {value} must be {text}, such as --{name} {example}.")
-        if self.optim not in OPTIMIZERS:
-            raise UserError(f"Unknown --optim {self.optim}. {did_you_mean(self.optim, OPTIMIZERS)}")
+                value = getattr(self, name)
+                # Infinity and NaN fail each test.
+                if not (value > 0 if names is ABOVE_0 else 0 <= value <= (1 if names is FRACTIONS else 1e18)):
+                    raise UserError(f"--{name} {value} must be {text}.")
+        if self.learning_rate >= 1:
+            raise UserError(f"--learning_rate {self.learning_rate} must be less than 1.")
         if not self.eval_steps:
             self.eval_strategy = "no"
+        reasons = {name: reason for reason, names in DERIVED.items() for name in names.split()}
+        reasons |= dict.fromkeys(self.__dataclass_fields__, "it is a field of the section training")
+        for name in self.trainer.values:
+            if name in reasons:
+                raise UserError(f"trainer cannot set {name}: {reasons[name]}.")
 
 
-class PretrainingArguments(TrainingSection):
-    """The training arguments of one process, with all derived values.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingRecipe(Recipe):
+    """A recipe for train.py."""
 
-    `resolve.resolve_arguments` creates the instance.
-    """
-
-    def __post_init__(self) -> None:
-        # model/compilation.py compiles the loss function. Trainer would compile the DDP or DeepSpeed wrapper.
-        self.compile_loss, self.torch_compile = bool(self.torch_compile), False
-        # transformers rejects optimizers and schedules that it does not have. The Trainer subclass builds them.
-        optim, self.optim = self.optim, "adamw_torch_fused" if self.optim in OWN_OPTIMIZERS else self.optim
-        schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
-        TrainingArguments.__post_init__(self)
-        self.optim = optim if optim in OWN_OPTIMIZERS else self.optim
-        self.lr_scheduler_type = schedule
-
-    @property
-    def last_step(self) -> int:
-        """The last optimizer step: max_steps, or stop_at_step if set and earlier."""
-        return min(self.stop_at_step or self.max_steps, self.max_steps)
-
-    @property
-    def compiles_one_row(self) -> bool:
-        """Whether the compiled loss gets batches of one row in training or validation."""
-        return self.compile_loss and 1 in (self.per_device_train_batch_size, self.per_device_eval_batch_size)
-
-
-TrainingRecipe = Recipe[DataArguments, ModelArguments, TrainingSection, EvaluationArguments]
+    data: DataArguments
+    model: ModelArguments
+    training: TrainingSection
+    evaluation: EvaluationArguments
 
 
 def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
@@ -231,15 +185,7 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
 
     Raises UserError for mistakes that can be found without reading the data or checking the hardware.
     """
-    recipe = parse_recipe(
-        argv,
-        data=DataArguments,
-        model=ModelArguments,
-        training=TrainingSection,
-        evaluation=EvaluationArguments,
-        offered=("data", "model", "training"),
-        **parsing,
-    )
+    recipe = parse_recipe(TrainingRecipe, argv, **parsing)
     check_warmup(recipe.training, recipe.typed)
     data = name_folder(recipe.data, recipe.typed)
     model = follow_checkpoint(recipe.model, recipe.stated)

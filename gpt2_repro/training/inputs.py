@@ -18,7 +18,7 @@ from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.tokenization import start_ids
 from gpt2_repro.training import ranks
-from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from transformers import PreTrainedModel
 from gpt2_repro.optim import MARS, OWN_OPTIMIZERS
 from gpt2_repro.optim.mars import MarsAdamW
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
-from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import let_zero_use
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:

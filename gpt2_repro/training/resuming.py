@@ -1,6 +1,5 @@
 """Choose the checkpoint to resume from, and check that the run can be resumed."""
 
-import copy
 import dataclasses
 import json
 import logging
@@ -12,20 +11,16 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import torch
-from accelerate.utils import broadcast_object_list
-
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
+from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import Manifest
-from gpt2_repro.model.arguments import Overrides, recorded_overrides
+from gpt2_repro.model.arguments import recorded_overrides
 from gpt2_repro.run_record import RunRecord, checkpoints, events, layout
-from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.when import validates_at_start
+from gpt2_repro.training.arguments import TrainingSection
 
 
 logger = logging.getLogger(__name__)
@@ -45,6 +40,7 @@ OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"
 # Options that earlier checkpoints do not have, with their defaults. A default is not recorded.
 NEWER = {"ema_steps": 0, "muon_momentum": 0.95}
 ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
+TRAJECTORY = (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER, *NEWER)  # fields of the section that change a run
 # Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The other fields determine the shapes or
 # the optimizer state of the checkpoint. tokens_per_step determines the position in the data, which is counted in
 # steps.
@@ -56,12 +52,18 @@ class Start:
     """The checkpoint from which a run resumes, or the start at step 0.
 
     Args:
+        plan: the batch plan, including the steps of the extensions.
+        extensions: all extensions of the run. Each is a list of two steps: its start, and the new last step of the run.
+        is_finished: whether the run is complete, so that nothing is left to do.
         checkpoint: the folder of the checkpoint. None: start at step 0.
         manifest: the manifest of the checkpoint, or {} without a checkpoint.
         is_validated: whether metrics.jsonl has the validation at the step of the checkpoint.
         remarks: one message for each checkpoint that was skipped, with the reason.
     """
 
+    plan: BatchPlan
+    extensions: list[list[int]] = dataclasses.field(default_factory=list)
+    is_finished: bool = False
     checkpoint: Path | None = None
     manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_validated: bool = False
@@ -73,46 +75,67 @@ class Start:
         return 0 if self.checkpoint is None else layout.step_of(self.checkpoint)
 
 
-def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
-    """Find the checkpoint to resume from.
+def choose_start(run: RunRecord, settings: TrainingSection, plan: BatchPlan, identity: dict[str, Any]) -> Start:
+    """Choose the checkpoint to start from, and extend the run if --extend_to is set.
 
-    This is a collective: call it on all ranks. A run without checkpoints starts at step 0.
+    Call this on rank 0 only. The run directory is locked, if it exists.
 
     Args:
-        name: the name or path of the checkpoint. If it is empty, the newest complete checkpoint is used.
-        main_process: whether this process is rank 0.
+        identity: the result of `run_identity_of`.
 
-    Raises UserError on all ranks if the named checkpoint is missing or damaged, if all checkpoints are damaged, or if
-    loading the checkpoint could run code.
+    Raises UserError if the run directory is in use, belongs to another run, has only damaged checkpoints or a final/
+    without a checkpoint, or if loading the checkpoint could run code.
     """
-    # Only rank 0 reads the run directory, because other ranks may see a different state of the file system.
-    found: list[Start | UserError | None] = [None]
-    if main_process:
-        try:
-            found = [_look(run, name)]
-        except UserError as error:
-            found = [error]
-    (start,) = broadcast_object_list(found)
-    if isinstance(start, UserError):
-        raise start
-    return start
+    run.check_owner()
+    if saved := run.environment().run_identity:
+        require_same_run(saved, identity, where=run.path, allow_change=settings.allow_resume_change)
+    if 0 < settings.extend_to < plan.total_tokens:
+        raise UserError(f"--extend_to {settings.extend_to} is less than the {plan.total_tokens} tokens of the run.")
+    steps = settings.extend_to // plan.tokens_per_step or plan.max_steps
+    if not settings.resume_from and run.is_finished(steps):
+        return Start(plan, is_finished=True)
+    if run.path.is_dir():
+        run.lock()  # a new run directory is locked later, by RunRecord.claim
+    checkpoint, skipped = checkpoints.newest_complete(run.path) if not settings.resume_from else (None, [])
+    if settings.resume_from:
+        checkpoint = checkpoints.named(run.path, settings.resume_from)
+    if checkpoint is None:
+        _require_no_result(run, skipped)
+        return Start(*extend_plan(plan, settings.extend_to, extensions=[], step=0))
+    manifest = checkpoints.read_manifest(checkpoint)
+    if "run_identity" not in manifest:
+        raise UserError(f"{checkpoint} was written by an earlier version of train.py. Pass another --output_dir.")
+    saved, step = manifest["run_identity"], layout.step_of(checkpoint)
+    plan, extensions = extend_plan(plan, settings.extend_to, extensions=saved.get("extensions", []), step=step)
+    by = launcher_of_checkpoint(manifest["files"])
+    if by.form != current_launcher().form:
+        fix = f"Launch with --config_file {by.config} or pass another --output_dir."
+        raise UserError(f"{checkpoint} was written {by.form.words}, so a run with this launcher cannot load it. {fix}")
+    if by.deepspeed_json and saved.get("bf16") != identity.get("bf16"):
+        fix = f"Pass --bf16 {str(bool(saved.get('bf16'))).lower()} or a new --output_dir."
+        raise UserError(f"DeepSpeed cannot change the precision of {checkpoint}. {fix}")
+    require_same_run(saved, identity, where=checkpoint, allow_change=settings.allow_resume_change)
+    if step > plan.max_steps:
+        raise UserError(
+            f"{checkpoint} is beyond the last step of the run ({plan.max_steps}). Pass a larger --max_steps."
+        )
+    refuse_code(checkpoint, manifest["files"])
+    is_validated = bool(events.validation_losses(run.metrics, step))
+    return Start(plan, extensions, False, checkpoint, manifest, is_validated, tuple(skipped))
 
 
-def _look(run: Path, name: str) -> Start:
-    chosen, skipped = (checkpoints.named(run, name), []) if name else checkpoints.newest_complete(run)
-    if chosen is None and skipped:
+def _require_no_result(run: RunRecord, skipped: list[str]) -> None:
+    """Raise UserError if a run without a complete checkpoint cannot start at step 0."""
+    if skipped:
         raise UserError(
             f"All checkpoints are incomplete or damaged ({'; '.join(skipped)}). Move these checkpoints out of the run "
             "directory, or pass another --output_dir."
         )
-    if chosen is None:
-        return Start()
-    manifest = checkpoints.read_manifest(chosen)
-    if "run_identity" not in manifest:
-        raise UserError(f"{chosen} was written by an earlier version of train.py. Pass another --output_dir.")
-    refuse_code(chosen, manifest["files"])
-    is_validated = bool(events.validation_losses(run / layout.METRICS, layout.step_of(chosen)))
-    return Start(chosen, manifest, is_validated, tuple(skipped))
+    if run.final.exists():
+        reason = f"is damaged ({defect})" if (defect := run.final_defect()) else "has no checkpoint to continue from"
+        raise UserError(f"{run.final} {reason}. Pass another --output_dir.")
+    if reached := run.status().step:
+        logger.warning("%s had reached step %d without a checkpoint. Training starts again.", run.path, reached)
 
 
 def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
@@ -123,6 +146,8 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     Args:
         files: the paths of the files that the manifest of the checkpoint lists.
     """
+    import torch
+
     tag = f"global_step{layout.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
         if path.name.startswith(checkpoints.SILLY_RENAME):
@@ -147,71 +172,6 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
             raise UserError(
                 f"Loading {path} could run code ({', '.join(sorted(named))}). Resume from another checkpoint."
             )
-
-
-def choose_start(
-    run: RunRecord, args: PretrainingArguments, plan: BatchPlan, run_identity: dict[str, Any]
-) -> tuple[Start, PretrainingArguments, BatchPlan, list[list[int]]]:
-    """Choose the checkpoint to start from, and extend the run if --extend_to is set.
-
-    This is a collective: call it on all ranks. Rank 0 locks the run directory, if the directory exists.
-
-    Returns four values: the start, a copy of `args`, the batch plan, and the list of all extensions of the run. The
-    copy and the batch plan include the steps of the extensions. Each extension is a list of two steps: the step at
-    which the extension starts, and the new last step of the run.
-
-    Raises UserError if the checkpoint does not fit the settings or the launcher, or if there is a final/ but no
-    checkpoint.
-    """
-    main_process = args.process_index == 0
-    if main_process and run.path.is_dir():
-        run.lock()  # a new run directory is locked later, by RunRecord.claim
-    start = find_start(run.path, name=args.resume_from, main_process=main_process)
-    extensions = start.manifest.get("run_identity", {}).get("extensions", [])
-    plan, extensions = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
-    args = copy.copy(args)
-    args.max_steps = plan.max_steps
-    args.eval_on_start = validates_at_start(args, start.step, is_validated=start.is_validated)
-    if start.checkpoint is None:
-        if run.final.exists():
-            if defect := run.final_defect():
-                fix = "Replace this folder with an undamaged copy, or pass another --output_dir."
-                raise UserError(f"{run.final} is damaged ({defect}). {fix}")
-            raise UserError(
-                f"{run.path} is complete, and has no checkpoint to continue from. Pass another --output_dir."
-            )
-        if main_process and (reached := run.status().step):
-            logger.warning(
-                "%s had reached step %d, but it has no checkpoint. Training starts again at step 0.", run.path, reached
-            )
-        return start, args, plan, extensions
-    saved, where = start.manifest["run_identity"], start.checkpoint
-    by = launcher_of_checkpoint(start.manifest["files"])
-    if by.deepspeed_json and saved.get("bf16") != run_identity.get("bf16"):
-        fix = f"Pass --bf16 {str(bool(saved.get('bf16'))).lower()} or a new --output_dir."
-        raise UserError(f"DeepSpeed cannot change the precision of {where}. {fix}")
-    require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
-    if start.step > plan.max_steps:
-        raise UserError(
-            f"{where} is beyond the last step of the run (--max_steps {plan.max_steps}). Pass a larger --max_steps, or "
-            "an earlier checkpoint as --resume_from."
-        )
-    require_same_form(where, start.manifest["files"])
-    return start, args, plan, extensions
-
-
-def require_same_form(checkpoint: Path, files: Collection[str]) -> None:
-    """Raise UserError if the current launcher uses another checkpoint format.
-
-    For example, a run with DeepSpeed cannot load a checkpoint of FSDP2.
-
-    Args:
-        files: the paths of the files that the manifest of the checkpoint lists.
-    """
-    by = launcher_of_checkpoint(files)
-    if by.form != current_launcher().form:
-        fix = f"Launch with --config_file {by.config} or pass another --output_dir."
-        raise UserError(f"{checkpoint} was written {by.form.words}, so a run with this launcher cannot load it. {fix}")
 
 
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
@@ -269,7 +229,7 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
 
 
 def run_identity_of(
-    args: PretrainingArguments | SimpleNamespace, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
+    settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the identity of a run: the settings that must not change on a resume.
 
@@ -282,10 +242,10 @@ def run_identity_of(
         "sequence_length": plan.sequence_length,
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
-        "bf16": args.bf16,
+        "bf16": settings.bf16,
         **{key: value for key, value in model.items() if key != "attn_implementation"},
-        **{name: getattr(args, name) for name in (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER)},
-        **{name: getattr(args, name) for name, default in NEWER.items() if getattr(args, name) != default},
+        **{name: getattr(settings, name) for name in (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER)},
+        **{name: getattr(settings, name) for name, default in NEWER.items() if getattr(settings, name) != default},
     }
 
 
@@ -302,7 +262,7 @@ def require_same_run(
     """
     saved, asked = NEWER | dict(saved), NEWER | json.loads(json.dumps(asked))
     if "config_overrides" in saved:
-        saved["config_overrides"] = Overrides(json.dumps(recorded_overrides(saved)))
+        saved["config_overrides"] = JsonObject(json.dumps(recorded_overrides(saved)))
     # Extensions are determined by --extend_to and the checkpoint.
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:

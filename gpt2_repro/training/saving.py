@@ -24,8 +24,8 @@ from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import checkpoints, writer
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path
 from gpt2_repro.training import ranks
-from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.hashing import StagingMemory, hashed_saves
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)

@@ -26,11 +26,11 @@ from gpt2_repro.optim.schedule import build_schedule, follow
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
-from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.optimization import own_optimizer
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.when import StepControl, Watchdog

@@ -13,8 +13,8 @@ from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.evaluation.hellaswag import HellaSwag
-from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.inputs import Inputs
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.when import NOTHING, StepControl
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from transformers import DefaultFlowCallback, TrainerCallback
 
 from gpt2_repro.training import ranks
-from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.launcher import LAUNCHER_DIED
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import load_from_disk
+from gpt2_repro.recipe import read_section
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
-from gpt2_repro.recipe import read_section
 from tests.commands import ROOT
 
 

@@ -91,8 +91,8 @@ def inject(fault: str) -> None:
 
 
 if __name__ == "__main__":
-    import gpt2_repro.training.fit as fit_module
+    import gpt2_repro.training.run as run_module
 
-    original_fit = fit_module.fit
-    fit_module.fit = lambda *args: (inject(os.environ["FAULT"]), original_fit(*args))[1]
+    original_fit = run_module.fit
+    run_module.fit = lambda *args: (inject(os.environ["FAULT"]), original_fit(*args))[1]
     cli.run(train.main)

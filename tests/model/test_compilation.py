@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from gpt2_repro.config import JsonObject as Overrides
 from gpt2_repro.model import compilation
-from gpt2_repro.model.arguments import ModelArguments, Overrides
+from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.compilation import Graph, compile_loss, describe_graph
 from gpt2_repro.model.configuration import build_config

@@ -8,8 +8,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, MixtralConfig, PreTrainedModel
 
+from gpt2_repro.config import JsonObject as Overrides
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.arguments import ModelArguments, Overrides, follow_checkpoint, size_keys
+from gpt2_repro.model.arguments import ModelArguments, follow_checkpoint, size_keys
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config, stock_model
 from gpt2_repro.model.scale import measure, scale_of

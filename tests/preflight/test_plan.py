@@ -22,7 +22,7 @@ from gpt2_repro.preflight.cost import (
     ranking,
 )
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
-from gpt2_repro.training.workload import workload_of
+from gpt2_repro.training.sizing import workload_of
 from tests.sections import parse_for_training
 
 

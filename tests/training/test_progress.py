@@ -10,9 +10,7 @@ from transformers import TrainerControl, TrainerState
 
 from gpt2_repro import cli
 from gpt2_repro.model.compilation import Graph
-from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.callbacks import ProgressBar, check_graphs, format_event
-from gpt2_repro.training.fit import judge
 
 
 @pytest.mark.parametrize(("reference", "bands"), [("llm.c", ["", "✗ above", "✗ above", "✓"]), (None, [""] * 4)])
@@ -43,14 +41,6 @@ def test_training_line_shows_all_values() -> None:
     for told in ("524,288,000", "4.3170", "6.00e-04", "0.421", "1,590,000", "54.5%", "0.3%", "$1.30", "1 h 38 min"):
         assert told in line
     assert format_event({"samples": 3}) == "" and "left" not in format_event(event)
-
-
-def test_run_ends_with_a_verdict(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    for reference, told in (("llm.c", 1), (None, 1)):
-        losses = {"eval_loss": 4.331, "step": 1000}
-        judge(types.SimpleNamespace(eval_losses=losses, environment=Environment(reference=reference)))
-        assert len(caplog.records) == told
 
 
 GOOD = Graph(training=True, causal=12, masked=0, logits=False)

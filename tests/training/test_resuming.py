@@ -4,7 +4,7 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,17 +16,13 @@ from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import publish, seal
 from gpt2_repro.training import resuming
-from gpt2_repro.training.resuming import choose_start, find_start, refuse_code
+from gpt2_repro.training.arguments import TrainingSection
+from gpt2_repro.training.resuming import choose_start, refuse_code
 
 
 PLAN = plan_batches(tokens_per_step=100, sequence_length=10, micro_batch_size=10, num_processes=1, max_steps=8)
 TRAJECTORY = {"seed": 1, "max_steps": 8}
 SHARD = "zero_pp_rank_0_mp_rank_00_optim_states"
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "broadcast_object_list", lambda objects: objects)
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ def test_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypa
     # The manifest is valid, because an attacker can also create a valid manifest.
     bad = save(8, **{SHARD: {"m": torch.ones(3), "more": Malicious()}})
     with pytest.raises(UserError, match=rf"checkpoint-8/{SHARD}.pt .*(posix|os).system"):
-        find_start(tmp_path)
+        start_of(tmp_path)
     assert not (tmp_path / "malicious").exists()
     torch.load(bad / f"{SHARD}.pt", weights_only=False)  # DeepSpeed loads it in this way
     assert (tmp_path / "malicious").exists()
@@ -99,17 +95,13 @@ def test_checkpoint_with_dangerous_files_is_refused(name: str, attack, tmp_path:
         refuse_code(checkpoint, files if name == "foreign" else files | {name})
 
 
-def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, **asked: object):
-    args = SimpleNamespace(resume_from="", process_index=0, extend_to=0, allow_resume_change=False)
-    vars(args).update(eval_steps=4, last_step=8, eval_strategy="steps", eval_on_start=True, **asked)
-    record = RunRecord(tmp_path)
+def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, **options: Any):
     with (
         mock.patch.object(resuming, "current_launcher", lambda: LAUNCHERS[launcher]),
         mock.patch.object(RunRecord, "lock"),  # the exception that pytest keeps would keep the lock
     ):
-        start, own, plan, extensions = choose_start(record, args, PLAN, dict(run_identity))
-    assert not hasattr(args, "max_steps") and own.max_steps == plan.max_steps  # the caller's arguments do not change
-    return start.step, plan.max_steps, extensions
+        start = choose_start(RunRecord(tmp_path), TrainingSection(**options), PLAN, dict(run_identity))
+    return start.step, start.plan.max_steps, start.extensions
 
 
 def refused(match: str, *args, **asked) -> None:
@@ -119,7 +111,7 @@ def refused(match: str, *args, **asked) -> None:
 
 def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path, caplog) -> None:
     assert start_of(tmp_path) == (0, 8, []) and not caplog.messages
-    (tmp_path / "run_status.json").write_text('{"step": 7}', encoding="utf-8")
+    (tmp_path / "run_status.json").write_text('{"step": 7, "state": "stopped"}', encoding="utf-8")
     assert start_of(tmp_path) == (0, 8, []) and "step 7" in caplog.text  # its checkpoints were deleted
     save(2)
     (save(4) / "optimizer.pt").unlink()
@@ -134,7 +126,7 @@ def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path, caplo
     refused("checkpoint-6 .*--output_dir", tmp_path)
     refused("checkpoint-3", tmp_path, resume_from="checkpoint-3")
     save(9)
-    refused("--max_steps 8", tmp_path, allow_resume_change=True)
+    refused("--max_steps", tmp_path, allow_resume_change=True)
 
 
 def test_run_can_be_extended_repeatedly(save, tmp_path: Path) -> None:

@@ -1,0 +1,223 @@
+"""Read a recipe and a command line, and return one dataclass instance per section.
+
+A recipe is a YAML file with the sections data, model, training and evaluation. Its values become the defaults of an
+HfArgumentParser, which then parses the command line.
+"""
+
+import argparse
+import dataclasses
+import json
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from transformers.hf_argparser import HfArgumentParser
+
+from gpt2_repro.cli import OneLineErrors
+from gpt2_repro.errors import UserError, did_you_mean, in_a_line
+
+
+DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is passed
+SECTIONS = ("data", "model", "training", "evaluation")
+PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # not in the title
+
+R = TypeVar("R", bound="Recipe")
+
+
+class JsonObject(str):
+    """A JSON object as text, with sorted keys. `key=value,key=value` is accepted too. "" is the empty object."""
+
+    def __new__(cls, text: str) -> "JsonObject":
+        if not text.strip() or text.lstrip().startswith("{"):
+            values = json.loads(text or "{}")
+        else:
+            pairs = [part.split("=") for part in text.split(",")]
+            values = {key.strip(): cls._value(value.strip()) for key, value in pairs}
+        return super().__new__(cls, json.dumps(values, sort_keys=True) if values else "")
+
+    @staticmethod
+    def _value(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The object's keys and values."""
+        return json.loads(self or "{}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A recipe with the overrides of the command line.
+
+    Subclasses have a field for each section that a command uses, annotated with the dataclass of the section.
+
+    Attributes:
+        typed: names of the fields and options on the command line.
+        stated: names of the fields on the command line or in the file.
+        options: the options that are not fields of a recipe.
+        written: the sections as written in the file, without defaults and overrides.
+    """
+
+    path: Path
+    typed: frozenset[str]
+    stated: frozenset[str]
+    options: argparse.Namespace
+    written: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """The sections that the command uses, by name."""
+        return {name: getattr(self, name) for name in SECTIONS if hasattr(self, name)}
+
+    @property
+    def title(self) -> str:
+        """The name of the recipe and the overrides, such as `gpt2_124m seed=43`."""
+        values = {key: value for section in self.sections.values() for key, value in values_of(section).items()}
+        typed = [f"{key}={values[key]}" for key in sorted(self.typed & values.keys()) if key not in PLACES]
+        return " ".join([self.path.stem, *typed])
+
+    def to_yaml(self) -> str:
+        """Return the resolved recipe as YAML text, which is a valid recipe."""
+        shown = {
+            name: {key: value for key, value in values_of(section).items() if value is not None}
+            for name, section in self.sections.items()
+        }
+        plain = json.loads(json.dumps(shown))  # YAML does not support TokenCount and JsonObject
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=119)
+        return f"# Resolved from {self.path}\n{text}"
+
+    def differences(self, other: "Recipe") -> Iterator[tuple[str, str, Any, Any]]:
+        """Yield section, key, this recipe's value and the value in `other`, for each field that differs."""
+        for name, section in self.sections.items():
+            theirs = values_of(other.sections[name])
+            for key, value in values_of(section).items():
+                if value != theirs[key]:
+                    yield name, key, value, theirs[key]
+
+
+def values_of(section: Any) -> dict[str, Any]:
+    """Return the values of a recipe section by field name."""
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A YAML loader that refuses a repeated key. PyYAML would use the last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if repeated := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.YAMLError(f"the key {repeated!r} occurs twice")
+        return super().construct_mapping(node, deep)
+
+
+def load_sections(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the sections of a recipe as written in its file.
+
+    Raises UserError if the file is missing, is not a recipe, or has an unknown section.
+    """
+    if not path.is_file():
+        recipes = list(map(str, sorted(DEFAULT.parent.glob("*.yaml"))))
+        raise UserError(f"There is no recipe {path}. {did_you_mean(str(path), recipes)}")
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {in_a_line(error)}") from None
+    if not isinstance(document, dict) or not all(isinstance(keys or {}, dict) for keys in document.values()):
+        raise UserError(f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}.")
+    if unknown := [str(name) for name in document if name not in SECTIONS]:
+        raise UserError(f"{path} has no section {unknown[0]!r}. {did_you_mean(unknown[0], SECTIONS)}")
+    return {name: keys or {} for name, keys in document.items()}
+
+
+def parse_recipe(
+    kind: type[R],
+    argv: Sequence[str],
+    *,
+    description: str | None = None,
+    prog: str | None = None,
+    options: Mapping[str, dict[str, Any]] | None = None,
+) -> R:
+    """Parse a command line `[RECIPE] [--key value ...]`, and return the recipe.
+
+    Without RECIPE, recipes/gpt2_124m.yaml is read.
+
+    Args:
+        kind: the subclass of Recipe, whose annotations name the sections and their dataclasses.
+        options: the options that are not fields of a recipe, with keyword arguments for `add_argument`.
+
+    Raises UserError if the recipe file does not exist, and for invalid sections, keys, options and choices.
+    """
+    named = bool(argv) and not argv[0].startswith("-")
+    path, flags = (Path(argv[0]), list(argv[1:])) if named else (DEFAULT, list(argv))
+    classes: dict[str, Any] = {name: cls for name, cls in typing.get_type_hints(kind).items() if name in SECTIONS}
+    parser = _Parser(
+        classes.values(),
+        prog=prog,
+        usage=f"%(prog)s [RECIPE] [--key value ...]     default RECIPE: {DEFAULT}",
+        description=description,
+        formatter_class=_HelpFormatter,
+    )
+    for name, keywords in (options or {}).items():
+        parser.add_argument(f"--{name}", **keywords)
+    written = {} if {"--help", "-h"} & set(flags) else load_sections(path)
+    fields = {name: {field.name: field for field in dataclasses.fields(cls)} for name, cls in classes.items()}
+    for name in classes:
+        parser.set_defaults(**_defaults(path, name, written.get(name, {}), fields))
+    values = vars(parser.parse(flags))
+    for key, field in (item for section in fields.values() for item in section.items()):
+        choices = typing.get_args(field.type) if typing.get_origin(field.type) is typing.Literal else None
+        if choices and values[key] not in choices:
+            raise UserError(f"{key} cannot be {values[key]!r}. {did_you_mean(str(values[key]), choices)}")
+    names = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in flags if word.startswith("--")}
+    typed = {key for key in values if {key, f"no_{key}"} & names}
+    return kind(
+        path=path,
+        typed=frozenset(typed),
+        stated=frozenset(typed.union(*written.values())),
+        options=argparse.Namespace(**{name: values[name] for name in options or {}}),
+        written=written,
+        **{name: cls(**{key: values[key] for key in fields[name]}) for name, cls in classes.items()},
+    )
+
+
+def _defaults(
+    path: Path, section: str, keys: Mapping[str, Any], fields: Mapping[str, Mapping[str, dataclasses.Field[Any]]]
+) -> dict[str, Any]:
+    """Return the values of a section in a file, as text that the parser converts like words of the command line."""
+    defaults: dict[str, Any] = {}
+    for key, value in keys.items():
+        if key not in fields[section]:
+            owners = [name for name in fields if key in fields[name]]
+            fix = f"It belongs to {owners[0]}." if owners else did_you_mean(str(key), fields[section])
+            raise UserError(f"{path}: the section {section} has no key {str(key)!r}. {fix}")
+        is_list = typing.get_origin(fields[section][key].type) is list
+        if isinstance(value, list) and not is_list:
+            raise UserError(f"{path}: {key} needs one value, not a list.")
+        if is_list and value is not None:
+            defaults[key] = [str(item) for item in (value if isinstance(value, list) else [value])]
+        elif value is not None:  # null: the default applies
+            defaults[key] = json.dumps(value) if isinstance(value, dict) else str(value)
+    return defaults
+
+
+class _Parser(OneLineErrors, HfArgumentParser):
+    """HfArgumentParser with one-line errors."""
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """A help formatter that shows the default value, and one spelling of each option."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        option = next(iter(action.option_strings), action.dest)
+        return f"{option} {self._format_args(action, action.dest.upper())}".rstrip() if action.nargs != 0 else option
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = (action.help or "").replace("%", "%%")
+        if action.default in (None, "", [], argparse.SUPPRESS) or action.nargs == 0 or action.dest == "help":
+            return text
+        return f"{text} (default: {action.default})"

@@ -1,0 +1,73 @@
+"""Compare a run with a recipe: `train.py --diff_recipe`, and the deviations in environment.json."""
+
+import enum
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.config import DEFAULT
+from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation import references
+from gpt2_repro.training.arguments import TrainingRecipe, count_steps, load_recipe
+from gpt2_repro.training.resuming import TRAJECTORY
+from gpt2_repro.training.sizing import follow_data
+
+
+DEFAULT_RECIPE = Path(__file__).parents[2] / DEFAULT
+LENGTH = ("tokens_per_step", "total_tokens", "max_steps", "bf16")
+# Fields of the sections data and model that change no loss, except for rounding.
+PLACES = ("dataset_dir", "validation_text", "attn_implementation")
+# A run stays on the loss curve of its recipe if only these fields change: another seed, or less text.
+SAME_CURVE = {"seed", "max_tokens"}
+
+
+def differences(recipe: TrainingRecipe, other: str) -> str:
+    """Return one line for each field that differs between a run of `recipe` and the recipe `other`."""
+    against = load_recipe([other])
+    try:
+        run = follow_data(recipe)
+    except UserError:
+        run = recipe  # without prepared data, sizes of 0 cannot be derived
+    rows = list(run.differences(against))
+    lines = [f"fields of {run.title} that differ from {other}: {len(rows)}"]
+    for section, key, ours, theirs in rows:
+        lines.append(f"  {section + '.' + key:<38} {_shown(ours):<34} (recipe: {_shown(theirs)})")
+    return "\n".join(lines)
+
+
+def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
+    """Return a comparison of a run with the default recipe, for environment.json.
+
+    The result has two keys. `deviations` is a list of the changed fields that influence the training. `reference` is
+    the name of the published loss curve that the run should follow, or None if the changed fields change the curve.
+    """
+    default = load_recipe([str(DEFAULT_RECIPE)])
+    changed = [
+        (section, key, ours, theirs)
+        for section, key, ours, theirs in run.differences(default)
+        if key in TRAJECTORY or key in LENGTH or (section in ("data", "model") and key not in PLACES)
+    ]
+    if count_steps(run.training) == count_steps(default.training):
+        changed = [row for row in changed if row[1] not in ("max_steps", "total_tokens")]
+    curve = {key for _, key, _, _ in changed} - SAME_CURVE
+    if run.training.eval_tokens != default.training.eval_tokens:
+        curve.add("eval_tokens")
+    if run.data.source == "fineweb-10bt-tokens":
+        curve -= {"source", "split"}  # the same text: the validation shard is the head of the default source
+    return {
+        "reference": None if curve else references.NAME,
+        "deviations": [
+            {"field": f"{section}.{key}", "run": _shown(ours), "recipe": _shown(theirs)}
+            for section, key, ours, theirs in changed
+        ],
+    }
+
+
+def _shown(value: Any, width: int = 34) -> str:
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = f"{value:,}"
+    text = "-" if value in (None, "") else str(value)
+    return text if len(text) <= width else f"{text[: width - 1]}…"

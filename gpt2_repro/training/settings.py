@@ -1,0 +1,124 @@
+"""Derive the settings of a run from its recipe and the machine."""
+
+import dataclasses
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from gpt2_repro import hardware
+from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.config import values_of
+from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launcher
+from gpt2_repro.optim import OWN_OPTIMIZERS
+from gpt2_repro.preflight.cost import price_of
+from gpt2_repro.run_record.supervision import WENT_BACK, noted
+from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of, warmup_steps
+from gpt2_repro.training.launcher import check_launcher
+from gpt2_repro.training.sizing import plan_run
+
+
+if TYPE_CHECKING:
+    from gpt2_repro.training.pretraining_arguments import PretrainingArguments
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan]:
+    """Return the settings for this machine and launcher, and the batch plan.
+
+    Args:
+        recipe: a recipe whose model and batch sizes are set (not 0), see `sizing.follow_data`.
+
+    Raises UserError for settings that the machine or the launcher does not support.
+    """
+    training, launcher = recipe.training, current_launcher()
+    check_launcher()
+    any_hardware = training.accept_any_hardware
+    use_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=any_hardware)
+    if not use_cpu:
+        hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    bf16, precision = hardware.choose_bf16(training.bf16, use_cpu=use_cpu, accept_any_hardware=any_hardware)
+    plan = plan_run(training, recipe.data, num_processes=int(os.environ.get("WORLD_SIZE", "1")))
+    options = {
+        "--torch_compile": training.torch_compile,
+        f"--optim {training.optim}": training.optim in OWN_OPTIMIZERS,
+        f"--ema_steps {training.ema_steps}": training.ema_steps,
+    }
+    if not launcher.whole_weights and (refused := [option for option, is_set in options.items() if is_set]):
+        fix = f"Launch with --config_file {recommended_launcher().config}."
+        raise UserError(f"{refused[0]} needs complete weights, but {launcher.name} shards the weights. {fix}")
+    if training.max_usd and not training.usd_per_hour:
+        raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
+    compiles = training.torch_compile if launcher.whole_weights and not plan.by_length else False
+    logger.info("precision: %s", precision)
+    if plan.by_length:
+        logger.info("compilation: off, because with group_by_length the batches have different shapes")
+    elif not launcher.whole_weights:
+        logger.info("compilation: off, because %s shards the weights", launcher.name)
+    settings = dataclasses.replace(
+        training,
+        output_dir=output_dir_of(recipe),
+        run_name=training.run_name or recipe.title,
+        use_cpu=use_cpu,
+        bf16=bf16,
+        max_steps=plan.max_steps,
+        warmup_steps=warmup_steps(training, plan.max_steps),
+        torch_compile=hardware.choose_compile(compiles, use_cpu=use_cpu, accept_any_hardware=any_hardware),
+        usd_per_hour=training.usd_per_hour or _list_price(use_cpu=use_cpu),
+        eval_on_start=training.eval_on_start and training.eval_strategy != "no",
+        # If a supervised run has gone back to this checkpoint already, it resumes from its newest one.
+        resume_from="" if training.resume_from == noted(WENT_BACK) else training.resume_from,
+    )
+    return settings, plan
+
+
+def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "PretrainingArguments":
+    """Return the training arguments of this process. On several processes, this starts the process group.
+
+    Raises UserError for settings that transformers does not support.
+    """
+    # Imports of several seconds.
+    from gpt2_repro.training.engine import allow_fsdp_on_cpu, build_whole, prepare_deepspeed
+    from gpt2_repro.training.pretraining_arguments import PretrainingArguments
+    from gpt2_repro.training.tracking import check_reporting
+
+    prepare_deepspeed(use_cpu=settings.use_cpu)
+    further = settings.trainer.values
+    if unknown := further.keys() - PretrainingArguments.__dataclass_fields__.keys():
+        name = sorted(unknown)[0]
+        raise UserError(
+            f"trainer has no field {name!r}. {did_you_mean(name, PretrainingArguments.__dataclass_fields__)}"
+        )
+    derived = {
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        # Copies from pinned memory need not wait for the work that is queued on the GPU.
+        # Batches by length differ in size, so accelerate cannot even them out. All processes have the same number.
+        "accelerator_config": {"non_blocking": not settings.use_cpu, "even_batches": not plan.by_length},
+        "dataloader_persistent_workers": settings.dataloader_num_workers > 0,
+        "remove_unused_columns": False,  # the collator reads the rows itself
+        "ddp_find_unused_parameters": False,
+    }
+    try:
+        args = PretrainingArguments(**values_of(settings) | further | derived)
+    except (ValueError, TypeError) as error:
+        raise UserError(" ".join(str(error).split())) from None
+    # Each process uses one device. With several GPUs, Trainer would wrap the model in DataParallel.
+    args._n_gpu = min(1, args.n_gpu)
+    build_whole()
+    if current_launcher() == LAUNCHERS["fsdp2"] and settings.use_cpu:
+        allow_fsdp_on_cpu()
+    check_reporting(args.report_to)
+    return args
+
+
+def _list_price(*, use_cpu: bool) -> float:
+    """Return the list price of the GPUs of all processes in dollars per hour, or 0 if it is not known."""
+    accelerator = hardware.find_accelerator(use_cpu=use_cpu)
+    price = price_of(accelerator.name) if accelerator.kind == "cuda" else None
+    if price is None:
+        return 0.0
+    cards = int(os.environ.get("WORLD_SIZE", "1"))
+    message = "price: $%.2f per hour for %d x %s, %s. Pass --usd_per_hour to change it."
+    logger.info(message, cards * price.usd_per_hour, cards, price.card, price)
+    return cards * price.usd_per_hour
