@@ -125,7 +125,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"There is no recipe {path}. {did_you_mean(str(path), recipes)}")
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid YAML: {in_a_line(error)}") from None
     if not isinstance(document, dict) or not all(isinstance(keys or {}, dict) for keys in document.values()):
         raise UserError(f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}.")
