@@ -123,6 +123,13 @@ def current_launcher() -> Launcher:
     return LAUNCHERS[f"zero{stage}" if stage in (2, 3) else "zero1"]
 
 
+def launcher_text() -> str:
+    """Return the text of the DeepSpeed JSON of this process, or "" without one."""
+    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    in_use = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none"
+    return Path(path).read_text(encoding="utf-8") if in_use else ""
+
+
 def launcher_of_checkpoint(files: Collection[str]) -> Launcher:
     """Return a launcher that can resume a checkpoint with these files.
 

@@ -107,6 +107,12 @@ def check_deepspeed_json(path: Path) -> None:
     for key, value in ({key: config.get(key) for key in AUTO} | {"bf16.enabled": bf16.get("enabled", "auto")}).items():
         if value != "auto":
             raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
+    # In fp16, gradients below 6e-8 become 0, and Adam does not move these weights.
+    halves = {"communication_data_type": config.get("communication_data_type")}
+    halves["data_types.grad_accum_dtype"] = config.get("data_types", {}).get("grad_accum_dtype")
+    for key, value in halves.items():
+        if value in ("fp16", "half", "float16"):
+            raise UserError(f"{path}: {key} cannot be {value}, because small gradients would become 0.")
     if bf16.get(MASTERS):
         raise UserError(f"{path}: {MASTERS} turns off the fp32 master weights.")
 

@@ -6,6 +6,7 @@ The functions are collectives: call them on all ranks in the same order.
 import functools
 import time
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def gather(values: Tensor) -> Tensor:
     # The GPUs do not wait for a collective of gloo.
     dist.all_gather(rows, values, group=dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group())
     return torch.stack(rows)
+
+
+def check_equal(settings: Mapping[str, object]) -> None:
+    """Raise UserError if a value of `settings` differs between the ranks."""
+    values = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])
+    equal = (gather(values) == values).all(dim=0).tolist()
+    if differing := [name for name, is_equal in zip(settings, equal, strict=True) if not is_equal]:
+        raise UserError(f"The machines of this run have different values of {', '.join(differing)}.")
 
 
 def check_shared(file: Path) -> None:

@@ -14,6 +14,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import sync, write_whole
 from gpt2_repro.hardware import find_accelerator
+from gpt2_repro.launchers import launcher_text
 from gpt2_repro.run_record import RunRecord, checkpoints
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -21,7 +22,7 @@ from gpt2_repro.run_record.layout import STAGING, STATUS
 from gpt2_repro.run_record.supervision import RUN, WENT_BACK, note
 from gpt2_repro.run_record.time_breakdown import breakdown_lines
 from gpt2_repro.training.arguments import TrainingRecipe
-from gpt2_repro.training.resuming import Start, choose_start, run_identity_of
+from gpt2_repro.training.resuming import NEWER, Start, choose_start, run_identity_of
 from gpt2_repro.training.settings import resolve_settings, to_training_arguments
 
 
@@ -66,12 +67,15 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
     from gpt2_repro.model.document_mask import documents_of
+    from gpt2_repro.training import ranks
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.inputs import open_inputs
     from gpt2_repro.training.tracking import prepare_wandb
     from gpt2_repro.training.trainer import PretrainingTrainer
     from gpt2_repro.training.when import validates_at_start
 
+    further = {"plan": plan, "eval_tokens": settings.eval_tokens, "DeepSpeed JSON": launcher_text()}
+    ranks.check_equal(NEWER | identity | further | {"data": manifest.sha256})
     start = broadcast_object_list([start])[0]
     if start.is_finished:
         note(RUN, str(run.path.resolve()))

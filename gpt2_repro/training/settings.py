@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Optimizers of transformers whose update of a weight does not depend on the other weights of its matrix.
+ELEMENTWISE = (
+    *("adamw_torch_fused", "adamw_torch", "adamw_apex_fused", "adamw_anyprecision", "sgd", "adagrad", "rmsprop"),
+    *("adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "lion_32bit", "lion_8bit", "paged_lion_32bit"),
+)
+
 
 def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan]:
     """Return the settings for this machine and launcher, and the batch plan.
@@ -48,6 +54,11 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     if not launcher.whole_weights and (refused := [option for option, is_set in options.items() if is_set]):
         fix = f"Launch with --config_file {recommended_launcher().config}."
         raise UserError(f"{refused[0]} needs complete weights, but {launcher.name} shards the weights. {fix}")
+    if launcher.deepspeed_json and training.optim not in (*ELEMENTWISE, *OWN_OPTIMIZERS):
+        fix = f"Pass --optim {ELEMENTWISE[0]}, or launch with --config_file accelerate_configs/ddp.yaml."
+        raise UserError(
+            f"DeepSpeed flattens the weights, and --optim {training.optim} may depend on their shapes. {fix}"
+        )
     if training.max_usd and not training.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
     compiles = training.torch_compile if launcher.whole_weights and not plan.by_length else False

@@ -259,7 +259,9 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     # If the data is not prepared, use the tokens of the source or of the run.
     tokens = tokens or min(data.max_tokens or math.inf, preset.tokens if preset else training.total_tokens)
     share = min(data.validation_tokens, tokens / 10) if data.split == "head" else data.validation_fraction * tokens
-    held_out = manifest.counts["validation"].row_tokens if manifest else int(share)
+    held_out = [int(share)] + [data.validation_tokens] * len(data.validation_sets)
+    if manifest:
+        held_out = [counts.row_tokens for split, counts in manifest.counts.items() if split != "train"]
     vocabulary = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer) or 50_257
     scale = scale_of(recipe.model, sequence_length=data.sequence_length, vocab_size=vocabulary)
 
@@ -283,7 +285,9 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
         flops=float(steps * training.tokens_per_step * scale.flops_per_token),
         parameters=scale.trained,
         vocab_size=scale.padded_vocab_size,
-        eval_tokens=validations * min(training.eval_tokens or held_out, held_out),
+        # After the first step, the averaged weights are validated too.
+        eval_tokens=(2 * validations - 1 if training.ema_steps and validations else validations)
+        * sum(min(training.eval_tokens or tokens, tokens) for tokens in held_out),
         hellaswag_tokens=hellaswag_passes * HELLASWAG_TOKENS,
         samples=min(validations, _times(steps, sampled)),
         saves=saves,

@@ -12,9 +12,12 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
-from gpt2_repro.launchers import current_launcher
+from gpt2_repro.launchers import LAUNCHERS, current_launcher
+from gpt2_repro.training import settings
+from gpt2_repro.training.arguments import load_recipe
 from gpt2_repro.training.engine import check_engine
 from gpt2_repro.training.launcher import check_deepspeed_json, check_launcher
+from gpt2_repro.training.settings import resolve_settings
 
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +32,8 @@ MASTERS = "bf16_master_weights_and_grads"
         ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps .*auto"),
         ({"bf16": {"enabled": True}}, "bf16.enabled .*auto"),
         ({"bf16": {"enabled": "auto", MASTERS: True}}, MASTERS),
+        ({"data_types": {"grad_accum_dtype": "fp16"}}, "grad_accum_dtype"),
+        ({"communication_data_type": "fp16"}, "communication_data_type"),
         ({"optimizer": {"type": "AdamW"}}, "optimizer"),
         ({"scheduler": {"type": "WarmupDecayLR"}}, "scheduler"),
         ({"fp16": {"enabled": True}}, "fp16"),
@@ -164,3 +169,12 @@ def test_engine_that_differs_from_the_recipe_is_refused(key: str, caplog: pytest
     assert not caplog.text
     check_engine(BUILT | {"gradient_sums": "bfloat16"}, PLAN, max_grad_norm=1.0, bf16=True)
     assert "grad_accum_dtype" in caplog.text  # sums in bf16 cause a warning
+
+
+def test_an_optimizer_that_sees_shapes_is_refused_under_deepspeed(tiny_recipe: Path, monkeypatch) -> None:
+    # Adafactor factors matrices, and ZeRO gives it one flat vector.
+    recipe = load_recipe([str(tiny_recipe), "--optim", "adafactor"])
+    resolve_settings(recipe)
+    monkeypatch.setattr(settings, "current_launcher", lambda: LAUNCHERS["zero1"])
+    with pytest.raises(UserError, match="--optim"):
+        resolve_settings(recipe)

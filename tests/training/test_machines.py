@@ -14,10 +14,10 @@ from tests.commands import kill_all
 from tests.warm import start_warm
 
 
-@pytest.mark.slow
-def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_path: Path) -> None:
-    rows = ("--per_device_train_batch_size", 4)
-    straight, run = train(tmp_path / "one", *rows), tmp_path / "two"
+def on_two_machines(
+    recipe: Path, run: Path, logs: Path, *options: object, second: tuple[object, ...] = ()
+) -> list[int]:
+    """Train with two launchers, and return their exit codes. The second one also gets the options `second`."""
     with socket.socket() as free:  # immediately before the launch, because another process may take the port
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -27,13 +27,20 @@ def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_pa
     for rank in (0, 1):
         machine = ("--machine_rank", rank, "--main_process_ip", "127.0.0.1", "--main_process_port", port)
         words = ("-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", 2, *machine)
-        command = ("python", *words, "train.py", tiny_recipe, *rows, "--output_dir", run)
-        groups.append(start_warm(command, {}, tmp_path / f"log{rank}"))
+        command = ("python", *words, "train.py", recipe, "--output_dir", run, *options, *(second if rank else ()))
+        groups.append(start_warm(command, {}, logs / f"log{rank}"))
     try:
-        codes = [group.wait(120) for group in groups]
+        return [group.wait(120) for group in groups]
     finally:
         for group in groups:
             kill_all(group.pid)
+
+
+@pytest.mark.slow
+def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_path: Path) -> None:
+    rows = ("--per_device_train_batch_size", 4)
+    straight, run = train(tmp_path / "one", *rows), tmp_path / "two"
+    codes = on_two_machines(tiny_recipe, run, tmp_path, *rows)
     assert codes == [0, 0], (tmp_path / "log0").read_text(encoding="utf-8")[-2000:] + (tmp_path / "log1").read_text(
         encoding="utf-8"
     )[-2000:]
@@ -41,6 +48,15 @@ def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_pa
     assert environment["engine"]["zero_stage"] == 1 and environment["plan"]["num_processes"] == 2
     losses = [{event["step"]: event["loss"] for event in events(each) if "loss" in event} for each in (run, straight)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_machines_with_different_settings_are_refused(tiny_recipe: Path, tmp_path: Path) -> None:
+    # Under ZeRO-1, each rank would update its part of the weights with its own rate.
+    rows, other = ("--per_device_train_batch_size", 4), ("--learning_rate", 0.05)
+    codes = on_two_machines(tiny_recipe, tmp_path / "run", tmp_path, *rows, second=other)
+    assert 0 not in codes and "learning_rate" in (tmp_path / "log0").read_text(encoding="utf-8")
+    assert not (tmp_path / "run").exists()
 
 
 def test_machines_that_do_not_share_the_run_directory_are_refused(tmp_path: Path, monkeypatch) -> None:
