@@ -29,10 +29,6 @@ def test_a_second_start_installs_nothing(pod) -> None:
     # pip would refuse a torch outside the range of requirements.txt.
     required = (constraints.parent / "requirements.txt").read_text(encoding="utf-8")
     assert "\ntransformers==" in required and "\ntorch" not in required
-    # A flash-attn wheel that cannot be imported is uninstalled, and nothing is compiled.
-    assert any("pip uninstall" in call and "flash-attn" in call for call in first)
-    installed = [call.rpartition("/")[2] for call in first if "pip install" in call]
-    assert installed == ["requirements.txt", "flash_attn.whl"] and "SDPA" in log(pod)
     # A shell gets the environment and the cache folders. Caches with many small files are in the
     # container. gpt2.env is there too, because the next pod of the volume may have another image.
     names = '"$PATH" "$HF_HOME" "$TORCHINDUCTOR_CACHE_DIR" "$HF_DATASETS_CACHE"'
@@ -44,31 +40,16 @@ def test_a_second_start_installs_nothing(pod) -> None:
     assert caches == [f"{here}/huggingface", f"{here}/inductor", f"{there}/huggingface/datasets"]
     # The next start does not wait for its preflight, which hangs here and runs in the background.
     assert pod.run("on_start.sh", SLOW_PREFLIGHT="1") == (0, "")
-    wait_for(lambda: len(pod.calls("python -m gpt2_repro.preflight")) == 3)  # one: the wheel finder
+    wait_for(lambda: len(pod.calls("python -m gpt2_repro.preflight")) == 2)
     again = pod.calls()[len(first) :]
-    assert not any(word in call for call in again for word in ("pip install", "-m venv", "flash_attn"))
-
-
-@pytest.mark.parametrize(("answer", "again"), [("22", False), ("6", True)])
-def test_a_wheel_that_the_network_kept_away_is_tried_again(pod, answer: str, again: bool) -> None:
-    variables = {"WHEEL": "1", "STUB_curl": answer}  # 22: not found; 6: no such host
-    pod.run("on_start.sh", **variables)
-    before = len(pod.calls())
-    pod.run("on_start.sh", **variables)
-    assert any("flash_attn.whl" in call for call in pod.calls()[before:]) is again
-
-
-def test_flash_attn_is_compiled_when_that_is_said(pod) -> None:
-    pod.run("on_start.sh", WHEEL="1", STUB_curl="22", BUILD_FLASH_ATTN="1")
-    (build,) = [call for call in pod.calls() if "--no-build-isolation" in call]
-    assert build.endswith("requirements-gpu.txt")
+    assert not any(word in call for call in again for word in ("pip install", "-m venv"))
 
 
 @pytest.mark.parametrize("fails", [{"NO_VENV": "1"}, {"INSTALL": "1"}, {"NO_VENV": "1", "HOME": None}])
 def test_a_start_that_fails_does_not_fail_the_container(pod, fails: dict[str, str | None]) -> None:
     assert pod.run("on_start.sh", **fails) == (0, "")
     assert "COULD NOT BE INSTALLED" in log(pod) and "ready" not in log(pod) and "unbound" not in log(pod)
-    assert not any("flash_attn" in call or "preflight" in call for call in pod.calls())
+    assert not any("preflight" in call for call in pod.calls())
     assert not list((pod.workspace / "venvs").glob("*/.ok")) and not pod.calls("runpodctl")
     assert pod.run("on_start.sh") == (0, "") and "ready: ." in log(pod)  # the next start repairs it
 
