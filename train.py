@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
 
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS, groups=HELP)
     from gpt2_repro.diff_recipe import compare_with_default, diff_recipe
-    from gpt2_repro.dry_run import dry_run
+    from gpt2_repro.preflight.__main__ import dry_run
     from gpt2_repro.training.sizing import follow_data
 
     if recipe.options.dry_run and recipe.options.diff_recipe is not None:

@@ -8,21 +8,10 @@ from typing import Any
 import pytest
 
 from gpt2_repro.hardware import peak_flops
-from gpt2_repro.machine import estimate_memory
 from gpt2_repro.model.size import tokens_per_chunk
-from gpt2_repro.preflight.cost import (
-    Workload,
-    card_of,
-    card_table,
-    cards_named,
-    plan_lines,
-    plan_on,
-    price_of,
-    price_table,
-    ranking,
-)
+from gpt2_repro.preflight.cost import CARDS, PRICES, Workload, budget_lines, card_of, cards_named, plan_on, ranking
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
-from gpt2_repro.training.workload import workload_of
+from gpt2_repro.training.workload import estimate_memory, workload_of
 from tests.sections import parse_for_training
 
 
@@ -85,13 +74,11 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     ("card", "typed", "changed", "speed", "basis"),
     [
         ("H100 SXM", None, {}, 375_000, "published"),
-        ("RTX 4090", None, {}, 110_000, "published"),
         ("H100 PCIe", None, {}, 287_000, "estimated"),
         ("H100 SXM", 1e5, {"bf16": False}, 1e5, "typed"),
         ("Tesla T4", 2e4, {}, 2e4, "typed"),
         ("H100 SXM", None, {"model_type": "mixtral"}, None, None),
         ("H100 SXM", None, {"bf16": False}, None, None),
-        ("H100 SXM", None, {"activation_checkpointing": True}, None, None),
         ("H100 SXM", None, {"torch_compile": False}, None, None),
     ],
 )
@@ -109,16 +96,9 @@ def test_the_speed_of_another_model_is_scaled_by_its_flops(changed: dict[str, An
     assert {entry["basis"] for entry in planned["budget"]} == {"estimated", "assumed"}
 
 
-def test_all_checkpoints_that_remain_are_copied() -> None:
-    larger = workload_of(parse_for_training("recipes/gpt2_774m.yaml", "--dataset_dir", "data/nowhere"))
-    # The two newest, and those of the steps 60,000, 120,000, 180,000 and 240,000.
-    copied = 6 * 16 * 774_108_160 + 4 * 774_030_080
-    assert minutes(plan_on(larger, "H100 SXM", 8))["sync"] == pytest.approx(copied / 50e6 / 60, rel=0.001)
-
-
 def test_an_unknown_speed_asks_only_for_what_is_missing() -> None:
     for name, wanted in (("RTX 4090", False), ("Tesla T4", True)):
-        text = "\n".join(plan_lines(plan_on(work(bf16=False), name, 1)))
+        text = "\n".join(budget_lines(plan_on(work(bf16=False), name, 1)))
         assert "--tokens_per_second" in text and ("--gpu" in text) is wanted
 
 
@@ -150,14 +130,9 @@ def test_the_memory_of_a_pass() -> None:
     assert one._replace(compiled=False).bytes_of(MemoryTrial(64)) == pytest.approx(eager, abs=1)
     # One row of 256 tokens: logits of 256 tokens instead of 4,096.
     assert one._replace(sequence_length=256).bytes_of(MemoryTrial(1)) == pytest.approx(4.12e9, rel=0.01)
-    for rows, most, memory, best in (
-        (512, MemoryTrial(64), 24e9, MemoryTrial(32)),
-        (480, MemoryTrial(48), 24e9, MemoryTrial(48)),
-        (512, MemoryTrial(64), 6e9, MemoryTrial(2)),
-        (512, MemoryTrial(64, True), 24e9, MemoryTrial(64, True)),
-        (512, MemoryTrial(64), 2.6e9, None),
-    ):
-        assert one.largest(most, rows, memory) == best
+    assert (
+        one.largest(MemoryTrial(64), 512, 24e9) == MemoryTrial(32) and one.largest(MemoryTrial(64), 512, 2.6e9) is None
+    )
     assert one._replace(n_layer=200).largest(MemoryTrial(64), 512, 10e9) == MemoryTrial(8, True)
 
 
@@ -171,10 +146,10 @@ def test_larger_cards_take_larger_micro_batches_and_chunks() -> None:
 
 
 def test_every_card_has_its_source_and_every_price_its_card() -> None:
-    for card in card_table():
+    for card in CARDS:
         assert card.speed and 50_000 < card.tokens_per_second < 2e6 and peak_flops(card.name) is not None
         assert "llm.c" not in card.speed or card.speed.startswith("estimated")  # this project runs on PyTorch
-    for price in price_table():
+    for price in PRICES:
         assert card_of(price.card) is not None and price.source and isinstance(price.date, datetime.date)
 
 
@@ -189,8 +164,6 @@ def test_a_card_is_found_by_whole_words() -> None:
         *((name,) for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "Tesla T4", "H", "a", "")),
     ):
         assert [card.card for card in cards_named(name)] == cards, name
-        price = price_of(name)
-        assert price is None or price.card == cards[0]
 
 
 def test_the_page_has_the_cheapest_price_of_each_card() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hf_xet import hash_files
 
-from gpt2_repro.preflight.cost import card_table, price_table
+from gpt2_repro.preflight.cost import CARDS, PRICES
 from tests.runpod.conftest import ROOT, wait_for
 
 
@@ -72,10 +72,10 @@ def test_a_short_name_becomes_the_id_of_runpod(pod, name: str, told: str) -> Non
 
 
 def test_the_whole_cost_is_shown(pod) -> None:
-    for card in card_table():
+    for card in CARDS:
         for cloud, volume in (("secure", "--volume"), ("community", "--volume_gb")):
             words = ("--gpu", f"NVIDIA {card.name}", volume, 50, "--n", 4, "--hours", 1.5)
-            prices = [row for row in price_table() if (row.card, row.provider) == (card.card, f"RunPod {cloud}")]
+            prices = [row for row in PRICES if (row.card, row.provider) == (card.card, f"RunPod {cloud}")]
             total = f"${prices[0].usd_per_hour * 6:.2f} " if prices else "unknown"
             assert total in pod.run("create_pod.sh", *words)[1]
     assert "unknown" in pod.run("create_pod.sh", "--gpu", "NVIDIA RTX A4000", *GPU[2:])[1]
