@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from gpt2_repro.hardware import peak_flops
-from gpt2_repro.model.size import tokens_per_chunk
-from gpt2_repro.preflight.cost import CARDS, PRICES, Workload, budget_lines, card_of, cards_named, plan_on, ranking
+from gpt2_repro.preflight.cost import CARDS, PRICES, Workload, card_of, cards_named, plan_on, ranking
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
-from gpt2_repro.training.workload import estimate_memory, workload_of
+from gpt2_repro.training.workload import workload_of
 from tests.sections import parse_for_training
 
 
@@ -96,53 +95,24 @@ def test_the_speed_of_another_model_is_scaled_by_its_flops(changed: dict[str, An
     assert {entry["basis"] for entry in planned["budget"]} == {"estimated", "assumed"}
 
 
-def test_an_unknown_speed_asks_only_for_what_is_missing() -> None:
-    for name, wanted in (("RTX 4090", False), ("Tesla T4", True)):
-        text = "\n".join(budget_lines(plan_on(work(bf16=False), name, 1)))
-        assert "--tokens_per_second" in text and ("--gpu" in text) is wanted
-
-
-def test_a_cpu_is_measured_and_not_rented() -> None:
-    planned = plan_on(work(), "x86_64", 1, tokens_per_second=200, measured=True)
-    assert {"training steps", "validation", "HellaSwag", "samples", "saving"} == set(minutes(planned))
-    assert minutes(planned)["training steps"] == pytest.approx(TOKENS / 200 / 60) and planned["usd"] is None
-    assert planned["budget"][0]["basis"] == "measured"
-
-
 def test_the_memory_of_a_pass() -> None:
-    found = work()
-    shape = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "sequence_length": 1024, "chunk": 4096}
-    size = {"parameters": found.parameters, "vocab_size": found.vocab_size}
-    one = MemoryEstimate(**shape, **size, ranks=1, sharded=True)
+    found, shape = work(), {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "sequence_length": 1024, "chunk": 4096}
+    one = MemoryEstimate(**shape, parameters=found.parameters, vocab_size=found.vocab_size, ranks=1)
     # 20 bytes per parameter, 65,536 tokens x 768 x 413.2 bytes, 4 bytes per logit of 4,096 tokens, 1.5 GB.
     by_hand = 2_489_518_080 + 20_797_036_954 + 824_180_736 + 1_500_000_000
     assert one.bytes_of(MemoryTrial(64)) == pytest.approx(by_hand, abs=1)
     # With 8 ranks: 9.5 bytes per parameter. With activation checkpointing: 34.1 + 2 x 12 + 4 bytes instead of 413.2.
     assert one._replace(ranks=8).bytes_of(MemoryTrial(64)) == pytest.approx(by_hand - 124_475_904 * 10.5, abs=1)
     assert one.bytes_of(MemoryTrial(64, True)) == pytest.approx(by_hand - 65_536 * 768 * (413.2 - 62.1), abs=1)
-    # DDP: 18 or 22 bytes per parameter, and 38.1 x 12 + 6 bytes of activations.
-    ddp = one._replace(sharded=False)
+    # DDP: 18 bytes per parameter, and 38.1 x 12 + 6 bytes of activations.
     more = 65_536 * 768 * (463.2 - 413.2)
-    assert ddp.bytes_of(MemoryTrial(64)) == pytest.approx(by_hand - 124_475_904 * 2 + more, abs=1)
-    assert ddp._replace(ranks=8).bytes_of(MemoryTrial(64)) == pytest.approx(by_hand + 124_475_904 * 2 + more, abs=1)
+    ddp = one._replace(sharded=False).bytes_of(MemoryTrial(64))
+    assert ddp == pytest.approx(by_hand - 124_475_904 * 2 + more, abs=1)
     # Eager: 36 x 12 + 4 bytes of activations, and 12 bytes per logit.
     eager = by_hand + 65_536 * 768 * (436 - 413.2) + 2 * 824_180_736
     assert one._replace(compiled=False).bytes_of(MemoryTrial(64)) == pytest.approx(eager, abs=1)
-    # One row of 256 tokens: logits of 256 tokens instead of 4,096.
-    assert one._replace(sequence_length=256).bytes_of(MemoryTrial(1)) == pytest.approx(4.12e9, rel=0.01)
-    assert (
-        one.largest(MemoryTrial(64), 512, 24e9) == MemoryTrial(32) and one.largest(MemoryTrial(64), 512, 2.6e9) is None
-    )
+    assert one.largest(MemoryTrial(64), 512, 24e9) == MemoryTrial(32)
     assert one._replace(n_layer=200).largest(MemoryTrial(64), 512, 10e9) == MemoryTrial(8, True)
-
-
-def test_larger_cards_take_larger_micro_batches_and_chunks() -> None:
-    for memory, rows, peak, chunk in ((16e9, 16, 10.0, 4096), (24e9, 32, 15.2, 4096), (40e9, 64, 28.1, 16_384)):
-        recipe = parse_for_training("--dataset_dir", "data/nowhere")
-        estimate = estimate_memory(recipe, work(), memory, 1)
-        assert estimate.largest(MemoryTrial(64), 512, memory) == MemoryTrial(rows) and estimate.chunk == chunk
-        assert estimate.bytes_of(MemoryTrial(rows)) / 1e9 == pytest.approx(peak, abs=0.05)
-    assert tokens_per_chunk(50_304, 0) == 4096 and tokens_per_chunk(2**31, 0) == 1
 
 
 def test_every_card_has_its_source_and_every_price_its_card() -> None:

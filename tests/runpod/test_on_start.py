@@ -1,7 +1,6 @@
 """on_start.sh sets the deadline, sets up the pod, and always exits with 0."""
 
 import os
-import re
 import stat
 import subprocess
 
@@ -29,15 +28,12 @@ def test_a_second_start_installs_nothing(pod) -> None:
     # pip would refuse a torch outside the range of requirements.txt.
     required = (constraints.parent / "requirements.txt").read_text(encoding="utf-8")
     assert "\ntransformers==" in required and "\ntorch" not in required
-    # A shell gets the environment and the cache folders. Caches with many small files are in the
-    # container. gpt2.env is there too, because the next pod of the volume may have another image.
-    names = '"$PATH" "$HF_HOME" "$TORCHINDUCTOR_CACHE_DIR" "$HF_DATASETS_CACHE"'
-    words = ["bash", "-uc", f'. "$HOME/gpt2.env" && printf "%s\n" {names}']
+    # A shell gets the environment and the cache folders.
+    words = ["bash", "-uc", '. "$HOME/gpt2.env" && echo "$PATH:$HF_HOME:$TORCHINDUCTOR_CACHE_DIR"']
     environment = {"PATH": os.environ["PATH"], "HOME": str(pod.folder)}
-    path, *caches = subprocess.check_output(words, env=environment, text=True).splitlines()
-    assert re.match(rf"{pod.workspace}/venvs/py312-torch2\.9\.1\+cu128-\w+/bin:", path)
-    here, there = pod.workspace / ".cache", pod.folder / ".cache"
-    assert caches == [f"{here}/huggingface", f"{here}/inductor", f"{there}/huggingface/datasets"]
+    paths = subprocess.check_output(words, env=environment, text=True).strip().split(":")
+    assert paths[0].startswith(f"{pod.workspace}/venvs/py312-torch2.9.1+cu128-") and paths[0].endswith("/bin")
+    assert paths[-2:] == [f"{pod.workspace}/.cache/{name}" for name in ("huggingface", "inductor")]
     # The next start does not wait for its preflight, which hangs here and runs in the background.
     assert pod.run("on_start.sh", SLOW_PREFLIGHT="1") == (0, "")
     wait_for(lambda: len(pod.calls("python -m gpt2_repro.preflight")) == 2)
@@ -87,16 +83,6 @@ def test_a_command_is_started_in_tmux_once(pod) -> None:
     assert pod.calls("tmux")[-1] == "tmux new-session" and (pod.folder / "ran").read_text(encoding="utf-8") == "a b\n"
     assert "exit code 0" in (pod.folder / "pane").read_text(encoding="utf-8") and "secret-of-mine" not in log(pod)
     assert stat.S_IMODE((pod.folder / "auto_run.sh").stat().st_mode) == 0o600
-
-
-def test_without_tmux_the_command_is_started_all_the_same(pod) -> None:
-    began = pod.folder / "began"
-    for _ in range(2):
-        pod.run("on_start.sh", AUTO_RUN='echo $$ >>"$TMPDIR/began"; sleep 30', STUB_tmux="1")
-        wait_for(lambda: began.exists() and began.read_text(encoding="utf-8"))
-    wait_for(lambda: len(pod.processes("flock")) == 1)  # the second start found that the command is running
-    (process,) = began.read_text(encoding="utf-8").split()
-    assert os.getsid(int(process)) not in (os.getsid(0), int(process))  # it is in the new session of flock
 
 
 def test_if_the_command_cannot_run_the_pod_is_stopped(pod) -> None:

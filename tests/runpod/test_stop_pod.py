@@ -73,12 +73,6 @@ def test_it_does_not_give_up(pod) -> None:
     assert pod.sleeps()[:11] == [60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 600]
 
 
-def test_a_way_that_hangs_is_ended(pod) -> None:
-    pod.stub("timeout", '#!/bin/bash\nshift 3\necho "timed $*" >>"$CALLS"\nexit 124\n')
-    pod.run("stop_pod.sh")
-    assert pod.calls("timed") == ["timed " + way for way in STOP[:2]] and "--max-time 60" in STOP[2]
-
-
 @pytest.mark.parametrize("output", ["dead terminal", "closed pipe"])
 def test_an_output_that_fails_ends_nothing(pod, output: str) -> None:
     other, out = pty.openpty() if output == "dead terminal" else os.pipe()
