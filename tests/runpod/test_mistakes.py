@@ -4,8 +4,6 @@ import shlex
 
 import pytest
 
-from tests.runpod.conftest import ROOT
-
 
 RENT = "create_pod.sh --yes --gpu A40 --hours 4"
 RUN = "run_and_stop.sh --hours 1"
@@ -37,12 +35,9 @@ def test_a_mistake_costs_nothing(pod, typed: str) -> None:
     assert pod.calls() == [] and not pod.processes("deadline.sh")
 
 
-@pytest.mark.parametrize("typed", [f"{RUN} --help -- train.py", "create_pod.sh --help", "../cloud/hf_jobs.sh --help"])
-def test_help_is_the_comment_at_the_top_and_does_nothing(pod, typed: str) -> None:
-    code, said = pod.run(*shlex.split(typed))
-    top = (ROOT / "runpod" / typed.split()[0]).read_text(encoding="utf-8").splitlines()[1]
-    assert code == 0 and said.startswith(top.removeprefix("# ")) and "set -" not in said
-    assert pod.calls() == [] and not pod.processes("deadline.sh") and not pod.workspace.exists()
+def test_help_does_nothing(pod) -> None:
+    code, said = pod.run(*shlex.split(f"{RUN} --help -- train.py"))
+    assert code == 0 and "bash " in said and "set -" not in said and not pod.workspace.exists()
 
 
 @pytest.mark.parametrize("typed", [f"{RUN} -- train.py", "stop_pod.sh", "deadline.sh 1"])

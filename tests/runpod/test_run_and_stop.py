@@ -62,11 +62,6 @@ def test_a_kept_machine_tells_the_exit_code(pod, words, variables: dict[str, str
     assert bool(pod.calls("python -m gpt2_repro.evaluation")) is evaluated
 
 
-def test_a_failed_copy_is_a_failure(pod) -> None:
-    code, log = pod.train("--keep", *BUCKET, DIFFERS="1")
-    assert code == 1 and "THE COPY FAILED" in log and len(pod.calls("hf sync")) == 3
-
-
 @pytest.mark.parametrize(
     ("words", "differs", "folder", "ways"),
     [
@@ -92,13 +87,9 @@ def test_without_python_the_pod_is_stopped(pod) -> None:
 @pytest.mark.parametrize("variables", [{"TRAINING": "exit 1"}, {"STATE": "stopped"}])
 def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]) -> None:
     words = ("--hours", 1, "--grace", 0.5, *TRAIN)
-    for number in (1, 2):
-        process = pod.start("run_and_stop.sh", *words, RUN=str(pod.folder / "run"), **variables)
-        wait_for(lambda number=number: pod.sleeps().count(30) == number)
-        if number == 1:
-            process.kill()
-            process.wait()
-    assert not pod.calls("runpodctl") and len(pod.calls("python -m gpt2_repro.supervise")) == 2
+    pod.start("run_and_stop.sh", *words, RUN=str(pod.folder / "run"), **variables)
+    wait_for(lambda: 30 in pod.sleeps())
+    assert not pod.calls("runpodctl")
     assert len(pod.processes("deadline.sh --armed run")) == 1
     pod.wake()
     wait_for(lambda: set(STOP) <= set(pod.calls()))
@@ -140,25 +131,14 @@ def test_a_terminal_may_close_and_ctrl_c_ends_the_training_only(pod, what: str) 
         os.close(terminal)
         time.sleep(0.5)
         assert not (pod.folder / "told").exists()  # the training got no signal
-        for _ in range(3):
-            os.kill(process, signal.SIGTERM)
-            time.sleep(0.05)
+        os.kill(process, signal.SIGTERM)
     else:
         os.write(terminal, b"\x03\x03")
         with contextlib.suppress(OSError):
             while os.read(terminal, 4096):
                 pass
-        os.close(terminal)
     os.waitpid(process, 0)
     assert (pod.folder / "told").read_text(encoding="utf-8") == "told\n" and pod.calls()[-4:] == STOP
-
-
-def test_files_that_cannot_be_written_do_not_prevent_the_training(pod) -> None:
-    pod.workspace.write_text("a file", encoding="utf-8")
-    with open("/dev/full", "w", encoding="utf-8") as full:  # noqa: PTH123
-        subprocess.run(SCRIPT, env=pod.environment, stdout=full, stderr=full, timeout=60)
-    assert pod.calls() == ["python -m gpt2_repro.supervise -- train.py", *STOP]
-    assert len(list(pod.folder.glob("run-*.log"))) == 1
 
 
 def test_a_deadline_that_could_not_be_armed_lets_nothing_run(pod) -> None:
