@@ -22,14 +22,7 @@ from gpt2_repro.files import to_json
 from gpt2_repro.hardware import Accelerator, find_accelerator
 from gpt2_repro.launchers import forget_variables, recommended_launcher
 from gpt2_repro.manifest import MANIFEST
-from gpt2_repro.preflight import environment
-from gpt2_repro.preflight.cost import CARDS, Workload, budget_lines, cards_named, plan_on
-from gpt2_repro.preflight.memory import (
-    MemoryTrial,
-    check_memory,
-    fits_in_memory,
-    trials_of,
-)
+from gpt2_repro.preflight import cost, environment, memory
 from gpt2_repro.text import Finding
 
 
@@ -37,10 +30,11 @@ if TYPE_CHECKING:
     from gpt2_repro.training.arguments import TrainingRecipe
 
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("gpt2_repro.preflight")
 Plans = dict[int, BatchPlan | UserError]  # the batch plan for each number of GPUs, or why a step does not divide
 REPOSITORY = Path(__file__).parents[2]
 DIST_SECONDS = 30.0
+CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 PROG = "python -m gpt2_repro.preflight"
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
@@ -74,29 +68,30 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.workload import workload_of
 
     requested = load_recipe(argv, description=__doc__, prog=PROG, options=OPTIONS, groups=HELP)
-    from gpt2_repro.preflight.machine import CPU_PARAMETERS, measure_cpu  # imports torch
+    from gpt2_repro.preflight.plan import run_lines
 
     options = requested.options
     device, notes = _device_of(requested)
     is_here = options.gpu is None
-    memory_bytes = None if is_here else device.memory_bytes  # None: find out
-    recipe = follow_data(
-        requested, on_gpu=None if is_here else True, processes=device.count, memory_bytes=memory_bytes
-    )
+    on_gpu, memory_bytes = (None, None) if is_here else (True, device.memory_bytes)  # None: as on this machine
+    recipe = follow_data(requested, on_gpu=on_gpu, processes=device.count, memory_bytes=memory_bytes)
     work, plans = workload_of(recipe), _plans(recipe, requested, device.count, memory_bytes)
     findings = [*packages, *_check_machine(recipe, work)] if is_here else notes
     findings += _check_run(recipe, work, plans, device)
     speed = options.tokens_per_second
     measures = is_here and not speed and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS
     if measures:
+        from gpt2_repro.preflight.machine import measure_cpu
+
         rows, bf16 = recipe.training.per_device_train_batch_size, recipe.training.bf16
         speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, bf16=bf16)
     price = recipe.training.usd_per_hour
-    planned = plan_on(work, device.name, device.count, usd_per_hour=price, tokens_per_second=speed, measured=measures)
+    planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed, measured=measures)
     if options.json:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
-        print("\n".join([*map(str, findings), "", *_run_lines(recipe, work, plans), "", *budget_lines(planned)]))
+        lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
+        print("\n".join(lines + cost.budget_lines(planned)))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
@@ -108,6 +103,7 @@ def dry_run(requested: "TrainingRecipe") -> None:
     """
     from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.data.tokenizer import expected_vocab_size
+    from gpt2_repro.preflight.plan import run_lines
     from gpt2_repro.training.sizing import follow_data
     from gpt2_repro.training.workload import check_strategy, workload_of
 
@@ -115,13 +111,8 @@ def dry_run(requested: "TrainingRecipe") -> None:
     check_strategy(recipe.training, recipe.data)
     if Path(recipe.data.dataset_dir, MANIFEST).is_file() or expected_vocab_size(recipe.data.tokenizer) is None:
         PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
-    print("\n".join([recipe.to_yaml(), *_run_lines(recipe, workload_of(recipe), _plans(recipe, requested))]))
-
-
-def _run_lines(recipe: "TrainingRecipe", work: Workload, plans: Plans) -> list[str]:
-    from gpt2_repro.preflight.plan import run_lines
-
-    return run_lines(recipe.data, recipe.model, work, plans, tokens_per_step=recipe.training.tokens_per_step)
+    work, plans = workload_of(recipe), _plans(recipe, requested)
+    print("\n".join([recipe.to_yaml(), *run_lines(recipe.data, recipe.model, work, plans)]))
 
 
 def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]:
@@ -135,9 +126,9 @@ def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]
         return dataclasses.replace(here, count=options.n or (here.count if here.kind == "cuda" else 1)), []
     if options.dist or options.memory or options.volume_gb:
         raise UserError("--dist, --memory and --volume_gb check this machine, but --gpu plans for another machine.")
-    cards = cards_named(options.gpu)
+    cards = cost.cards_named(options.gpu)
     if not cards and not options.tokens_per_second:
-        known = ", ".join(card.card for card in CARDS)
+        known = ", ".join(card.card for card in cost.CARDS)
         raise UserError(f"The speed of {options.gpu!r} is not known. Pass --tokens_per_second, or --gpu: {known}.")
     text = f"{options.gpu} matches {' and '.join(card.card for card in cards)}. The estimate is for the first"
     notes = [Finding("!", "card", text)] if cards[1:] else []
@@ -164,24 +155,24 @@ def _plans(
     return plans
 
 
-def _check_run(recipe: "TrainingRecipe", work: Workload, plans: Plans, device: Accelerator) -> list[Finding]:
+def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: Plans, device: Accelerator) -> list[Finding]:
     """Check that a step divides over the GPUs, and that a micro-batch fits."""
     from gpt2_repro.preflight.plan import division
     from gpt2_repro.training.workload import estimate_memory
 
     training, plan = recipe.training, plans[device.count]
     findings = [Finding("✓" if isinstance(plan, BatchPlan) else "✗", "step", division(plan))]
-    asked = MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
+    asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
     rows = max(1, training.tokens_per_step // recipe.data.sequence_length // device.count)
     if recipe.options.memory:
         findings.append(_find_micro_batch(recipe, asked, rows, device.count))
     elif device.memory_bytes:
         estimate = estimate_memory(recipe, work, device.memory_bytes, device.count)
-        findings.append(check_memory(estimate, asked, rows, device.memory_bytes))
+        findings.append(memory.check_memory(estimate, asked, rows, device.memory_bytes))
     return findings
 
 
-def _check_machine(recipe: "TrainingRecipe", work: Workload) -> list[Finding]:
+def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Finding]:
     """Check the devices, limits, data, disks and (with --dist) links of this machine."""
     import torch
 
@@ -206,7 +197,7 @@ def _check_machine(recipe: "TrainingRecipe", work: Workload) -> list[Finding]:
     return findings
 
 
-def _find_micro_batch(recipe: "TrainingRecipe", asked: MemoryTrial, rows: int, gpus: int) -> Finding:
+def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows: int, gpus: int) -> Finding:
     """Train two steps with smaller and smaller micro-batches until one fits.
 
     Args:
@@ -226,15 +217,15 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: MemoryTrial, rows: int, g
         # Pass the folder as an option, because then only the form of its rows must match the recipe.
         fixed = {"dataset_dir": data.dataset_dir, **silent, **short}
 
-        def fits(trial: MemoryTrial) -> bool:
+        def fits(trial: memory.MemoryTrial) -> bool:
             tokens = 2 * trial.micro_batch * data.sequence_length * gpus  # two forward passes per step
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
             options = fixed | {"output_dir": run, "tokens_per_step": tokens}
             words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
             launcher = recommended_launcher().command(gpus)
-            return fits_in_memory([*launcher, str(REPOSITORY / "train.py"), str(path), *words], trial)
+            return memory.fits_in_memory([*launcher, str(REPOSITORY / "train.py"), str(path), *words], trial)
 
-        trials = trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing)
+        trials = memory.trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing)
         try:
             best = next(filter(fits, trials), None)
         except UserError as error:

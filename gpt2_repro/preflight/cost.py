@@ -162,7 +162,6 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
     ]
     left_out = NOT_ON_CPU if basis == "measured" else ()
     entries = [entry for entry in entries if entry[1] and entry[0] not in left_out]
-    # In chronological order, from boot to stop.
     return [{"name": name, "minutes": minutes, "basis": basis} for name, minutes, basis in entries]
 
 
@@ -183,8 +182,8 @@ def plan_on(
     name: str,
     cards: int,
     *,
-    usd_per_hour: float = 0.0,
-    tokens_per_second: float | None = None,
+    usd_per_hour: float = 0,
+    speed: float | None = None,
     measured: bool = False,
 ) -> dict[str, Any]:
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
@@ -193,25 +192,22 @@ def plan_on(
         name: GPU name that the driver reports, or some words of a card's name in cards.yaml.
         cards: number of GPUs.
         usd_per_hour: price of the complete machine, 0 for the list price.
-        tokens_per_second: speed of all GPUs together, None for the speed in cards.yaml.
-        measured: whether `tokens_per_second` was measured on this CPU.
+        speed: tokens per second of all GPUs together, None for the speed in cards.yaml.
+        measured: whether `speed` was measured on this CPU.
     """
     card, price = card_of(name), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
     is_124m = work.model_type == "gpt2" and abs(ratio - 1) <= 0.02
-    speed, basis = tokens_per_second, "measured" if measured else "typed"
-    source = (
-        f"{speed:,.0f} tokens/s, {'measured on this CPU' if measured else 'passed as an option'}" if speed else None
-    )
+    basis = "measured" if measured else "typed"
+    origin = "measured on this CPU" if measured else "passed as an option"
+    source = f"{speed:,.0f} tokens/s, {origin}" if speed else None
     # The time of a mixture of experts does not follow from its FLOPs.
     if card and not speed and work.is_fast and work.model_type != "mixtral":
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
         source = card.speed if is_124m else f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token"
         basis = "published" if is_124m and not card.speed.startswith("estimated") else "estimated"
     paid = usd_per_hour or (price.usd_per_hour * cards if price else None)
-    priced = str(price) if price else None
-    if usd_per_hour:
-        priced = "passed as an option" + (f" for all {cards} GPUs" if cards > 1 else "")
+    priced = "passed as an option" if usd_per_hour else str(price) if price else None
     entries = budget(work, speed, basis=basis) if speed else []
     minutes = sum(entry["minutes"] for entry in entries)
     return {

@@ -17,7 +17,6 @@ from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.text import Finding
 
 
-CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 CPU_PASSES, CPU_PASS_FLOPS = 3, 2e11
 
 

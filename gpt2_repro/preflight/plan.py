@@ -17,12 +17,7 @@ from gpt2_repro.text import Cell, Table, size
 
 
 def run_lines(
-    data: DataArguments,
-    model: ModelArguments,
-    work: Workload,
-    plans: Mapping[int, BatchPlan | UserError],
-    *,
-    tokens_per_step: int,
+    data: DataArguments, model: ModelArguments, work: Workload, plans: Mapping[int, BatchPlan | UserError]
 ) -> list[str]:
     """Return the numbers of a run as lines of text. Prepared data is not needed.
 
@@ -32,13 +27,13 @@ def run_lines(
     is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
     manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
     known = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer)
-    vocabulary, length = known or 50_257, data.sequence_length
+    vocabulary, length, tokens_per_step = known or 50_257, data.sequence_length, work.tokens // work.steps
     scale = scale_of(model, sequence_length=length, vocab_size=vocabulary)
     divided = [plan for plan in plans.values() if isinstance(plan, BatchPlan)]
     by_length = any(plan.by_length for plan in divided)
 
-    padded = f"because the vocabulary of {vocabulary:,} ids is padded to {scale.padded_vocab_size:,}"
-    padded = f" ({scale.trained:,} while training, {padded})" if scale.padded_vocab_size > vocabulary else ""
+    padded = f" ({scale.trained:,} while training, with the vocabulary of {vocabulary:,} ids padded)"
+    padded = padded if scale.padded_vocab_size > vocabulary else ""
     lines = [("parameters", f"{scale.parameters:,}{padded}")]
     if not known:
         lines.append(("  vocabulary", f"assumed to have {vocabulary:,} ids, because the data is not prepared"))

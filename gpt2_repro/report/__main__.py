@@ -31,8 +31,9 @@ def main(argv: list[str]) -> None:
         "runs", nargs="+", type=Path, metavar="RUN", help="Run directory, the --output_dir of train.py."
     )
     where = "Write this HTML file and no PNG figures. (default: RUN/report.html or, for several runs, ./report.html)"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
-    parser.add_argument("--check", action="store_true", help="Check whether the runs are healthy; write no files.")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
+    modes.add_argument("--check", action="store_true", help="Check whether the runs are healthy; write no files.")
     options = parser.parse(argv)
     runs = [read_run(path) for path in options.runs]
     if options.check:
