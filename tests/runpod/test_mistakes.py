@@ -1,4 +1,4 @@
-"""Wrong options end a script with exit code 2, before anything is rented or started."""
+"""Wrong options end a script with exit code 2, before anything is rented."""
 
 import shlex
 
