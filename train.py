@@ -11,11 +11,13 @@ that override fields of the recipe:
 Run the same command again to resume an interrupted run. A finished run is not changed.
 """
 
+from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.launchers import check_variables
+from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.training.launcher import end_with_launcher
 
 
@@ -39,7 +41,6 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.arguments import load_recipe
 
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
-    from gpt2_repro.dry_run import dry_run
     from gpt2_repro.training.deviations import compare_with_default, differences
     from gpt2_repro.training.sizing import follow_data
 
@@ -52,6 +53,24 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.run import train
 
     train(recipe, data, deviations=compare_with_default(recipe))
+
+
+def dry_run(requested: Any) -> None:
+    """Print the resolved recipe and the numbers of its run.
+
+    Raises UserError if the prepared data or the sampling strategy does not fit the recipe. Without prepared data, the
+    tokenizer's name must determine the vocabulary size.
+    """
+    from gpt2_repro.data.tokenizer import expected_vocab_size
+    from gpt2_repro.preflight.plan import run_lines
+    from gpt2_repro.training.sizing import check_strategy, follow_data, plans_of, workload_of
+
+    recipe = follow_data(requested)
+    check_strategy(recipe.training, recipe.data)
+    if Path(recipe.data.dataset_dir, MANIFEST).is_file() or expected_vocab_size(recipe.data.tokenizer) is None:
+        PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+    lines = run_lines(recipe.data, recipe.model, workload_of(recipe), plans_of(recipe, requested))
+    print("\n".join([recipe.to_yaml(), *lines]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Format numbers, durations and tables for people."""
 
 import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 def size(count: float) -> str:
@@ -36,6 +36,17 @@ def duration(seconds: float | None) -> str:
 def now() -> str:
     """Return the current UTC time in ISO format, without fractions of a second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+class Finding(NamedTuple):
+    """The result of a check: ✓ good, ! a note, ✗ a failure that needs an action."""
+
+    mark: Literal["✓", "!", "✗"]
+    about: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.mark} {self.about:<16} {self.words}"
 
 
 class Cell(NamedTuple):

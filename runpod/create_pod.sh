@@ -34,7 +34,6 @@ gpu="" n=1 volume="" volume_gb="" hours="" auto_run="" image=runpod/pytorch:1.0.
 yes=0 cpu=0 long=0
 while (($#)); do
   option=$1
-  [[ ${2:-} != --* || $1 =~ ^--(cpu|yes|allow_long)$ ]] || mistake "$1 needs a value before $2."
   case $1 in
     --gpu) gpu=${2:-}; shift ;;
     --n) n=${2:-}; shift ;;
@@ -47,8 +46,7 @@ while (($#)); do
     --cpu) cpu=1 ;;
     --allow_long) long=1 ;;
     --yes) yes=1 ;;
-    [!-]*) mistake "Unexpected argument '$1'. Quote values with spaces. Nothing was rented." ;;
-    *) mistake "Unknown option $1. Pass the kind of GPU as --gpu, their number as --n. Nothing is rented without --yes." ;;
+    *) mistake "Unknown option '$1'." ;;
   esac
   shift || mistake "$option needs a value."
 done
@@ -79,12 +77,11 @@ resolve_gpu() {
     [[ $prices == *"card: $card, provider: RunPod"* ]] || continue
     known+=", $card" words=" NVIDIA GeForce $card $name ${name//-/ } "
     for word in $gpu; do [[ $words == *" $word "* ]] || continue 2; done
-    count=$((count + 1)) found+=", $card" id="NVIDIA $name"
+    count=$((count + 1)) found+="${found:+, }$card" id="NVIDIA $name"
     [[ $name != RTX* ]] || id="NVIDIA GeForce $name"
   done <"$tables/cards.yaml"
   shopt -u nocasematch
-  ((count <= 1)) || mistake "--gpu $gpu can be one of: ${found#, }. Pass one of these names."
-  ((count)) || mistake "--gpu $gpu is unknown. Pass one of: ${known#, }; or RunPod's id of another GPU, such as \"NVIDIA L4\"."
+  ((count == 1)) || mistake "--gpu $gpu matches ${found:-no card}. Pass one of: ${known#, }; or RunPod's id of another GPU."
   gpu=$id
 }
 tables=$repository/gpt2_repro/preflight

@@ -14,7 +14,6 @@ set_up() {
   if ! { { exec 8>>"$workspace/venvs/.lock"; } 2>/dev/null && flock -w 1800 8; }; then say "continuing without a lock on $workspace/venvs"; fi
   set_up_environment
   code=$?
-  ((code)) || set_up_flash_attn
   exec 8>&-
   return "$code"
 }
@@ -46,26 +45,4 @@ set_up_environment() {
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$venv/constraints.txt" \
     --requirement "$venv/requirements.txt" || return 1
   touch "$venv/.ok" # written last, so that an interrupted installation is repeated from the start
-}
-
-set_up_flash_attn() {
-  [[ -e $venv/.flash-attn ]] && return 0
-  local wheel found="" answered=1
-  "$venv/bin/python" -c 'import flash_attn' 2>/dev/null && found="already installed in the image"
-  while [[ -z $found ]] && read -r wheel; do
-    if "$venv/bin/python" -m pip install --quiet --no-deps --disable-pip-version-check "$wheel" 2>/dev/null; then
-      if "$venv/bin/python" -c 'import flash_attn' 2>/dev/null; then found=$wheel; continue; fi
-      "$venv/bin/python" -m pip uninstall --quiet --yes flash-attn # the wheel does not work with this torch
-    else
-      curl --silent --fail --location --head --max-time 20 --output /dev/null "$wheel"
-      [[ $? == 22 ]] || answered=0 # 22: no such wheel. Other codes: network error, so the next start tries again
-    fi
-  done < <(cd "$repository" && "$venv/bin/python" -m gpt2_repro.preflight.flash_attn_wheel)
-  if [[ -z $found && -n ${BUILD_FLASH_ATTN:-} ]]; then
-    say "compiling flash-attn: this takes minutes on many CPU cores and hours on few cores"
-    MAX_JOBS=${MAX_JOBS:-4} "$venv/bin/python" -m pip install --quiet --no-build-isolation --disable-pip-version-check \
-      --requirement "$repository/requirements-gpu.txt" && found="compiled from source"
-  fi
-  say "flash-attn: ${found:-not installed, because no wheel works. Attention uses SDPA of torch}"
-  if [[ -n $found ]] || ((answered)); then touch "$venv/.flash-attn"; fi
 }

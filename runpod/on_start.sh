@@ -6,11 +6,9 @@
 #   1. Set the deadline: stop the pod after POD_HOURS hours (after 24 if POD_HOURS is not a number).
 #   2. Create a Python environment on the volume for this Python, torch, CUDA and requirements.txt. The torch of the
 #      image is kept.
-#   3. Install flash-attn if a prebuilt wheel works. Otherwise BUILD_FLASH_ATTN=1 compiles flash-attn. Without
-#      flash-attn, attention uses SDPA of torch.
-#   4. Set the cache folders: large files on the volume, many small files in the container.
-#   5. Start python -m gpt2_repro.preflight in the background.
-#   6. Run the command AUTO_RUN, preferably runpod/run_and_stop.sh …, in a tmux session named run, or in the background
+#   3. Set the cache folders: large files on the volume, many small files in the container.
+#   4. Start python -m gpt2_repro.preflight in the background.
+#   5. Run the command AUTO_RUN, preferably runpod/run_and_stop.sh …, in a tmux session named run, or in the background
 #      if tmux fails. If step 2 failed, the pod is stopped after START_GRACE minutes (default: 15) instead.
 #
 # The log is $WORKSPACE/logs/on_start.log, or /tmp/on_start.log. `. ~/gpt2.env` activates the environment in a shell.

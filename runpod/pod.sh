@@ -18,7 +18,6 @@ for word in "$@"; do
   [[ $word != -- ]] || break # the words after -- are a command with its own options
   case $word in -h | --help) usage; exit 0 ;; esac
 done
-case ${0##*/} in pod.sh | environment.sh) mistake "$0 is not a command. It is sourced by the other scripts." ;; esac
 trap '' PIPE # continue if the reader of the output ends first
 
 workspace=${WORKSPACE:-${RP_WORKSPACE:-/workspace}}

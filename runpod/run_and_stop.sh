@@ -30,8 +30,7 @@ while (($#)); do
     --grace) grace=${2:-}; shift ;;
     --keep) stops=0 ;;
     --) shift; break ;;
-    -*) mistake "Unknown option $1. Pass --hours, --sync, --no_evaluation, --grace or --keep, then --, then the training command." ;;
-    *) mistake "Pass -- before the training command, as in: -- $*." ;;
+    *) mistake "Unknown option $1. Pass -- before the training command." ;;
   esac
   shift || mistake "$option needs a value."
 done

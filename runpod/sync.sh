@@ -10,18 +10,9 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
 
 run=${1:-} target=${2:-}
-for word in "$@"; do
-  [[ $word != -* || $word == --check ]] || mistake "Unknown option $word."
-done
-[[ $# != 1 || $run != --check ]] || mistake "--check needs a target such as hf://buckets/USER/BUCKET."
-[[ $# == 2 && -n $run && -n $target ]] || mistake "Pass a run directory and a target: RUN hf://buckets/USER/BUCKET."
-if [[ $target == hf://* ]]; then
-  [[ $target =~ ^hf://buckets/([^/]+/[^/]+)(/|$) ]] || mistake "$target is not a bucket. Use hf://buckets/USER/BUCKET."
-  bucket=${BASH_REMATCH[1]}
-fi
-if [[ $target =~ ^[a-z0-9]+:// && -z ${bucket:-} ]]; then
-  mistake "Unknown target $target. Use hf://buckets/USER/BUCKET, a folder, or HOST:FOLDER for rsync."
-fi
+[[ $# == 2 && -n $target && $target != -* ]] || mistake "Pass a run directory and a target. Got: $*."
+if [[ $target =~ ^hf://buckets/([^/]+/[^/]+)(/|$) ]]; then bucket=${BASH_REMATCH[1]}; fi
+[[ $target != *://* || -n ${bucket:-} ]] || mistake "Unknown target $target. Use hf://buckets/USER/BUCKET, a folder, or HOST:FOLDER."
 [[ $run == --check || -d $run ]] || mistake "The folder $run does not exist. Pass a run directory, such as runs/demo."
 [[ -n ${bucket:-} ]] || needs rsync "Run: apt-get install rsync. For a bucket, pass hf://buckets/USER/BUCKET"
 if [[ $run == --check ]]; then

@@ -12,7 +12,7 @@ PACKAGE = Path(gpt2_repro.__file__).parent
 ROOT = PACKAGE.parent
 SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
 # Modules of layer 3 besides the scripts and every __main__.py. Modules that are in no other layer are in layer 0.
-ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "dry_run", "diff_recipe", "machine"}
+ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "diff_recipe"}
 SUBPACKAGES = {"data", "model", "optim", "evaluation", "report", "preflight"}
 # The imports within layer 1.
 BESIDE = {"evaluation": ("data", "model"), "preflight": ("data", "model"), "report": ("evaluation",)}

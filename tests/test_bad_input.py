@@ -242,7 +242,6 @@ def test_an_empty_corpus_and_wrong_options_of_its_preparation(options: str, told
         ("export", "gpt2 --push_to_hub me/x", "HF_TOKEN"),
         ("export", "gpt2 x --format gguf", "hf, llmc"),
         ("preflight.__main__", "--n 0", "--n 8"),
-        ("preflight.__main__", "--gpu 8xH100", "--gpu H100 --n 8"),
         ("preflight.__main__", "--gpu GTX_1060", "--tokens_per_second"),
         ("preflight.__main__", "recipes/gpt2_small.yaml", "recipes/gpt2_124m.yaml"),
         ("supervise", "", "supervise -- accelerate launch"),

@@ -7,171 +7,186 @@
 Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit code is 1 if any line has a ✗.
 """
 
-import re
-import shlex
+import dataclasses
+import logging
 import sys
-from collections.abc import Sequence
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.cli import positive_count, positive_number
 from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
-from gpt2_repro.launchers import forget_variables
-from gpt2_repro.preflight import environment
-from gpt2_repro.preflight.environment import Finding
+from gpt2_repro.hardware import Accelerator, find_accelerator
+from gpt2_repro.launchers import forget_variables, recommended_launcher
+from gpt2_repro.manifest import MANIFEST
+from gpt2_repro.preflight import cost, environment, memory
+from gpt2_repro.text import Finding
 
 
 if TYPE_CHECKING:
     from gpt2_repro.training.arguments import TrainingRecipe
 
 
+logger = logging.getLogger("gpt2_repro.preflight")
+Plans = dict[int, BatchPlan | UserError]  # see `sizing.plans_of`
+REPOSITORY = Path(__file__).parents[2]
+DIST_SECONDS = 30.0
+CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
+PROG = "python -m gpt2_repro.preflight"
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpu": {
-        "metavar": "H100",
-        "help": "GPU to estimate the run for, by words of its name. (default: this machine's GPUs)",
-    },
+    "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
     "n": {"type": positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
     "tokens_per_second": {
         "type": positive_number,
-        "help": "Measured speed of all GPUs together, in tokens per second. (default: estimated from published speeds)",
+        "help": "Measured speed of all GPUs together. (default: estimated from published speeds)",
     },
-    "dist": {
-        "action": "store_true",
-        "help": "Measure the speed of all-reduces over all GPUs, and check their sums. The check fails if the "
-        "all-reduces take longer than 30 s.",
-    },
+    "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
-    "topology": {"metavar": "FILE", "help": "Read the output of `nvidia-smi topo -m` from this file."},
     "volume_gb": {"type": positive_number, "help": "Rented size of the network volume with the data, in GB."},
     "json": {"action": "store_true", "help": "Print the results as one JSON object."},
-}
-
-
-# The options and recipe fields that --help lists, by group.
-HELP = {
-    "Machine": ("gpu", "n", "tokens_per_second", "usd_per_hour", "volume_gb"),
-    "Checks": ("dist", "memory", "topology", "json"),
-    "Recipe": ("dataset_dir", "output_dir", "per_device_train_batch_size", "activation_checkpointing", "use_cpu"),
 }
 
 
 def main(argv: list[str]) -> None:
     """Print the results of all checks, and the estimated time and cost of the run."""
     forget_variables()
-    packages = environment.check_python(Path(__file__).parents[2] / "requirements.txt")
+    packages = environment.check_python(REPOSITORY / "requirements.txt")
     if any(finding.words.startswith("is not installed") for finding in packages):
-        _print(packages)
+        print("\n".join(map(str, packages)))
         sys.exit(1)
-
-    from gpt2_repro.hardware import find_accelerator
-    from gpt2_repro.preflight.cost import card_of, plan_lines
     from gpt2_repro.training.arguments import load_recipe
-    from gpt2_repro.training.sizing import follow_data
+    from gpt2_repro.training.sizing import follow_data, plans_of, workload_of
 
-    prog = "python -m gpt2_repro.preflight"
-    recipe = load_recipe(argv, description=__doc__, prog=prog, options=OPTIONS, groups=HELP)
-    options = recipe.options
-    machine_only = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
-    if counted := re.fullmatch(r"(\d{1,3}) ?x ?(.+)", options.gpu or "", re.IGNORECASE):
-        raise UserError(
-            f"--gpu {options.gpu} contains the number of GPUs. Pass --gpu {shlex.quote(counted[2])} --n {counted[1]}."
-        )
-    if options.gpu is not None and machine_only:
-        raise UserError(f"--{machine_only[0]} checks this machine; --gpu plans for another machine. Pass only one.")
-    named = [] if options.gpu is None else _check_name(options.gpu, typed_speed=bool(options.tokens_per_second))
-    if options.gpu is None:
-        here = find_accelerator(use_cpu=recipe.training.use_cpu)
-        cards = options.n or (here.count if here.kind == "cuda" else 1)
-        recipe = follow_data(recipe, processes=cards)
-    else:
-        card, cards = card_of(options.gpu), options.n or 1
-        recipe = follow_data(recipe, on_gpu=True, processes=cards, memory_bytes=1e9 * card.memory_gb if card else None)
-    findings, planned = _look(recipe, packages, cards)
-    findings += named
+    requested = load_recipe(argv, description=__doc__, prog=PROG, options=OPTIONS)
+    from gpt2_repro.preflight.plan import run_lines
+
+    options = requested.options
+    device, notes = _device_of(requested)
+    is_here = options.gpu is None
+    on_gpu, memory_bytes = (None, None) if is_here else (True, device.memory_bytes)  # None: as on this machine
+    recipe = follow_data(requested, on_gpu=on_gpu, processes=device.count, memory_bytes=memory_bytes)
+    work, plans = workload_of(recipe), plans_of(recipe, requested, device.count, memory_bytes)
+    findings = [*packages, *_check_machine(recipe, work)] if is_here else notes
+    findings += _check_run(recipe, work, plans, device)
+    speed = options.tokens_per_second
+    measures = is_here and not speed and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS
+    if measures:
+        from gpt2_repro.preflight.machine import measure_cpu
+
+        rows, bf16 = recipe.training.per_device_train_batch_size, recipe.training.bf16
+        speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, bf16=bf16)
+    price = recipe.training.usd_per_hour
+    planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed, measured=measures)
     if options.json:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
-        _print(findings)
-        print("\n".join(plan_lines(planned)))
+        lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
+        print("\n".join(lines + cost.budget_lines(planned)))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
-def _look(recipe: "TrainingRecipe", packages: list[Finding], cards: int) -> tuple[list[Finding], dict[str, Any]]:
-    """Make all checks. Return their results, and the time and cost of the run.
+def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]:
+    """Return the devices to plan for: those of this machine, or those of --gpu.
 
-    With --gpu, only the checks that do not need the rented machine are made.
-
-    Args:
-        packages: the result of `environment.check_python`.
-        cards: number of GPUs, or 1 for the CPU.
+    Raises UserError if the speed of --gpu is not known.
     """
-    from gpt2_repro import hardware, machine
-    from gpt2_repro.preflight.cost import plan_on
-    from gpt2_repro.training.sizing import workload_of
+    options = requested.options
+    if options.gpu is None:
+        here = find_accelerator(use_cpu=requested.training.use_cpu)
+        return dataclasses.replace(here, count=options.n or (here.count if here.kind == "cuda" else 1)), []
+    if options.dist or options.memory or options.volume_gb:
+        raise UserError("--dist, --memory and --volume_gb check this machine, but --gpu plans for another machine.")
+    cards = cost.cards_named(options.gpu)
+    if not cards and not options.tokens_per_second:
+        known = ", ".join(card.card for card in cost.CARDS)
+        raise UserError(f"The speed of {options.gpu!r} is not known. Pass --tokens_per_second, or --gpu: {known}.")
+    text = f"{options.gpu} matches {' and '.join(card.card for card in cards)}. The estimate is for the first"
+    notes = [Finding("!", "card", text)] if cards[1:] else []
+    memory_bytes = cards[0].memory_gb * 10**9 if cards else None
+    return Accelerator("cuda", options.gpu, options.n or 1, None, memory_bytes), notes
 
-    options, training = recipe.options, recipe.training
-    here = hardware.find_accelerator(use_cpu=training.use_cpu)
-    name = here.name if options.gpu is None else options.gpu
-    work = workload_of(recipe)
-    on_cpu = options.gpu is None and here.kind == "cpu"
-    measured = on_cpu and options.tokens_per_second is None
-    speed = machine.measure_cpu(recipe, work) if measured else options.tokens_per_second
-    price = {"usd_per_hour": training.usd_per_hour}
-    planned = plan_on(work, name, cards, **price, tokens_per_second=speed, measured=measured)
-    step = [machine.check_division(recipe, cards)]
-    memory_bytes = 1e9 * (planned["machine"]["memory_gb"] or 0) if options.gpu is not None else here.memory_bytes
-    if memory_bytes and not options.memory:
-        step.append(machine.check_memory(recipe, work, memory_bytes, cards))
-    if options.gpu is not None:
-        return step, planned
+
+def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: Plans, device: Accelerator) -> list[Finding]:
+    """Check that a step divides over the GPUs, and that a micro-batch fits."""
+    from gpt2_repro.preflight.plan import division
+    from gpt2_repro.training.sizing import estimate_memory
+
+    training, plan = recipe.training, plans[device.count]
+    findings = [Finding("✓" if isinstance(plan, BatchPlan) else "✗", "step", division(plan))]
+    asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
+    rows = max(1, training.tokens_per_step // recipe.data.sequence_length // device.count)
+    if recipe.options.memory:
+        findings.append(_find_micro_batch(recipe, asked, rows, device.count))
+    elif device.memory_bytes:
+        estimate = estimate_memory(recipe, work, device.memory_bytes, device.count)
+        findings.append(memory.check_memory(estimate, asked, rows, device.memory_bytes))
+    return findings
+
+
+def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Finding]:
+    """Check the devices, limits, data, disks and (with --dist) links of this machine."""
+    import torch
+
+    from gpt2_repro.preflight import machine
+    from gpt2_repro.preflight.links import check_all_reduce
+
+    options, training, data = recipe.options, recipe.training, recipe.data
+    rules = {"use_cpu": training.use_cpu, "accept_any_hardware": training.accept_any_hardware}
+    rows, compiles = training.per_device_train_batch_size, training.torch_compile
     needs = [
-        environment.Need("data", Path(recipe.data.dataset_dir), work.missing_bytes),
+        environment.Need("data", Path(data.dataset_dir), work.missing_bytes),
         environment.Need("the run", Path(training.output_dir or "runs"), work.run_bytes),
     ]
     findings = [
-        *packages,
-        *machine.check_devices(recipe),
-        *step,
+        *machine.check_devices(data, recipe.model, rows=rows, bf16=training.bf16, torch_compile=compiles, rules=rules),
         *environment.check_limits(),
-        machine.check_data(recipe),
+        machine.check_data(data, typed=recipe.typed, recipe=recipe.path),
         *environment.check_room(needs, volume_bytes=int(options.volume_gb * 1e9) if options.volume_gb else None),
-        *machine.check_links(options.topology),
     ]
     if options.dist:
-        findings.append(machine.check_sum(options.n))
-    if measured and speed:
-        findings.append(machine.check_time(planned["minutes"], speed))
-    if options.memory:
-        findings.append(machine.find_micro_batch(recipe, work, here.memory_bytes, cards))
-    return findings, planned
+        findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
+    return findings
 
 
-def _print(findings: Sequence[Finding]) -> None:
-    for finding in findings:
-        print(f"{finding.mark} {finding.about:<16} {finding.words}")
+def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows: int, gpus: int) -> Finding:
+    """Train two steps with smaller and smaller micro-batches until one fits.
 
-
-def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
-    """Return a note if the GPU name `name` matches several cards, or else [].
-
-    Raises UserError if no card matches, unless the user passed --tokens_per_second (`typed_speed`).
+    Args:
+        asked: the largest micro-batch to try.
+        rows: number of rows per GPU and optimizer step.
     """
-    from gpt2_repro.preflight.cost import card_table, cards_named
+    data = recipe.data
+    if not Path(data.dataset_dir, MANIFEST).is_file():
+        return Finding("!", "memory", f"not tested, because the data in {data.dataset_dir} is not prepared yet")
+    logger.info("Searching for the largest micro-batch. Each attempt takes 2 to 3 minutes (assumed).")
+    with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
+        path = Path(scratch, "probe.yaml")
+        path.write_text(recipe.to_yaml(), encoding="utf-8")
+        silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": "true"}
+        # Two steps: the optimizer state is allocated before the second one.
+        short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
+        # Pass the folder as an option, because then only the form of its rows must match the recipe.
+        fixed = {"dataset_dir": data.dataset_dir, **silent, **short}
 
-    meant = [card.card for card in cards_named(name)]
-    if not meant and not typed_speed:
-        known = ", ".join(card.card for card in card_table())
-        raise UserError(
-            f"The speed of the GPU {name!r} is not known. Pass --gpu with one of {known}. For any other GPU, also pass "
-            "its measured --tokens_per_second."
-        )
-    return (
-        [Finding("!", "card", f"{name} matches {' and '.join(meant)}. The estimate is for the first")]
-        if meant[1:]
-        else []
-    )
+        def fits(trial: memory.MemoryTrial) -> bool:
+            tokens = 2 * trial.micro_batch * data.sequence_length * gpus  # two forward passes per step
+            run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
+            options = fixed | {"output_dir": run, "tokens_per_step": tokens}
+            words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+            launcher = recommended_launcher().command(gpus)
+            return memory.fits_in_memory([*launcher, str(REPOSITORY / "train.py"), str(path), *words], trial)
+
+        trials = memory.trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing)
+        try:
+            best = next(filter(fits, trials), None)
+        except UserError as error:
+            return Finding("✗", "memory", str(error))
+    if best:
+        return Finding("✓", "memory", f"fits: {' '.join(best.options)}")
+    return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import functools
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from gpt2_repro.hardware import is_named
-from gpt2_repro.text import count, size
+from gpt2_repro.text import Cell, Table, duration
 
 
 # FLOPs per token of the model that the speeds in cards.yaml belong to: 124M, rows of 1,024 tokens (6N + 12LCT).
@@ -52,16 +51,12 @@ class Card(NamedTuple):
     speed: str
 
 
-@functools.cache
-def price_table() -> tuple[Price, ...]:
-    """Return all rows of gpu_prices.yaml."""
-    return tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
+def _rows(name: str) -> list[dict[str, Any]]:
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
-@functools.cache
-def card_table() -> tuple[Card, ...]:
-    """Return all rows of cards.yaml."""
-    return tuple(Card(**row) for row in _rows("cards.yaml"))
+CARDS = tuple(Card(**row) for row in _rows("cards.yaml"))
+PRICES = tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 
 def price_of(name: str) -> Price | None:
@@ -71,7 +66,7 @@ def price_of(name: str) -> Price | None:
     gpu_prices.yaml is returned.
     """
     card = card_of(name)
-    return next((row for row in price_table() if card and row.card == card.card), None)
+    return next((row for row in PRICES if card and row.card == card.card), None)
 
 
 def card_of(name: str) -> Card | None:
@@ -84,10 +79,10 @@ def cards_named(name: str) -> list[Card]:
 
     `name` is the GPU name that the driver reports, or some words of a card's name in cards.yaml.
     """
-    if found := [row for row in card_table() if is_named(row.name, name)]:
+    if found := [row for row in CARDS if is_named(row.name, name)]:
         return found[:1]
     asked = _words(name)
-    return [row for row in card_table() if asked and asked in _words(row.card)]
+    return [row for row in CARDS if asked and asked in _words(row.card)]
 
 
 def _words(name: str) -> str:
@@ -98,10 +93,6 @@ def _words(name: str) -> str:
     words = re.findall(r"[a-z]+\d*[a-z]*|\d+", name.lower())
     # With spaces at both ends, a search for one name in another finds only full words.
     return f" {' '.join(words)} " if words else ""
-
-
-def _rows(name: str) -> list[dict[str, Any]]:
-    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,14 +162,13 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
     ]
     left_out = NOT_ON_CPU if basis == "measured" else ()
     entries = [entry for entry in entries if entry[1] and entry[0] not in left_out]
-    # In chronological order, from boot to stop.
     return [{"name": name, "minutes": minutes, "basis": basis} for name, minutes, basis in entries]
 
 
 def ranking() -> list[dict[str, Any]]:
     """Return what GPT-2 124M on 10B tokens costs at each list price, cheapest first."""
     offers = []
-    for price in price_table():
+    for price in PRICES:
         if card := card_of(price.card):
             # Training steps only, without start-up, validation, saving and evaluation.
             hours = 10e9 / card.tokens_per_second / 3600
@@ -192,8 +182,8 @@ def plan_on(
     name: str,
     cards: int,
     *,
-    usd_per_hour: float = 0.0,
-    tokens_per_second: float | None = None,
+    usd_per_hour: float = 0,
+    speed: float | None = None,
     measured: bool = False,
 ) -> dict[str, Any]:
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
@@ -202,23 +192,22 @@ def plan_on(
         name: GPU name that the driver reports, or some words of a card's name in cards.yaml.
         cards: number of GPUs.
         usd_per_hour: price of the complete machine, 0 for the list price.
-        tokens_per_second: speed of all GPUs together, None for the speed in cards.yaml.
-        measured: whether `tokens_per_second` was measured on this CPU.
+        speed: tokens per second of all GPUs together, None for the speed in cards.yaml.
+        measured: whether `speed` was measured on this CPU.
     """
     card, price = card_of(name), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
     is_124m = work.model_type == "gpt2" and abs(ratio - 1) <= 0.02
-    speed, basis = tokens_per_second, "measured" if measured else "typed"
-    source = (f"{speed:,.0f} tokens/s, measured on this CPU" if measured else "passed as an option") if speed else None
+    basis = "measured" if measured else "typed"
+    origin = "measured on this CPU" if measured else "passed as an option"
+    source = f"{speed:,.0f} tokens/s, {origin}" if speed else None
     # The time of a mixture of experts does not follow from its FLOPs.
     if card and not speed and work.is_fast and work.model_type != "mixtral":
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
         source = card.speed if is_124m else f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token"
         basis = "published" if is_124m and not card.speed.startswith("estimated") else "estimated"
     paid = usd_per_hour or (price.usd_per_hour * cards if price else None)
-    priced = str(price) if price else None
-    if usd_per_hour:
-        priced = "passed as an option" + (f" for all {cards} GPUs" if cards > 1 else "")
+    priced = "passed as an option" if usd_per_hour else str(price) if price else None
     entries = budget(work, speed, basis=basis) if speed else []
     minutes = sum(entry["minutes"] for entry in entries)
     return {
@@ -239,27 +228,24 @@ def plan_on(
     }
 
 
-def plan_lines(planned: dict[str, Any]) -> list[str]:
-    """Return `planned`, the result of `plan_on`, as lines for the terminal."""
-    work, machine = planned["work"], planned["machine"]
-    lines = ["", f"{work['steps']:,} steps, {count(work['tokens'])} tokens on {machine['cards']} x {machine['card']}"]
-    lines += [f"  {its['name']:<16} {its['minutes']:>7,.1f} min  {its['basis']}" for its in planned["budget"]]
-    if planned["budget"]:
-        paid = f"${machine['usd_per_hour']:,.2f} an hour ({planned['price']})" if machine["usd_per_hour"] else ""
-        dollars = f", ${planned['usd']:,.2f} at {paid}" if paid else ""
-        lines += [f"  {'total':<16} {planned['minutes']:>7,.1f} min{dollars}", f"  speed: {planned['speed']}"]
+def budget_lines(planned: dict[str, Any]) -> list[str]:
+    """Return the time and cost in the result of `plan_on` as lines of text."""
+    machine, minutes = planned["machine"], planned["minutes"]
+    heading = f"Time and cost on {machine['cards']} x {machine['card']}"
+    if minutes:
+        rows = [(entry["name"], entry["minutes"], entry["basis"]) for entry in planned["budget"]]
+        cost = f"${planned['usd']:,.2f} at ${machine['usd_per_hour']:,.2f} an hour" if planned["usd"] else ""
+        rows.append(("total", minutes, f"{cost} ({planned['price']})" if cost else duration(60 * minutes)))
+        cells = [[Cell(name), Cell(f"{time:,.1f} min", "number"), Cell(basis)] for name, time, basis in rows]
+        lines = [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {planned['speed']}"]
     else:
         fix = "" if machine["memory_gb"] else ", or --gpu CARD to plan for another machine"
-        lines.append(f"  The speed of this run is not known. Pass --tokens_per_second{fix}.")
-    sizes = f"checkpoint {size(work['checkpoint_bytes'])} (with DeepSpeed), final model {size(work['final_bytes'])}"
-    lines += [
-        f"  {work['flops']:.3g} FLOPs; {sizes}",
-        f"  disk: {size(work['data_bytes'])} for the data, {size(work['run_bytes'])} for the run",
-        "",
-        "Cost of training GPT-2 124M on 10B tokens with one GPU, training steps only (*: estimated speed):",
+        lines = [f"{heading}: the speed of this run is not known. Pass --tokens_per_second{fix}."]
+    offers = [
+        [Cell(f"${offer['usd']:,.2f}", "number"), Cell(f"{offer['hours']:.1f} h", "number")]
+        + [Cell(offer["card"] + "*" * offer["speed"].startswith("estimated"))]
+        + [Cell(f"${offer['usd_per_hour']:.2f} an hour, {offer['provider']}, {offer['date']}")]
+        for offer in planned["ranking"]
     ]
-    for offer in planned["ranking"]:
-        star = "*" if offer["speed"].startswith("estimated") else " "
-        price = f"{offer['provider']:<17} ${offer['usd_per_hour']:.2f} an hour, {offer['date']}"
-        lines.append(f"  ${offer['usd']:>6.2f}  {offer['hours']:>5.1f} h  {offer['card'] + star:<16} {price}")
-    return lines
+    title = "Cost of training GPT-2 124M on 10B tokens with one GPU, training steps only (*: estimated speed):"
+    return [*lines, "", title, *Table(["cost", "time", "GPU", "list price"], offers).lines()]

@@ -1,7 +1,8 @@
-"""Check a machine's package versions, disks, shared memory and open-file limit."""
+"""Check a machine's packages, disks and limits, and run test commands."""
 
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -9,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt2_repro.text import size
+from gpt2_repro.text import Finding, size
 
 
 if TYPE_CHECKING:
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 LEAST_SHARED_MEMORY = 1e9  # bytes, for NCCL and data loading; Docker's default is 64 MB
 LEAST_OPEN_FILES = 4096
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_eval")
-
-
-class Finding(NamedTuple):
-    """One line of the preflight output: ✓ good, ! a note, ✗ the run would fail."""
-
-    mark: Literal["✓", "!", "✗"]
-    about: str
-    words: str
 
 
 def check_python(requirements: Path) -> list[Finding]:
@@ -56,11 +49,8 @@ def _check_package(needed: "Requirement") -> Finding:
         return Finding("✓", needed.name, installed)
     least = SpecifierSet(",".join(str(its) for its in needed.specifier if its.operator == ">="))
     if not least.contains(installed, prereleases=True):
-        return Finding(
-            "✗",
-            needed.name,
-            f"{installed} is installed, but needed is {needed.specifier}. Run pip install -r requirements.txt",
-        )
+        fix = f"{installed} is older than {least}. Run pip install -r requirements.txt"
+        return Finding("✗", needed.name, fix)
     return Finding("!", needed.name, f"{installed}, but the tests used {str(needed.specifier).removeprefix('==')}")
 
 
@@ -104,11 +94,8 @@ def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
     for need in needs:
         inside = need.folder.resolve()
         if not os.access(_existing(inside), os.W_OK) or any(path.is_file() for path in (inside, *inside.parents)):
-            return Finding(
-                "✗",
-                "disk",
-                f"The folder {need.folder} cannot be created or is not writable. Pass another --dataset_dir or --output_dir",
-            )
+            fix = "cannot be created or is not writable. Pass another --dataset_dir or --output_dir"
+            return Finding("✗", "disk", f"The folder {need.folder} {fix}")
     # The file system of a network volume reports the free space of the complete storage cluster.
     if volume_bytes is None:
         free, how = shutil.disk_usage(there).free, "free"
@@ -132,3 +119,24 @@ def _used_bytes(folder: Path) -> int:
     mount = next(path for path in (folder, *folder.parents) if path.is_mount())
     command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
     return int(subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0])
+
+
+def run_command(command: Sequence[str], seconds: float, **variables: str) -> tuple[int, str]:
+    """Return a command's exit code (124 after `seconds`) and its output.
+
+    Args:
+        variables: environment variables to add.
+    """
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": os.environ | variables}
+    try:
+        done = subprocess.run(command, text=True, errors="replace", timeout=seconds, **options)
+    except subprocess.TimeoutExpired:
+        return 124, f"not finished after {seconds:.0f} s"
+    return done.returncode, done.stdout
+
+
+def error_in(output: str) -> str:
+    """Return the first error message in a command's output, or the last line."""
+    # The error is often not the last line, because a launcher prints a traceback after it.
+    errors = re.findall(r"^(?:\[rank\d+\]: *)?(?:error: |[\w.]*(?:Error|Exception)\b).*", output, re.MULTILINE)
+    return (errors or re.findall(r".*\w.*", output)[-1:] or ["no output"])[0].strip()

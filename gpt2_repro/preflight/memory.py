@@ -1,16 +1,18 @@
 """Estimate GPU memory for training, and find the largest micro-batch that fits."""
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+import logging
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from gpt2_repro.preflight.processes import last_words, run_to_end
+from gpt2_repro.errors import UserError
+from gpt2_repro.preflight.environment import error_in, run_command
+from gpt2_repro.text import Finding, size
 
 
-OUT_OF_MEMORY = (
-    *("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
-    *("can't allocate memory", "not enough memory", "MemoryError"),
-    "Signal 9 (SIGKILL)",  # message of a launcher after the kernel killed a process
-)
+logger = logging.getLogger(__name__)
+OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|(allocate|enough) memory|MemoryError|SIGKILL", re.IGNORECASE)
+TRIAL_SECONDS = 600.0  # timeout of a training of two steps
 
 
 class MemoryTrial(NamedTuple):
@@ -98,65 +100,47 @@ class MemoryEstimate(NamedTuple):
         return next((trial for trial in trials if self.fits(trial, memory_bytes)), None)
 
 
-class Outcome(NamedTuple):
-    """The result of an attempt to train with a memory setting.
+def check_memory(estimate: MemoryEstimate, asked: MemoryTrial, rows: int, memory_bytes: float) -> Finding:
+    """Check whether a micro-batch fits on a GPU. If not, name options that fit.
 
     Args:
-        said: the error message if `result` is "failed".
+        rows: number of rows per GPU and optimizer step.
+        memory_bytes: memory of each GPU.
     """
+    form = f"{asked.micro_batch} rows x {estimate.sequence_length} tokens{', checkpointed,' * asked.checkpointing}"
+    usable = f"{size(USABLE * memory_bytes)} of the GPU's {size(memory_bytes)}"
+    text = f"{form} need {size(estimate.bytes_of(asked))} (estimated). Usable: {usable}"
+    if estimate.fits(asked, memory_bytes):
+        return Finding("✓", "memory", text)
+    best = estimate.largest(asked, rows, memory_bytes)
+    fix = f"Pass {' '.join(best.options)}" if best else "Not even one row fits. Use a larger GPU"
+    return Finding("✗", "memory", f"{text}. {fix}")
 
-    trial: MemoryTrial
-    result: Literal["fits", "out of memory", "failed"]
-    said: str = ""
 
-
-def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTrial], Outcome]) -> list[Outcome]:
-    """Search for the largest micro-batch that fits in memory. Return all outcomes.
-
-    The search roughly doubles or halves the micro-batch. Activation checkpointing is tried only if not even one row fits.
+def trials_of(most: int, rows: int, *, checkpointing: bool) -> list[MemoryTrial]:
+    """Return the memory settings to try, the fastest first.
 
     Args:
-        start: micro-batch of the first attempt.
-        most: largest micro-batch to try.
-        rows: number of rows per process and optimizer step. Only micro-batches that divide this number are tried.
+        most: the largest micro-batch. The next ones are about half as large and divide `rows`, the rows per step.
+        checkpointing: whether to try activation checkpointing only. If not, it comes last, because it is slower.
     """
-    ladder = [next(size for size in range(most, 0, -1) if rows % size == 0)]
-    while ladder[-1] > 1:
-        ladder.append(next(size for size in range(ladder[-1] // 2, 0, -1) if rows % size == 0))
-    down = [size for size in ladder if size <= start]
-    first = attempt(MemoryTrial(down[0]))
-    following: list[MemoryTrial] = []
-    if first.result == "fits":
-        following = [MemoryTrial(size) for size in reversed(ladder) if size > down[0]]
-    elif first.result == "out of memory":
-        # Activation checkpointing comes last, because it reduces the speed by a third.
-        following = [MemoryTrial(size) for size in down[1:]] + [MemoryTrial(size, checkpointing=True) for size in down]
-    outcomes = [first]
-    for trial in following:
-        if outcomes[-1].result == first.result:
-            outcomes.append(attempt(trial))
-    return outcomes
+    sizes, limit = [], most
+    while limit:
+        sizes.append(next(size for size in range(limit, 0, -1) if rows % size == 0))
+        limit = sizes[-1] // 2
+    return [MemoryTrial(size, on) for on in sorted({checkpointing, True}) for size in sizes]
 
 
-def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
-    """Return the memory setting with the largest micro-batch that fits, or None."""
-    # In the order of find_largest, the last setting that fits is the largest.
-    return next((outcome.trial for outcome in reversed(outcomes) if outcome.result == "fits"), None)
+def fits_in_memory(command: Sequence[str], trial: MemoryTrial) -> bool:
+    """Return whether a training command succeeds with the setting `trial`.
 
-
-def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
-    """Run a training command with the memory setting `trial`. Return the outcome.
-
-    The options of `trial` are appended to `command`. The outcome is "failed" if the command takes longer than
-    `seconds`.
+    Raises UserError if the command fails for another reason than the memory.
     """
     # A new process for each memory setting, because a process frees all its memory when it ends (llm.c, discussion 481).
-    code, said = run_to_end([*command, *trial.options], seconds=seconds)
-    if code is None:
-        return Outcome(trial, "failed", f"not finished after {seconds:.0f} s")
-    if code == 0:
-        return Outcome(trial, "fits")
+    code, output = run_command([*command, *trial.options], TRIAL_SECONDS)
     # Exit codes -9 and 137: the kernel killed the process because the machine ran out of memory.
-    if code in (-9, 137) or any(sign in said for sign in OUT_OF_MEMORY):
-        return Outcome(trial, "out of memory")
-    return Outcome(trial, "failed", last_words(said))
+    is_full = code in (-9, 137) or (code != 0 and OUT_OF_MEMORY.search(output) is not None)
+    logger.info("  %s: %s", " ".join(trial.options), "out of memory" if is_full else "failed" if code else "fits")
+    if code and not is_full:
+        raise UserError(f"{' '.join(trial.options)} failed: {error_in(output)}")
+    return not is_full

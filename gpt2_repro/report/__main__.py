@@ -16,9 +16,9 @@ from pathlib import Path
 from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
-from gpt2_repro.report.check import signs
+from gpt2_repro.report.check import findings
+from gpt2_repro.report.page import not_comparable, summary, write_page
 from gpt2_repro.report.read import read_run
-from gpt2_repro.report.tables import why_not_comparable
 
 
 def main(argv: list[str]) -> None:
@@ -31,31 +31,23 @@ def main(argv: list[str]) -> None:
         "runs", nargs="+", type=Path, metavar="RUN", help="Run directory, the --output_dir of train.py."
     )
     where = "Write this HTML file and no PNG figures. (default: RUN/report.html or, for several runs, ./report.html)"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
-    parser.add_argument("--check", action="store_true", help="Check whether the runs are healthy; write no files.")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
+    modes.add_argument("--check", action="store_true", help="Check whether the runs are healthy; write no files.")
     options = parser.parse(argv)
-    if options.check and options.output:
-        raise UserError("--check writes no file. Remove --check or --output.")
     runs = [read_run(path) for path in options.runs]
     if options.check:
-        found = [sign for run in runs for sign in signs(run, datetime.datetime.now(datetime.UTC))]
-        print("\n".join(f"{sign.mark} {sign.words}" for sign in found))
-        sys.exit(any(sign.mark == "✗" for sign in found))
+        found = [finding for run in runs for finding in findings(run, datetime.datetime.now(datetime.UTC))]
+        print("\n".join(map(str, found)))
+        sys.exit(any(finding.mark == "✗" for finding in found))
     output = options.output or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
-    if output.is_dir():
-        raise UserError(f"{output} is a folder. Pass -o {output / 'report.html'}.")
-    if output.suffix not in (".html", ".htm"):
-        name = "report.html" if str(output) == "-" else output.with_suffix(".html")
-        raise UserError(f"{output} is not an .html file. Pass -o {name}.")
-
+    if output.suffix not in (".html", ".htm") or output.is_dir():
+        raise UserError(f"-o {output} is not an .html file.")
     os.environ.pop("MPLBACKEND", None)  # matplotlib refuses the backend of Jupyter if it is not installed here
-    # Imported here because matplotlib takes a second to load: a wrong path is reported before that.
-    from gpt2_repro.report.page import summary, write_page
-
     write_page(runs, output, folder=None if options.output else output.with_suffix(""))
     for run in runs:
         print("\n".join(summary(run, output)))
-    print("".join(f"{reason}\n" for reason in why_not_comparable(runs)), end="")
+    print("".join(f"{reason}\n" for reason in not_comparable(runs)), end="")
 
 
 if __name__ == "__main__":

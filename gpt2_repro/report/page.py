@@ -1,23 +1,23 @@
 """Write the report as one self-contained HTML file, and as text for the terminal."""
 
 import base64
+import dataclasses
 import datetime
-import os
+import re
+import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
-from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
-from gpt2_repro.report import tables
-from gpt2_repro.report.plots import Picture, overlay_figures, run_figures
-from gpt2_repro.report.read import Run
+from gpt2_repro.report.read import Run, mapping, values
+from gpt2_repro.run_record.time_breakdown import breakdown
+from gpt2_repro.text import Cell, Table, count, duration
 
 
-# Key numbers that are shown on the page only, not in the terminal.
-ON_THE_PAGE = ("parameters", "tokens", "tokens/s (median)", "padding (median)")
 SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
 
 
@@ -26,53 +26,34 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
 
     If `folder` is given, also write the figures to `folder` as PNG files.
     """
-    labels, several = label_runs(runs), len(runs) > 1
-    figures = [run_figures(run) for run in runs]
-    overlay = overlay_figures(runs, labels) if several else {}
-    if folder:
-        _write_figures(overlay, folder)
-        for its, label in zip(figures, labels, strict=True):
-            _write_figures(its, folder / label if several else folder)
+    from gpt2_repro.report.plots import figures  # matplotlib takes a second to load
+
+    labels = label_runs(runs)
+    pictures = figures(runs, labels)
+    for name, picture in pictures.items() if folder else ():
+        write_whole(Path(folder or "", f"{name}.png"), picture.png)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
+    tables = (progress, key_numbers, evaluation_table, time_table, deviation_table, sample_text)
     html = environment.get_template("page.html.j2").render(
-        tables=tables,
-        runs=list(zip(runs, labels, figures, strict=True)),
-        overlay=overlay,
-        not_comparable=tables.why_not_comparable(runs),
-        run_table=tables.run_table(runs, labels) if several else None,
-        differences=tables.recipe_differences(runs, labels),
+        {function.__name__: function for function in tables},
+        runs=list(zip(runs, labels, strict=True)),
+        figures=pictures,
+        not_comparable=not_comparable(runs),
+        run_table=run_table(runs, labels),
+        differences=recipe_differences(runs, labels),
         date=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
     )
-    _write(output, html.encode())
+    write_whole(output, html.encode())
 
 
 def label_runs(runs: Sequence[Run]) -> list[str]:
-    """Return a distinct label for each run: the name of its run directory.
-
-    If several directories have the same name, the labels are paths relative to the common parent folder.
-    """
+    """Return a label for each run: the name of its directory, with its parent's name if needed."""
     names = [run.name for run in runs]
-    if len(set(names)) == len(names):
-        return names
-    paths = [run.path.resolve() for run in runs]
-    above = os.path.commonpath([path.parent for path in paths])
-    return [str(path.relative_to(above)) for path in paths]
-
-
-def _write_figures(figures: dict[str, Picture], folder: Path) -> None:
-    for name, picture in figures.items():
-        _write(folder / f"{name}.png", picture.png)
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror}. Pass another path, such as -o report.html.") from None
+    return names if len(set(names)) == len(names) else ["/".join(run.path.resolve().parts[-2:]) for run in runs]
 
 
 def summary(run: Run, page: Path) -> list[str]:
@@ -81,21 +62,139 @@ def summary(run: Run, page: Path) -> list[str]:
     Args:
         page: the path of the HTML page, which the last line names.
     """
-    lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
+    lines = [f"{run.name}: {run.status.state}, {progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
-    if run.non_finite_steps:
-        lines.append(f"  steps with a non-finite training loss: {len(run.non_finite_steps)}")
-    for label, text, notes in tables.key_numbers(run):
-        if label not in ON_THE_PAGE:
-            lines.append(f"  {label:<28} {text:>11}  {', '.join(note.text for note in notes)}".rstrip())
+    rows = [[Cell(label), Cell(text, "number"), Cell(note)] for label, text, note in key_numbers(run)]
+    lines += [f"  {line}" for line in Table(["", "", ""], rows).lines()[1:]]
     if run.comparison and run.comparison.rows:
-        lines += ["", *(f"  {line}" for line in tables.evaluation_table(run, brief=True).lines()), ""]
+        lines += ["", *(f"  {line}" for line in evaluation_table(run, is_brief=True).lines()), ""]
     if limit := run.comparison and run.comparison.limit:
         lines.append(f"  Only the first {limit} examples per task were scored. Published scores cannot be compared.")
     lines += [f"  {sentence}" for sentence in run.missing().values()]
     if run.samples:
-        newest = max(run.samples, key=lambda sample: sample["step"])
-        line = " ".join(f"{newest['prompt']}{tables.sample_text(newest)}".split())[:SAMPLE_CHARACTERS]
+        newest = run.samples[-1]
+        line = " ".join(f"{newest['prompt']}{sample_text(newest)}".split())[:SAMPLE_CHARACTERS]
         printable = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line)
         lines.append(textwrap.fill(f"sample: {printable}", 100, initial_indent="  ", subsequent_indent="    "))
     return [*lines, f"  report: {page}"]
+
+
+def progress(run: Run) -> str:
+    """Return a run's progress, such as `step 200 of 300, 1.6 M tokens, 45 s left`."""
+    step, steps, tokens = run.status.step, run.status.max_steps, run.status.tokens
+    if step is None:
+        return "no step logged"
+    total, left = (steps or 0) * run.environment.plan.tokens_per_step, ""
+    speeds = values(run.training, "tokens_per_second")
+    if run.status.state == "running" and speeds and tokens is not None and total:
+        left = f", {duration(max(0, total - tokens) / max(1, statistics.median(speeds)))} left"
+    return f"step {step:,}{f' of {steps:,}' if steps else ''}, {count(tokens)} tokens{left}"
+
+
+def key_numbers(run: Run) -> list[tuple[str, str, str]]:
+    """Return label, text and note of the numbers at the top of a report. Unknown numbers are omitted."""
+    validated = [row for row in run.validation if values([row], "eval_loss")]
+    last = validated[-1] if validated else {}
+    best = min(validated, key=lambda row: row["eval_loss"], default=last)
+    losses = "".join(f", {name} {loss:.3f}" for name, loss in run.reference_losses.items())
+    scores = ", ".join(f"{name} {score:.4f}" for name, score in run.reference_scores.items())
+    price, seconds = run.environment.usd_per_hour or 0, run.status.seconds
+    numbers: list[tuple[str, Any, Callable[[Any], str], str]] = [
+        (
+            "validation loss (nats/token)",
+            last.get("eval_loss"),
+            "{:.3f}".format,
+            f"at step {last.get('step')}{losses}",
+        ),
+        ("best validation loss", best.get("eval_loss"), "{:.3f}".format, f"at step {best.get('step')}"),
+        *((f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, "") for name in run.further_sets),
+        ("HellaSwag", _last(run, "hellaswag_acc"), "{:.4f}".format, scores),
+        ("non-finite training losses", len(run.non_finite_steps) or None, count, "steps"),
+        ("parameters", run.environment.parameters or None, count, ""),
+        ("tokens", run.status.tokens, count, ""),
+        ("tokens/s", _median(run, "tokens_per_second"), "{:,.0f}".format, "median"),
+        ("MFU", _median(run, "mfu"), "{:.1%}".format, "median"),
+        ("padding", _median(run, "padding"), "{:.1%}".format, "median"),
+        ("time", seconds, duration, ""),
+        ("cost", (seconds or 0) / 3600 * price or None, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
+    ]
+    if best == last:
+        del numbers[1]
+    return [(label, form(value), note) for label, value, form, note in numbers if value is not None]
+
+
+def _last(run: Run, key: str) -> float | None:
+    return next(reversed(values(run.validation, key)), None)
+
+
+def _median(run: Run, key: str) -> float | None:
+    logged = values(run.training, key)
+    return statistics.median(logged) if logged else None
+
+
+def not_comparable(runs: Sequence[Run]) -> list[str]:
+    """Return the reasons why the numbers of the runs cannot be compared."""
+    data, reasons = [run.environment.data for run in runs], []
+    if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
+        reasons.append(
+            "The runs use different tokenizers. Compare only their bits per byte (evaluate.sh with all runs)."
+        )
+    elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
+        reasons.append("The runs use different validation sets. Task scores can be compared, but losses cannot.")
+    if len({_last(run, "hellaswag_items") for run in runs} - {None}) > 1:
+        reasons.append("The runs were scored on different HellaSwag items. Their accuracies cannot be compared.")
+    return reasons
+
+
+def evaluation_table(run: Run, *, is_brief: bool = False) -> Table:
+    """Return the table of evaluation scores.
+
+    Args:
+        is_brief: omit perplexities and nats per token, unless the table has no other metrics.
+    """
+    if not run.comparison:
+        return Table([], [])
+    others = [row for row in run.comparison.rows if not re.search("perplexity|nats_per_token", row.metric)]
+    return dataclasses.replace(run.comparison, rows=is_brief and others or run.comparison.rows).table()
+
+
+def sample_text(sample: dict[str, Any]) -> str:
+    """Return the text generated after the prompt, without several blank lines in a row."""
+    return re.sub(r"\n(?:[ \t\r]*\n)+", "\n\n", sample["text"].removeprefix(sample["prompt"])).rstrip()
+
+
+def time_table(run: Run) -> Table:
+    """Return a table of the time, share and cost (if known) of each part of the run."""
+    price = run.environment.usd_per_hour
+    rows = breakdown(run.status.time_breakdown, usd_per_hour=price)
+    headers = ["activity", "time", "share", *(["cost"] if price else [])]
+    return Table(headers, [[Cell(row[0]), *(Cell(text, "number") for text in row[1:])] for row in rows])
+
+
+def deviation_table(run: Run) -> Table:
+    """Return a table of the training settings that differ from recipes/gpt2_124m.yaml."""
+    deviations = run.environment.deviations or []
+    rows = [[Cell(str(its.get(key, "–"))) for key in ("field", "run", "recipe")] for its in deviations]
+    return Table(["field", "this run", "gpt2_124m"], rows)
+
+
+def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
+    """Return a table of the key numbers of several runs, one run per row."""
+    numbers = [{label: text for label, text, _ in key_numbers(run)} for run in runs]
+    columns = list(dict.fromkeys(name for row in numbers for name in row))
+    rows = []
+    for label, run, row in zip(labels, runs, numbers, strict=True):
+        texts = [Cell(row.get(name, "–"), "number") for name in columns]
+        rows.append([Cell(label), Cell(f"{run.status.state}, {progress(run)}"), *texts])
+    return Table(["run", "state", *columns], rows)
+
+
+def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:
+    """Return a table of the recipe fields whose values differ between the runs."""
+    recipes = [
+        {(section, key): str(value) for section in run.recipe for key, value in mapping(run.recipe[section]).items()}
+        for run in runs
+    ]
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe)
+    rows = [[".".join(key), *(recipe.get(key, "–") for recipe in recipes)] for key in keys]
+    return Table(["field", *labels], [[Cell(text) for text in row] for row in rows if len(set(row[1:])) > 1])

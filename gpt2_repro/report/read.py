@@ -1,24 +1,26 @@
 """Read the files of a run directory, whether the run has finished or not."""
 
-import contextlib
 import dataclasses
 import json
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.evaluation.comparison import Comparison
+from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
+from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.checkpoint import suggest_run
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, is_run
 from gpt2_repro.run_record.status import RunStatus
-from gpt2_repro.typed_json import is_number
+from gpt2_repro.text import Table
 
 
-Row = dict[str, Any]
+LARGEST = 1e30  # matplotlib cannot draw larger numbers
+Row = dict[str, float]  # the numbers of one step; NaN for a value that is not finite or not a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +31,13 @@ class Run:
     recipe_text: str
     recipe: dict[str, Any]
     environment: Environment
+    environment_text: str
     status: RunStatus  # values missing in the status file come from the last training event and the batch plan
     training: list[Row]  # one row per step, in order
     validation: list[Row]
-    samples: list[Row]
+    samples: list[dict[str, Any]]
     comparison: Comparison | None
-    diagnosis: dict[str, Any]
+    diagnosis: dict[str, Table]
     broken_lines: int  # damaged lines of the metrics file; a last line that a kill cut short is not counted
 
     @property
@@ -42,36 +45,38 @@ class Run:
         return self.path.resolve().name
 
     @property
-    def total_tokens(self) -> int:
-        """The number of tokens planned for the run, 0 if unknown."""
-        return (self.status.max_steps or 0) * self.environment.plan.tokens_per_step
-
-    @property
-    def reference_losses(self) -> dict[str, float]:
-        """Validation losses of n-gram models in nats per token, by the name of the model."""
-        losses = mapping(self.environment.data.get("reference_losses"))
-        return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
-
-    @property
-    def validated(self) -> list[Row]:
-        """The validation results that include the loss of the main validation set."""
-        return [row for row in self.validation if is_number(row.get("eval_loss"))]
-
-    @property
-    def hellaswag(self) -> list[Row]:
-        """The validation results that include a HellaSwag accuracy."""
-        return [row for row in self.validation if is_number(row.get("hellaswag_acc"))]
-
-    @property
     def non_finite_steps(self) -> list[int]:
         """The optimizer steps whose training loss was not finite."""
-        return [row["step"] for row in self.training if not is_number(row["loss"])]
+        return [int(row["step"]) for row in self.training if math.isnan(row["loss"])]
 
     @property
     def further_sets(self) -> list[str]:
         """The names of all validation sets except the main validation set."""
         keys = dict.fromkeys(key for row in self.validation for key in row)
         return [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch(r"eval_.+_loss", key)]
+
+    @property
+    def baseline(self) -> Baseline:
+        """The GPT-2 model whose size is nearest to the run's active parameters."""
+        return baseline_of(self.environment.active_parameters or self.environment.parameters)
+
+    @property
+    def reference_losses(self) -> dict[str, float]:
+        """Losses on the validation set in nats per token, of n-gram models and of GPT-2.
+
+        GPT-2's published loss is included only if the run validates on the same tokens.
+        """
+        data, tokens = self.environment.data, values(self.validation, "eval_tokens") or [0]
+        published = published_loss(self.baseline, mapping(data.get("request")), tokens[-1])
+        losses = numbers_in(mapping(data.get("reference_losses")))
+        return losses if published is None else losses | {self.baseline.name: published}
+
+    @property
+    def reference_scores(self) -> dict[str, float]:
+        """HellaSwag accuracies of the GPT-2 and the GPT-3 of the nearest size, if comparable."""
+        name, items = self.baseline.name, values(self.validation, "hellaswag_items")
+        scores = {name: self.baseline.hellaswag, name.replace("GPT-2", "GPT-3"): self.baseline.gpt3_hellaswag}
+        return scores if items[-1:] == [HELLASWAG_ITEMS] else {}
 
     def missing(self) -> dict[str, str]:
         """Return one sentence for each part of the report whose data is missing.
@@ -84,11 +89,8 @@ class Run:
             "samples": (self.samples, f"No samples have been written yet ({SAMPLES})."),
             "evaluation": (self.comparison, f"Not evaluated yet. Run: bash evaluate.sh {self.path}"),
             "recipe": (self.recipe_text, f"The file {RECIPE} is missing."),
-            "environment": (self.environment != Environment(), f"The file {ENVIRONMENT} is missing."),
-            "lines": (
-                not self.broken_lines,
-                f"Damaged lines in {METRICS}: {self.broken_lines}. Losses may be missing.",
-            ),
+            "environment": (self.environment_text, f"The file {ENVIRONMENT} is missing."),
+            "lines": (not self.broken_lines, f"Damaged lines in {METRICS}: {self.broken_lines}."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
 
@@ -99,34 +101,31 @@ def read_run(path: Path) -> Run:
     Raises UserError if `path` is not a run directory, or if one of its files is damaged.
     """
     if not is_run(path):
-        inside = next(filter(is_run, path.parents), None)
-        fix = f"Pass {inside}." if inside else suggest_run(path)
-        if path.suffix == ".html":
-            fix = "Pass the name of the page as one word, directly after -o. Quote a name with spaces."
-        fix = fix or "Pass the --output_dir of a train.py run, such as runs/demo."
-        raise UserError(f"{path} is not a run directory. {fix}")
+        raise UserError(
+            f"{path} is not a run directory, the --output_dir of train.py. {suggest_run(path) or ''}".strip()
+        )
     record = RunRecord(path)
     if damaged := record.damaged():
         raise UserError(f"{damaged} is damaged. Repair or delete the file.")
     metrics, broken_lines = events.read(record.metrics)
     training = _last_per_step(row for row in metrics if "loss" in row)
-    environment = record.environment()
-    planned = {"state": "unknown", "max_steps": environment.plan.max_steps or None}
-    last = RunStatus.from_json(planned | {key: training[-1].get(key) for key in ("step", "tokens") if training})
-    written = {key: value for key, value in vars(record.status()).items() if value is not None}
-    if not written.get("tokens"):  # the status of step 0. The log may be further.
-        written.pop("step", None)
+    environment, status = record.environment(), record.status()
+    if training and not status.tokens:  # the status of step 0. The log may be further.
+        step, tokens = int(training[-1]["step"]), values(training[-1:], "tokens")
+        status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
+    planned = status.max_steps or environment.plan.max_steps or None
     return Run(
         path=path,
         recipe_text=record.recipe_text(),
         recipe=record.recipe(),
         environment=environment,
-        status=dataclasses.replace(last, **written),
+        environment_text=_read(path / ENVIRONMENT, str) or "",
+        status=dataclasses.replace(status, state=status.state or "unknown", max_steps=planned),
         training=training,
         validation=_last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row)),
         samples=_samples(events.read(record.samples)[0]),
-        comparison=_read(path / COMPARISON, Comparison.from_json),
-        diagnosis=mapping(_read(path / DIAGNOSIS, json.loads)),
+        comparison=_read(path / COMPARISON, _comparison),
+        diagnosis=_read(path / DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text))) or {},
         broken_lines=broken_lines,
     )
 
@@ -138,7 +137,7 @@ def mapping(value: object) -> dict[str, Any]:
 
 def values(rows: Sequence[Row], key: str) -> list[float]:
     """Return the finite values of `key` in a list of logged events, in order."""
-    return [row[key] for row in rows if is_number(row.get(key))]
+    return [row[key] for row in rows if not math.isnan(row.get(key, math.nan))]
 
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
@@ -146,46 +145,47 @@ def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
 
     Events whose token count or value is missing or not finite are skipped.
     """
-    placed = [row for row in rows if is_number(row.get("tokens")) and is_number(row.get(key))]
-    return values(placed, "tokens"), values(placed, key)
+    complete = [row for row in rows if values([row], "tokens") and values([row], key)]
+    return values(complete, "tokens"), values(complete, key)
 
 
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise UserError if the code in the `with` block cannot parse the file `path`."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{path} is damaged ({in_a_line(error)}). Delete the file and repeat the command that wrote the file "
-            "(train.py, evaluate.sh or gpt2_repro.diagnose)."
-        ) from None
+def _comparison(text: str) -> Comparison:
+    comparison = Comparison.from_json(text)
+    comparison.table()  # fails if a value that the report shows is missing
+    return comparison
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:
-    with reading(path):
+    try:
         return parse(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        fix = "Delete the file and repeat the command that wrote it (evaluate.sh or gpt2_repro.diagnose)"
+        raise UserError(f"{path} is damaged ({in_a_line(error)}). {fix}.") from None
 
 
-def _samples(rows: Iterable[Row]) -> list[Row]:
-    """Return the last sample for each step and prompt."""
-    texts: dict[tuple[float, str], Row] = {}
+def numbers_in(event: Mapping[str, Any]) -> Row:
+    """Return the values of a logged event, with NaN for everything that is not a finite number."""
+    good = {key for key, value in event.items() if type(value) in (int, float) and abs(value) < LARGEST}
+    return {key: value if key in good else math.nan for key, value in event.items()}
+
+
+def _samples(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the last sample for each step and prompt, ordered by step."""
+    texts: dict[tuple[int, str], dict[str, Any]] = {}
     for row in rows:
-        if is_number(row.get("step")) and isinstance(row.get("text"), str):
-            prompt = row.get("prompt")
-            sample = row | {"prompt": prompt if isinstance(prompt, str) else ""}
-            texts[sample["step"], sample["prompt"]] = sample
-    return list(texts.values())
+        if isinstance(row.get("step"), int) and isinstance(row.get("text"), str):
+            prompt = row["prompt"] if isinstance(row.get("prompt"), str) else ""
+            texts[row["step"], prompt] = row | {"prompt": prompt}
+    return sorted(texts.values(), key=lambda sample: sample["step"])
 
 
-def _last_per_step(rows: Iterable[Row]) -> list[Row]:
+def _last_per_step(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Merge the logged events of each step into one event.
 
-    Later values replace earlier values. The events are ordered by step.
+    A resumed run logs some steps a second time. The later values are used. The events are ordered by step.
     """
-    merged: dict[int, Row] = {}
-    for row in rows:
-        if is_number(row.get("step")):
-            # A resumed run logs some steps a second time. The later values are used.
+    merged: dict[float, Row] = {}
+    for row in map(numbers_in, rows):
+        if values([row], "step"):
             merged[row["step"]] = merged.get(row["step"], {}) | row
     return [merged[step] for step in sorted(merged)]

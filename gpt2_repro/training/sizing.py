@@ -238,6 +238,28 @@ def plan_run(training: TrainingSection, data: DataArguments, *, num_processes: i
     return plan_by_length(tokens, longest=length, shortest=max(1, data.min_length), **layout)
 
 
+def plans_of(
+    recipe: TrainingRecipe, requested: TrainingRecipe, gpus: int = 1, memory_bytes: float | None = None
+) -> dict[int, BatchPlan | UserError]:
+    """Return the batch plan for 1, 2, 4, 8 and `gpus` GPUs, or why a step does not divide.
+
+    Args:
+        requested: the recipe before sizes of 0 were derived.
+        memory_bytes: memory of each GPU. None: of this machine.
+    """
+    plans: dict[int, BatchPlan | UserError] = {}
+    for count in sorted({1, 2, 4, 8, gpus}):
+        training = recipe.training
+        if not requested.training.per_device_train_batch_size:
+            rows = fitting_rows(recipe, count, memory_bytes)
+            training = dataclasses.replace(training, per_device_train_batch_size=rows)
+        try:
+            plans[count] = plan_run(training, recipe.data, num_processes=count)
+        except UserError as error:
+            plans[count] = error
+    return plans
+
+
 def check_strategy(training: TrainingSection, data: DataArguments) -> None:
     """Raise UserError if the settings do not allow the sampling strategy."""
     if training.train_sampling_strategy != BY_LENGTH:

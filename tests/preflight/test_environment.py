@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.preflight import environment
-from gpt2_repro.preflight.environment import Need, check_limits, check_python, check_room
+from gpt2_repro.preflight.environment import Need, check_python, check_room
 
 
 def test_packages_against_what_is_asked_for(tmp_path: Path) -> None:
@@ -14,22 +14,9 @@ def test_packages_against_what_is_asked_for(tmp_path: Path) -> None:
     found = check_python(root / "requirements.txt")
     assert {finding.mark for finding in found} == {"✓"} and len(found) == 1 + len(environment.PACKAGES)
     asked = tmp_path / "requirements.txt"
-    asked.write_text(
-        "# a comment\ntorch>=99,<=100\ntransformers==1.0\ntqdm<=1.0  # not listed while it fits\n"
-        "no-such-package==2.0\nnothing-of-linux; sys_platform == 'win32'\npyyaml>=5\n",
-        encoding="utf-8",
-    )
+    asked.write_text("torch>=99,<=100\ntransformers==1.0\ntqdm\nno-such-package==2.0\n", encoding="utf-8")
     marks = {finding.about: finding.mark for finding in check_python(asked)}
-    assert marks == {"python": "✓", "torch": "✗", "transformers": "!", "tqdm": "!", "no-such-package": "✗"}
-
-
-def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for least, files, expected in ((1, 65536, ["✓", "✓"]), (1e18, 1024, ["✗", "!"])):
-        monkeypatch.setattr(environment, "LEAST_SHARED_MEMORY", least)
-        monkeypatch.setattr(environment.resource, "getrlimit", lambda which, files=files: (files, 65536))
-        found = check_limits(tmp_path)
-        assert [finding.mark for finding in found] == expected
-    assert "--shm-size" in found[0].words and "ulimit -n" in found[1].words
+    assert marks == {"python": "✓", "torch": "✗", "transformers": "!", "no-such-package": "✗"}
 
 
 def test_needs_on_one_disk_are_added(tmp_path: Path) -> None:
@@ -38,24 +25,17 @@ def test_needs_on_one_disk_are_added(tmp_path: Path) -> None:
     assert [found.mark for found in check_room([one])] == ["✓"]
     (both,) = check_room([one, other])
     assert both.mark == "✗" and str(one.folder) in both.words and str(other.folder) in both.words
-    elsewhere = Need("the run", Path("/dev/shm"), 1e18)
-    assert [found.mark for found in check_room([one, elsewhere])] == ["✓", "✗"]
     (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        (found,) = check_room([Need("data", folder, 1)])
-        assert found.mark == "✗" and str(folder) in found.words
+    assert [found.mark for found in check_room([Need("data", tmp_path / "file" / "below", 1)])] == ["✗"]
 
 
 def test_the_room_of_a_rented_volume_is_what_its_files_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data.bin").write_bytes(b"x" * 3_000_000)
-    (tmp_path / "again.bin").hardlink_to(tmp_path / "data.bin")
     with (tmp_path / "holes.bin").open("wb") as file:
         file.truncate(10**12)
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
-    linked = tmp_path.with_name(tmp_path.name + "-link")
-    linked.symlink_to(tmp_path)
     # The data's disk has enough free space, but the rented volume has not. The size of the volume does not apply to
     # the run, which is on another disk.
-    here, there = Need("data", linked, 8e6), Need("the run", Path("/dev/shm"), 8e6)
+    here, there = Need("data", tmp_path, 8e6), Need("the run", Path("/dev/shm"), 8e6)
     assert [found.mark for found in check_room([here, there], volume_bytes=10_000_000)] == ["✗", "✓"]
     assert check_room([here._replace(bytes=6e6)], volume_bytes=10_000_000)[0].mark == "✓"

@@ -8,19 +8,7 @@ from typing import Any
 import pytest
 
 from gpt2_repro.hardware import peak_flops
-from gpt2_repro.machine import estimate_memory
-from gpt2_repro.model.size import tokens_per_chunk
-from gpt2_repro.preflight.cost import (
-    Workload,
-    card_of,
-    card_table,
-    cards_named,
-    plan_lines,
-    plan_on,
-    price_of,
-    price_table,
-    ranking,
-)
+from gpt2_repro.preflight.cost import CARDS, PRICES, Workload, card_of, cards_named, plan_on, ranking
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.training.sizing import workload_of
 from tests.sections import parse_for_training
@@ -85,112 +73,49 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     ("card", "typed", "changed", "speed", "basis"),
     [
         ("H100 SXM", None, {}, 375_000, "published"),
-        ("RTX 4090", None, {}, 110_000, "published"),
-        ("H100 PCIe", None, {}, 287_000, "estimated"),
-        ("H100 SXM", 1e5, {"bf16": False}, 1e5, "typed"),
         ("Tesla T4", 2e4, {}, 2e4, "typed"),
+        ("H100 SXM", None, {"n_layer": 24}, 216_900, "estimated"),
         ("H100 SXM", None, {"model_type": "mixtral"}, None, None),
         ("H100 SXM", None, {"bf16": False}, None, None),
-        ("H100 SXM", None, {"activation_checkpointing": True}, None, None),
-        ("H100 SXM", None, {"torch_compile": False}, None, None),
     ],
 )
 def test_where_a_speed_comes_from(card, typed, changed, speed, basis) -> None:
-    planned = plan_on(work(**changed), card, 1, tokens_per_second=typed)
-    assert planned["machine"]["tokens_per_second"] == speed
+    planned = plan_on(work(**changed), card, 1, speed=typed)
+    assert planned["machine"]["tokens_per_second"] == (speed and pytest.approx(speed, rel=0.01))
     assert {entry["basis"] for entry in planned["budget"]} == ({basis, "assumed"} if basis else set())
     assert (planned["usd"] is None) is (basis is None or card == "Tesla T4")  # the T4 has no price
 
 
-@pytest.mark.parametrize("changed", [{"n_layer": 24}, {"model_type": "llama"}, {"model_type": "llama", "n_layer": 6}])
-def test_the_speed_of_another_model_is_scaled_by_its_flops(changed: dict[str, Any]) -> None:
-    planned = plan_on(work(**changed), "H100 SXM", 1)
-    assert planned["machine"]["tokens_per_second"] == pytest.approx(375_000 * 855e6 * TOKENS / work(**changed).flops)
-    assert {entry["basis"] for entry in planned["budget"]} == {"estimated", "assumed"}
-
-
-def test_all_checkpoints_that_remain_are_copied() -> None:
-    larger = workload_of(parse_for_training("recipes/gpt2_774m.yaml", "--dataset_dir", "data/nowhere"))
-    # The two newest, and those of the steps 60,000, 120,000, 180,000 and 240,000.
-    copied = 6 * 16 * 774_108_160 + 4 * 774_030_080
-    assert minutes(plan_on(larger, "H100 SXM", 8))["sync"] == pytest.approx(copied / 50e6 / 60, rel=0.001)
-
-
-def test_an_unknown_speed_asks_only_for_what_is_missing() -> None:
-    for name, wanted in (("RTX 4090", False), ("Tesla T4", True)):
-        text = "\n".join(plan_lines(plan_on(work(bf16=False), name, 1)))
-        assert "--tokens_per_second" in text and ("--gpu" in text) is wanted
-
-
-def test_a_cpu_is_measured_and_not_rented() -> None:
-    planned = plan_on(work(), "x86_64", 1, tokens_per_second=200, measured=True)
-    assert {"training steps", "validation", "HellaSwag", "samples", "saving"} == set(minutes(planned))
-    assert minutes(planned)["training steps"] == pytest.approx(TOKENS / 200 / 60) and planned["usd"] is None
-    assert planned["budget"][0]["basis"] == "measured"
-
-
 def test_the_memory_of_a_pass() -> None:
-    found = work()
-    shape = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "sequence_length": 1024, "chunk": 4096}
-    size = {"parameters": found.parameters, "vocab_size": found.vocab_size}
-    one = MemoryEstimate(**shape, **size, ranks=1, sharded=True)
+    found, shape = work(), {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "sequence_length": 1024, "chunk": 4096}
+    one = MemoryEstimate(**shape, parameters=found.parameters, vocab_size=found.vocab_size, ranks=1)
     # 20 bytes per parameter, 65,536 tokens x 768 x 413.2 bytes, 4 bytes per logit of 4,096 tokens, 1.5 GB.
     by_hand = 2_489_518_080 + 20_797_036_954 + 824_180_736 + 1_500_000_000
     assert one.bytes_of(MemoryTrial(64)) == pytest.approx(by_hand, abs=1)
     # With 8 ranks: 9.5 bytes per parameter. With activation checkpointing: 34.1 + 2 x 12 + 4 bytes instead of 413.2.
     assert one._replace(ranks=8).bytes_of(MemoryTrial(64)) == pytest.approx(by_hand - 124_475_904 * 10.5, abs=1)
     assert one.bytes_of(MemoryTrial(64, True)) == pytest.approx(by_hand - 65_536 * 768 * (413.2 - 62.1), abs=1)
-    # DDP: 18 or 22 bytes per parameter, and 38.1 x 12 + 6 bytes of activations.
-    ddp = one._replace(sharded=False)
-    more = 65_536 * 768 * (463.2 - 413.2)
-    assert ddp.bytes_of(MemoryTrial(64)) == pytest.approx(by_hand - 124_475_904 * 2 + more, abs=1)
-    assert ddp._replace(ranks=8).bytes_of(MemoryTrial(64)) == pytest.approx(by_hand + 124_475_904 * 2 + more, abs=1)
-    # Eager: 36 x 12 + 4 bytes of activations, and 12 bytes per logit.
-    eager = by_hand + 65_536 * 768 * (436 - 413.2) + 2 * 824_180_736
-    assert one._replace(compiled=False).bytes_of(MemoryTrial(64)) == pytest.approx(eager, abs=1)
-    # One row of 256 tokens: logits of 256 tokens instead of 4,096.
-    assert one._replace(sequence_length=256).bytes_of(MemoryTrial(1)) == pytest.approx(4.12e9, rel=0.01)
-    for rows, most, memory, best in (
-        (512, MemoryTrial(64), 24e9, MemoryTrial(32)),
-        (480, MemoryTrial(48), 24e9, MemoryTrial(48)),
-        (512, MemoryTrial(64), 6e9, MemoryTrial(2)),
-        (512, MemoryTrial(64, True), 24e9, MemoryTrial(64, True)),
-        (512, MemoryTrial(64), 2.6e9, None),
-    ):
-        assert one.largest(most, rows, memory) == best
+    # DDP: 18 bytes per parameter, and 38.1 x 12 + 6 bytes of activations.
+    ddp = by_hand - 124_475_904 * 2 + 65_536 * 768 * (463.2 - 413.2)
+    assert one._replace(sharded=False).bytes_of(MemoryTrial(64)) == pytest.approx(ddp, abs=1)
+    assert one.largest(MemoryTrial(64), 512, 24e9) == MemoryTrial(32)
     assert one._replace(n_layer=200).largest(MemoryTrial(64), 512, 10e9) == MemoryTrial(8, True)
 
 
-def test_larger_cards_take_larger_micro_batches_and_chunks() -> None:
-    for memory, rows, peak, chunk in ((16e9, 16, 10.0, 4096), (24e9, 32, 15.2, 4096), (40e9, 64, 28.1, 16_384)):
-        recipe = parse_for_training("--dataset_dir", "data/nowhere")
-        estimate = estimate_memory(recipe, work(), memory, 1)
-        assert estimate.largest(MemoryTrial(64), 512, memory) == MemoryTrial(rows) and estimate.chunk == chunk
-        assert estimate.bytes_of(MemoryTrial(rows)) / 1e9 == pytest.approx(peak, abs=0.05)
-    assert tokens_per_chunk(50_304, 0) == 4096 and tokens_per_chunk(2**31, 0) == 1
-
-
 def test_every_card_has_its_source_and_every_price_its_card() -> None:
-    for card in card_table():
+    for card in CARDS:
         assert card.speed and 50_000 < card.tokens_per_second < 2e6 and peak_flops(card.name) is not None
         assert "llm.c" not in card.speed or card.speed.startswith("estimated")  # this project runs on PyTorch
-    for price in price_table():
+    for price in PRICES:
         assert card_of(price.card) is not None and price.source and isinstance(price.date, datetime.date)
 
 
 def test_a_card_is_found_by_whole_words() -> None:
-    for name, *cards in (
-        *((f"NVIDIA {name}", name) for name in ("H100 PCIe", "H100 NVL", "H200", "L40S")),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40 GB"),
-        ("A100 SXM", "A100 SXM 80 GB", "A100 SXM 40 GB"),
-        ("a100 sxm 40gb", "A100 SXM 40 GB"),
-        *((name,) for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "Tesla T4", "H", "a", "")),
-    ):
-        assert [card.card for card in cards_named(name)] == cards, name
-        price = price_of(name)
-        assert price is None or price.card == cards[0]
+    cards = {f"NVIDIA {name}": [name] for name in ("H100 PCIe", "H100 NVL", "H200", "L40S")}
+    cards |= {"NVIDIA H100 80GB HBM3": ["H100 SXM"], "NVIDIA A100-PCIE-40GB": ["A100 PCIe 40 GB"]}
+    cards |= {"A100 SXM": ["A100 SXM 80 GB", "A100 SXM 40 GB"], "a100 sxm 40gb": ["A100 SXM 40 GB"]}
+    cards |= {name: [] for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "Tesla T4", "H", "")}
+    assert {name: [card.card for card in cards_named(name)] for name in cards} == cards
 
 
 def test_the_page_has_the_cheapest_price_of_each_card() -> None:

@@ -14,9 +14,8 @@ SAMPLE = 'there was a <script>alert("king")</script> & a crown'
 
 def change(path: Path, **values: object) -> None:
     """Set some keys of the object in a JSON file. A missing file is created."""
-    path.write_text(
-        json.dumps((json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}) | values), encoding="utf-8"
-    )
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(before | values), encoding="utf-8")
 
 
 def add(run: Path, file: str = "metrics.jsonl", **event: object) -> None:
@@ -34,13 +33,8 @@ def write_run(folder: Path, *, learning_rate: float = 1e-3, steps: int = 40) -> 
     """Write all files of a finished run to a new folder; the final eval_loss is 4.123."""
     (folder / "evaluation").mkdir(parents=True)
     (folder / "final").mkdir()
-    training = f"learning_rate: {learning_rate}, max_grad_norm: 1.0"
-    (folder / "recipe.yaml").write_text(f"data: {{source: embedded}}\ntraining: {{{training}}}\n", encoding="utf-8")
-    data = {
-        "source": "embedded",
-        "counts": {"train": {"documents": 5210, "tokens": 2_813_412, "rows": 10_990}},
-        "reference_losses": {"unigram": 6.713, "bigram": 4.601},
-    }
+    (folder / "recipe.yaml").write_text(f"training:\n  learning_rate: {learning_rate}\n", encoding="utf-8")
+    data = {"counts": {"train": {"tokens": 2_813_412}}, "reference_losses": {"unigram": 6.713, "bigram": 4.601}}
     plan = {"tokens_per_step": 8192, "max_steps": steps}
     change(folder / "environment.json", plan=plan, parameters=7_351_808, data=data, command="launch train.py")
     status: dict[str, Any] = {"state": "complete", "reason": None, "updated": "2026-01-02T03:04:05+00:00"}

@@ -39,7 +39,7 @@ def test_the_report_in_a_notebook(tmp_path: Path) -> None:
     )  # the run was killed while it wrote this line
     shutil.rmtree(two / "evaluation")
     text, kinds = execute("run_report", f"RUNS = {[str(one), str(two)]}")
-    assert kinds.count("image/png") == 2 * 3 + 1 + 1  # 3 figures per run, the overlay, and the plot in the last cell
+    assert kinds.count("image/png") == 2 + 1  # two figures without HellaSwag, and the plot in the last cell
     assert "validation loss (nats/token)" in text and "one: evaluation" in text
     assert "two: Not evaluated yet" in text and "one, step 40: Once there was" in text
 
@@ -52,7 +52,7 @@ def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monke
     options = "--max_steps 30 --warmup_steps 10 --eval_steps 30 --eval_tokens 6400"
     parameters = f'DATA, RUN, OPTIONS = "{tmp_path}/data", "{tmp_path}/run", "{options}"'
     text, kinds = execute("shakespeare", parameters)
-    assert kinds.count("image/png") == 3
+    assert kinds.count("image/png") == 2
     assert "run: complete, step 30 of 30" in text and "time of the run by activity" in text
     assert json.loads((tmp_path / "run" / "run_status.json").read_text(encoding="utf-8"))["eval_loss"] < 4
     assert text.count("ROMEO:") > 3

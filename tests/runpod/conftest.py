@@ -36,9 +36,6 @@ case "$*" in
   "- "*) echo "${DIFFERS:-0}" ;; # the comparison of a bucket
   "-m venv"*) [[ -n ${NO_VENV:-} ]] && exit 1; mkdir -p "${!#}/bin"; cp "$0" "${!#}/bin/python" ;;
   *"--requirement"*/requirements.txt) exit "${INSTALL:-0}" ;;
-  *flash_attn_wheel*) echo "https://example.org/flash_attn.whl" ;;
-  *"import flash_attn"*) exit "${FLASH_ATTN:-1}" ;;
-  *"-m pip install"*flash_attn.whl*) exit "${WHEEL:-0}" ;;
   *"sys.version_info"*) printf py312-torch ;;
   *"importlib.metadata"*) echo 2.9.1+cu128 ;;
   "-m gpt2_repro.preflight") [[ -z ${SLOW_PREFLIGHT:-} ]] || sleep 600 ;;

@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import time
+import subprocess
 
 import pytest
 
-from tests.runpod.conftest import ROOT, wait_for
+from tests.runpod.conftest import KEY, ROOT, wait_for
 from tests.runpod.test_stop_pod import STOP, TERMINATE
 
 
@@ -45,10 +45,22 @@ def test_that_of_the_start_is_kept_and_that_of_a_run_replaced(pod) -> None:
     assert len(deadlines(pod, "run")) == 1 and deadlines(pod, "start") == start
 
 
-def test_it_is_not_early_where_commands_are_missing(pod) -> None:
-    for missing in ("sleep", "awk"):
-        pod.stub(missing, "#!/bin/bash\nexit 127\n")
-    began = time.monotonic()
-    assert pod.run("deadline.sh", 2 / 3600)[0] == 0
-    wait_for(pod.calls)
-    assert time.monotonic() - began > 0.9  # bash counts whole seconds
+def test_the_deadline_of_lambda_comes_first_and_tries_again(pod) -> None:
+    page = (ROOT / "cloud" / "lambda.md").read_text(encoding="utf-8")
+    deadline = page.split("```bash\n")[1].split("```")[0]
+    assert "setsid" in deadline
+    pod.stub(
+        "curl",
+        '#!/bin/bash\nread -r given\n[[ $given == "user = \\"$LAMBDA_API_KEY:\\"" ]] && echo "curl $*" >>"$CALLS"\nexit 22\n',
+    )
+    given = {"LAMBDA_API_KEY": KEY, "LAMBDA_INSTANCE_ID": "machine"}
+    for missing in given:
+        left = {name: value for name, value in given.items() if name != missing}
+        subprocess.run(["bash", "-c", deadline], env=pod.environment | left, stderr=subprocess.DEVNULL)
+    assert pod.calls() == [] and pod.sleeps() == []
+    pod.wake()
+    subprocess.run(["bash", "-c", deadline], env=pod.environment | given, check=True)
+    wait_for(lambda: len(pod.calls("curl")) > 1)
+    assert pod.sleeps()[:2] == ["4h", 60]
+    (call, *_) = pod.calls()
+    assert '{"instance_ids":["machine"]}' in call and call.endswith("/instance-operations/terminate")

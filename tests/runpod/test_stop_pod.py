@@ -51,14 +51,9 @@ def test_every_way_is_tried_until_the_pod_is_gone(pod, words, variables: dict[st
     [
         (1, {}),
         (3, {"STUB_runpodctl": "1"}),
-        (4, {"STUB_runpodctl": "1", "OUT_curl": '{"data": {"podStop": {"id": "pod1"}}}'}),
     ],
 )
 def test_the_first_way_that_is_accepted_is_waited_for(pod, works: int, variables: dict[str, str]) -> None:
-    if works == 4:
-        pod.stub(
-            "curl", '#!/bin/bash\necho "curl $*" >>"$CALLS"\n[[ $* == *graphql* ]] || exit 22\necho "$OUT_curl"\n'
-        )
     pod.start("stop_pod.sh", STOP_WAIT="30", **variables)
     wait_for(lambda: pod.sleeps() == [30])
     assert pod.calls() == STOP[:works]
@@ -73,19 +68,11 @@ def test_it_does_not_give_up(pod) -> None:
     assert pod.sleeps()[:11] == [60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 600]
 
 
-def test_a_way_that_hangs_is_ended(pod) -> None:
-    pod.stub("timeout", '#!/bin/bash\nshift 3\necho "timed $*" >>"$CALLS"\nexit 124\n')
-    pod.run("stop_pod.sh")
-    assert pod.calls("timed") == ["timed " + way for way in STOP[:2]] and "--max-time 60" in STOP[2]
-
-
-@pytest.mark.parametrize("output", ["dead terminal", "closed pipe"])
-def test_an_output_that_fails_ends_nothing(pod, output: str) -> None:
-    other, out = pty.openpty() if output == "dead terminal" else os.pipe()
-    os.close(other)  # writing gives EIO, or SIGPIPE
+def test_a_dead_terminal_ends_nothing(pod) -> None:
+    other, out = pty.openpty()
+    os.close(other)  # writing gives EIO
     command = ["bash", str(ROOT / "runpod" / "stop_pod.sh")]
-    subprocess.run(command, env=pod.environment, stdout=out, stderr=out, timeout=60, restore_signals=True)
-    os.close(out)
+    subprocess.run(command, env=pod.environment, stdout=out, stderr=out, timeout=60)
     assert pod.calls() == STOP
 
 

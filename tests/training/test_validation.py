@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.report.plots import _draw_loss
+from gpt2_repro.report.plots import draw_loss
 from gpt2_repro.report.read import read_run
 from gpt2_repro.training.tracking import FAILURES_ALLOWED
 from gpt2_repro.training.trainer import PretrainingTrainer
@@ -74,7 +74,7 @@ def test_no_name_of_a_validation_set_hides_another_loss(
             assert (f"{last[f'{prefix}{name}_loss']:.4f} nats" in card) == (prefix == "eval_EMA"), name
     # The report shows the main validation split although a set has the name "validation".
     figure = Figure()
-    _draw_loss(figure, losses)
+    draw_loss(figure, [losses], ["run"])
     assert last["eval_loss"] in [line.get_ydata()[-1] for line in figure.axes[0].lines if len(line.get_ydata())]
 
 

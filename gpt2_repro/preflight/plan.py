@@ -1,0 +1,73 @@
+"""Describe a run: parameters, batches, length, FLOPs and sizes on disk."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.data.tokenizer import expected_vocab_size
+from gpt2_repro.errors import UserError
+from gpt2_repro.manifest import MANIFEST
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.scale import scale_of
+from gpt2_repro.model.size import gpt2_parameters
+from gpt2_repro.preflight.cost import Workload
+from gpt2_repro.text import Cell, Table, size
+
+
+def run_lines(
+    data: DataArguments, model: ModelArguments, work: Workload, plans: Mapping[int, BatchPlan | UserError]
+) -> list[str]:
+    """Return the numbers of a run as lines of text. Prepared data is not needed.
+
+    Args:
+        plans: the batch plan for each number of GPUs, or the error if the step does not divide.
+    """
+    is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
+    manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
+    known = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer)
+    vocabulary, length, tokens_per_step = known or 50_257, data.sequence_length, work.tokens // work.steps
+    scale = scale_of(model, sequence_length=length, vocab_size=vocabulary)
+    divided = [plan for plan in plans.values() if isinstance(plan, BatchPlan)]
+    by_length = any(plan.by_length for plan in divided)
+
+    padded = f" ({scale.trained:,} while training, with the vocabulary of {vocabulary:,} ids padded)"
+    padded = padded if scale.padded_vocab_size > vocabulary else ""
+    lines = [("parameters", f"{scale.parameters:,}{padded}")]
+    if not known:
+        lines.append(("  vocabulary", f"assumed to have {vocabulary:,} ids, because the data is not prepared"))
+    if scale.active < scale.parameters:
+        lines.append(("  active", f"{scale.active:,} parameters per token"))
+    shape = {"n_layer": model.n_layer, "n_embd": model.n_embd}
+    if (gpt2 := gpt2_parameters(**shape, n_positions=length, vocab_size=vocabulary)) != scale.parameters:
+        lines.append(("  GPT-2", f"{gpt2:,} parameters with these layers and this width"))
+    rows = "" if tokens_per_step % length else f" = {tokens_per_step // length:,} rows x {length:,}"
+    lines.append(("tokens per step", f"{tokens_per_step:,}{' targets, without padding' if by_length else rows}"))
+    for processes, plan in plans.items():
+        label = f"  on {processes} GPU{'s' * (processes > 1)}"
+        lines.append((label, division(plan)))
+    bound = "at most " if data.packing == "wrap" and not by_length else ""
+    planned = max((plan.max_steps for plan in divided), default=work.steps)
+    stop = f", of the {planned:,} steps of the schedule" if planned > work.steps else ""
+    lines.append(("steps", f"{work.steps:,} = {bound}{work.tokens:,} tokens{stop}"))
+    if manifest:
+        epochs = work.tokens / max(1, manifest.counts["train"].row_tokens)
+        lines.append(("epochs", f"{epochs:,.2f} of {data.dataset_dir}"))
+    per_token = f"{scale.flops_per_token / 1e6:,.1f} M per token (6N + 12LCT)"
+    lines += [
+        ("FLOPs", f"{per_token}, {work.flops:.3g} in total"),
+        ("checkpoint", f"{work.checkpoint_bytes / 1e9:.2f} GB each, with DeepSpeed"),
+        ("final model", f"{work.final_bytes / 1e9:.2f} GB in fp32"),
+        ("disk", f"{size(work.data_bytes)} for the data, {size(work.run_bytes)} for the run"),
+    ]
+    return Table(["", ""], [[Cell(label), Cell(text)] for label, text in lines]).lines()[1:]
+
+
+def division(plan: BatchPlan | UserError) -> str:
+    """Return how a step is divided, such as `64 rows x 8 GPUs x 1 accumulation steps`."""
+    if isinstance(plan, UserError):
+        return str(plan)
+    a_pass = f"at most {plan.positions_per_pass:,} positions" if plan.by_length else f"{plan.micro_batch_size} rows"
+    gpus = f"{plan.num_processes} GPU{'s' * (plan.num_processes > 1)}"
+    return f"{a_pass} x {gpus} x {plan.gradient_accumulation_steps} accumulation steps"
