@@ -21,7 +21,6 @@ def test_a_run_brings_its_own_data_and_baseline(train, tmp_path: Path, caplog) -
     diagnose.main([str(one), "--baseline", str(other), "--tokens", "2000"])
     found = json.loads((one / "evaluation" / "diagnosis" / "diagnosis.json").read_text(encoding="utf-8"))
     assert [bucket["label"] for bucket in found["domains"]] == ["validation text"]
-    assert found["causes"] == [] and any(its.startswith("domains") for its in found["not_judged"])
     # Without network and local files, the two texts of the Hub are skipped with a warning.
     assert sum("--local_data DIR" in line for line in caplog.messages) == 2
     # Positions that a model was not trained on are scored: they are one of the causes to find.

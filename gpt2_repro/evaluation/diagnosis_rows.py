@@ -1,4 +1,4 @@
-"""Select rows of token ids for a diagnosis, and compute a model's losses on them."""
+"""Select rows of token ids for `diagnose`, and compute a model's losses on them."""
 
 import dataclasses
 import itertools

@@ -3,8 +3,6 @@
 The reference code consists of plain loops.
 """
 
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gpt2_repro.evaluation.diagnosis import profiles, texts
-from gpt2_repro.evaluation.diagnosis.texts import Domain, Row, domain_of_rows, read_task, rows_to_score, split_passage
+from gpt2_repro.evaluation import diagnosis_rows, diagnosis_tables
+from gpt2_repro.evaluation.diagnosis_rows import Domain, Row, domain_of_rows, read_task, rows_to_score, split_passage
 
 
 def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> list[Row]:
@@ -23,11 +21,11 @@ def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> 
 
 
 def test_scores_equal_a_loop_over_rows(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "POSITIONS", 500)  # several batches
+    monkeypatch.setattr(diagnosis_rows, "POSITIONS", 500)  # several batches
     source = np.random.default_rng(0)
     lengths = [2, 129, 3, 128, 40, 2, 77, *[100] * 9]
     rows = [Row(source.integers(0, model.config.vocab_size, length).astype(np.uint16), 1, 0) for length in lengths]
-    for row, losses in zip(rows, texts.score_rows(model, rows, device="cpu", name=""), strict=True):
+    for row, losses in zip(rows, diagnosis_rows.score_rows(model, rows, device="cpu", name=""), strict=True):
         ids = torch.tensor(row.ids.astype(np.int64))
         with torch.no_grad():
             logits = model(ids[None, :-1]).logits[0]
@@ -85,15 +83,15 @@ def test_words_are_encoded_as_the_harness_does(model, gpt2_tokenizer, real_data:
 def test_tables_equal_plain_sums(tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
     source = np.random.default_rng(seed)
     rows = text_rows([33] * 20, [16] * 20, window=32, tokens=10**6, tokenizer=tokenizer)
-    targets = profiles.join(rows, ([source.exponential(3, row.targets) for row in rows] for _ in range(2)))
-    edges = profiles.position_edges(32)
+    targets = diagnosis_tables.join(rows, ([source.exponential(3, row.targets) for row in rows] for _ in range(2)))
+    edges = diagnosis_tables.position_edges(32)
     counts = np.bincount(targets.token) * 10 ** (np.arange(targets.token.max() + 1) % 6)
     shares = counts[targets.token] / counts.sum()
     first_positions = [max(its for its in edges if its <= at) for at in targets.position]
     for found, of_target in [
-        (profiles.buckets(targets, targets.domain, ["a", "b"]), targets.domain),
-        (profiles.by_place(targets, targets.position, edges), first_positions),
-        (profiles.by_frequency(targets, counts), sum(shares >= limit for limit in (1e-3, 1e-4, 1e-5, 1e-6))),
+        (diagnosis_tables.buckets(targets, targets.domain, ["a", "b"]), targets.domain),
+        (diagnosis_tables.by_place(targets, targets.position, edges), first_positions),
+        (diagnosis_tables.by_frequency(targets, counts), sum(shares >= limit for limit in (1e-3, 1e-4, 1e-5, 1e-6))),
     ]:
         groups = np.array(of_target)
         expected = {name: targets.ours[groups == name] for name in groups}
@@ -106,25 +104,7 @@ def test_errors_are_those_of_documents_not_of_tokens() -> None:
     source = np.random.default_rng(0)
     cluster = np.repeat(np.arange(100), 50)
     draws = (source.normal(size=5000) + np.repeat(source.normal(size=100), 50) for _ in range(300))
-    estimates = [profiles.clustered(draw, cluster)[0] for draw in draws]
+    estimates = [diagnosis_tables.clustered(draw, cluster)[0] for draw in draws]
     spread = np.std([estimate.value for estimate in estimates])
     assert np.mean([estimate.stderr for estimate in estimates]) == pytest.approx(spread, rel=0.15)
-    assert profiles.clustered(np.ones(5), np.zeros(5, np.int64))[0].stderr == math.inf
-
-
-@pytest.mark.parametrize(
-    ("rise", "expected"),
-    [
-        (lambda position: 0.3 * (position >= 32), 32),
-        (lambda position: 3.0 * (position == 63), 63),
-        (lambda position: 0.02 * position, None),  # a slow drift is not a jump
-        (lambda position: -0.3 * (position >= 32), None),
-    ],
-)
-def test_a_jump_is_found_where_it_is(rise: Callable[[Any], Any], expected: int | None, tokenizer) -> None:
-    source = np.random.default_rng(0)
-    rows = text_rows([65] * 400, window=64, tokens=10**6, tokenizer=tokenizer)
-    text = [source.exponential(3, 64) for _ in rows]
-    losses = ([its + source.normal(0, 0.5, 64) + grow * rise(np.arange(64)) for its in text] for grow in (1, 0))
-    jump = profiles.find_jump(profiles.join(rows, losses), profiles.position_edges(64))
-    assert (jump and jump.position) == expected
+    assert diagnosis_tables.clustered(np.ones(5), np.zeros(5, np.int64))[0].stderr is None
