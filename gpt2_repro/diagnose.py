@@ -6,7 +6,6 @@ python -m gpt2_repro.diagnose somebody/gpt2-small --dataset_dir data/fineweb-10b
 """
 
 import dataclasses
-import functools
 import logging
 from argparse import Namespace
 from collections.abc import Mapping
@@ -25,11 +24,10 @@ from gpt2_repro.evaluation.arguments import arguments_of_run
 from gpt2_repro.evaluation.comparison import diagnosis_tables
 from gpt2_repro.evaluation.diagnosis_rows import TASKS, Domain
 from gpt2_repro.evaluation.diagnosis_tables import loss_tables
-from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import common_window, open_model
 from gpt2_repro.evaluation.output import check_output, default_output_dir, run_metadata, write_results
-from gpt2_repro.evaluation.tasks import find_local_files
+from gpt2_repro.evaluation.tasks import evenly, find_local_files
 from gpt2_repro.files import to_json
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
@@ -49,13 +47,13 @@ def main(argv: list[str]) -> None:
     checkpoint = resolve_checkpoint(options.run)
     baseline = resolve_checkpoint(_baseline(options.baseline, checkpoint.run))
     # Imported after the checks, so that mistakes are reported before the slow imports.
-    from gpt2_repro.model.export import load_pair, load_tokenizer
+    from gpt2_repro.model.export import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.source)
     _check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
     dataset_dir = options.dataset_dir or _data_of_run(checkpoint.run)
     device = choose_device(options.device)
-    models = [open_model(one, functools.partial(load_pair, one.source)) for one in (checkpoint, baseline)]
+    models = [open_model(checkpoint), open_model(baseline)]
     # Positions that a model was not trained on are scored too, so that the tables show them.
     longest = min(LONGEST_WINDOW, *(model.positions for model in models))
     window = common_window(models, options.max_length or longest, explicit=True)
@@ -91,42 +89,24 @@ def _data_of_run(run: Path | None) -> Path | None:
 
 def _parse(argv: list[str]) -> Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.diagnose", description=__doc__)
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        help="Model to diagnose: run directory (final/ is used), checkpoint-N/, final/ or Hub id.",
-    )
-    parser.add_argument(
-        "--baseline",
-        help="Model to compare with. It must have the tokenizer of RUN. (default: the baseline in the run's recipe, "
-        "or openai-community/gpt2 if there is no recipe)",
-    )
-    parser.add_argument(
-        "--dataset_dir",
-        type=Path,
-        metavar="DIR",
-        help="Prepared folder with validation text to score. (default for a run: the run's data)",
-    )
-    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
-    parser.add_argument(
-        "--tokens",
-        type=TokenCount,
-        default=262_144,
-        help="Number of tokens to score in each text. (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max_length",
-        type=int,
-        help=f"Context in tokens. (default: {LONGEST_WINDOW}, or fewer if a model has fewer positions)",
-    )
-    parser.add_argument(
-        "--output_dir",
-        type=Path,
-        metavar="DIR",
-        help="Folder for the results. (default: RUN/evaluation/diagnosis for a run that can be written, "
-        "otherwise evaluations/MODEL/diagnosis)",
-    )
-    parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
+    own = "RUN/evaluation/diagnosis for a run that can be written, otherwise evaluations/MODEL/diagnosis"
+    for name, kind, metavar, text in (
+        ("run", str, "RUN", "Model to diagnose: run directory (final/ is used), checkpoint-N/, final/ or Hub id."),
+        (
+            "--baseline",
+            str,
+            None,
+            "Model with the tokenizer of RUN. (default: the recipe's, or openai-community/gpt2)",
+        ),
+        ("--dataset_dir", Path, "DIR", "Prepared folder with validation text. (default for a run: the run's data)"),
+        ("--local_data", Path, "DIR", "Folder of wikitext and LAMBADA .jsonl files."),
+        ("--max_length", int, None, f"Context in tokens. (default: {LONGEST_WINDOW}, or the positions of a model)"),
+        ("--output_dir", Path, "DIR", f"Folder for the results. (default: {own})"),
+        ("--device", str, "D", "cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)"),
+    ):
+        parser.add_argument(name, type=kind, metavar=metavar, help=text)
+    tokens = "Number of tokens to score in each text. (default: %(default)s)"
+    parser.add_argument("--tokens", type=TokenCount, default=262_144, help=tokens)
     options = parser.parse(argv)
     if options.tokens < 1 or (options.max_length is not None and options.max_length < SHORTEST_WINDOW):
         raise UserError(f"--tokens must be at least 1 and --max_length at least {SHORTEST_WINDOW}.")
@@ -152,11 +132,8 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
 
     The counts are None if `folder` (the prepared data) is None.
     """
-    domains: list[Domain] = []
-    counts = None
-    if folder:
-        domains, counts = _read_prepared(folder, tokenizer, options.tokens)
-    else:
+    domains, counts = _read_prepared(folder, tokenizer, options.tokens) if folder else ([], None)
+    if not folder:
         logger.warning("No prepared folder found. Pass --dataset_dir DIR to also score validation text.")
     local = find_local_files(options.local_data, TASKS) if options.local_data else {}
     for task in TASKS:
@@ -165,8 +142,7 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
         except UserError as error:
             if task in local:
                 raise
-            fix = "Pass --local_data DIR to read the text from a file."
-            logger.warning("The text %s is skipped. %s. %s", task, str(error).rstrip("."), fix)
+            logger.warning("The text %s is skipped. %s Pass --local_data DIR to read a file.", task, error)
     if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
         raise UserError("No text to score. Pass --dataset_dir PREPARED_FOLDER or --local_data FOLDER.")
     return domains, counts

@@ -18,7 +18,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import DIAGNOSIS_TABLES
-from gpt2_repro.evaluation.documents import cut_passages
+from gpt2_repro.evaluation.tasks import cut_passages
 
 
 WINDOW, END = 64, "<|endoftext|>"

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.documents import NUM_PASSAGES, cut_passages, documents_to_score, evenly
-from gpt2_repro.evaluation.harness import evaluate_model
-from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
+from gpt2_repro.evaluation.harness import evaluate_model, score_task
+from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.tasks import (
-    check_tasks,
+    NUM_PASSAGES,
+    cut_passages,
+    documents_to_score,
+    evenly,
     find_local_files,
     own_documents,
-    stock_task_names,
-    with_completion,
     write_task_files,
 )
 from gpt2_repro.files import read_json_lines
@@ -123,28 +123,6 @@ def test_documents_to_score_are_a_spread_of_about_the_same_size():
     assert evenly([1, 2, 3, 4, 5], 2) == [1, 3]
 
 
-def test_known_tasks_are_the_harness_s_and_ours():
-    names = stock_task_names()
-    assert {"lambada_openai", "hellaswag", "wikitext", "arc_easy", "mmlu"} <= names
-    assert not names & {"last_word", "document_perplexity"}
-    check_tasks(["arc_easy", "hellaswag"], {})
-    assert with_completion(["hellaswag", "arc_easy"]) == ["hellaswag", "hellaswag_completion", "arc_easy"]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "validation.jsonl"),
-        ('{"text": "a\u2028b"}\n\n{"page": "b"}\n', "line 3"),
-        ('{"text": "short"}\n', "last_word"),
-    ],
-)
-def test_bad_documents_are_refused(content, words, tmp_path):
-    (tmp_path / "validation.jsonl").write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=words):
-        write_tasks(tmp_path, tmp_path / "tasks", ["last_word"])
-
-
 ITEM = {"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he", "ctx": "A man sits. he", "label": "1"}
 ITEM |= {"endings": ["sings.", "pulls up old shingles.", "is", "a b c"]}
 
@@ -152,14 +130,10 @@ ITEM |= {"endings": ["sings.", "pulls up old shingles.", "is", "a b c"]}
 @pytest.mark.parametrize(
     ("task", "good", "bad"),
     [
-        *(("hellaswag", ITEM, ITEM | {"label": label}) for label in ("", 4, None, "-1")),
-        *(
-            ("hellaswag", ITEM, ITEM | {"endings": its})
-            for its in (["a", "b", "c"], ["a", "b", "c", ""], "abcd", [1] * 4)
-        ),
+        ("hellaswag", ITEM, ITEM | {"label": 4}),
+        *(("hellaswag", ITEM, ITEM | {"endings": endings}) for endings in (["a", "b", "c", ""], "abcd")),
         ("hellaswag_completion", ITEM, ITEM | {"ctx": " "}),
-        *(("wikitext", {"page": "a b"}, {"page": page}) for page in ("", "\n", 5, None)),
-        ("lambada_openai", {"text": "a b"}, {"text": ""}),
+        *(("wikitext", {"page": "a b"}, {"page": page}) for page in ("\n", 5)),
         ("lambada_openai", {"text": "a b"}, ["a b"]),
     ],
 )
@@ -223,19 +197,15 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
 
 
 def test_the_completion_style_is_a_plain_loop_over_endings(network, gpt2_tokenizer, real_data, tmp_path):
-    """Scores of hellaswag_completion equal those of a plain loop over endings.
-
-    build-nanogpt computes HellaSwag scores with such a loop.
-    """
+    """Scores of hellaswag_completion equal those of a plain loop, as in build-nanogpt."""
     source = tmp_path / "data"
     source.mkdir()
-    lines = (
-        (real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl").read_text(encoding="utf-8").splitlines()[15:35]
-    )
+    path = real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()[15:35]
     (source / "hellaswag.jsonl").write_text("\n".join(lines), encoding="utf-8")
     folder = write_tasks(source, tmp_path / "tasks", ["hellaswag_completion"])
-    found = score(network, gpt2_tokenizer, ["hellaswag_completion"], folder, max_length=256)
-    (task,) = read_scores(*found["hellaswag_completion"], gpt2_tokenizer)
+    settings = EvaluationSettings(max_length=256, batch_size=4, seed=1, device="cpu", limit=None)
+    _, (task,) = score_task(network, gpt2_tokenizer, "hellaswag_completion", settings, folder)
     (metric,) = task.metrics
 
     right = []
