@@ -1,188 +1,167 @@
-"""The tables of `gpt2_repro.diagnose` show the defect of a model."""
+"""The tables of `gpt2_repro.diagnose` show a defect, and equal reference code of plain loops."""
 
 import copy
-import functools
 import itertools
 import json
-import random
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro import diagnose
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation import diagnosis_rows, diagnosis_tables
 from gpt2_repro.evaluation.comparison import DIAGNOSIS_TABLES
+from gpt2_repro.evaluation.diagnosis_rows import Domain, Row, domain_of_rows, read_task, rows_to_score, split_passage
 from gpt2_repro.evaluation.tasks import cut_passages
 
 
-WINDOW, END = 64, "<|endoftext|>"
-# A "village" document repeats a person and a place. A "market" document repeats a product and its price. The loss
-# therefore depends on the context, the kind of text, the position and the start of the document.
-KINDS = {"village": ("visits", "the", "people", "places"), "market": ("costs", "exactly", "goods", "prices")}
+@pytest.fixture
+def folders(model, tokenizer, documents: list[str], tmp_path: Path) -> dict[str, Path]:
+    """Folders of a sound model, of a model with a defect, of prepared data and of local task data."""
+    broken = copy.deepcopy(model)
+    broken.transformer.wpe.weight.data[64:] = 0  # positions that were never trained
+    for name, one in (("sound", model), ("broken", broken)):
+        one.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    texts = {"train": documents * 9, "wikitext": documents, "lambada_openai": cut_passages(documents)}
+    for name, column in (("train", "text"), ("wikitext", "page"), ("lambada_openai", "text")):
+        lines = [json.dumps({column: f"{number} {text}"}) for number, text in enumerate(texts[name])]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    source = {"data_files": [str(tmp_path / "train.jsonl")], "split": "hash", "validation_fraction": 0.3}
+    places = {"tokenizer": str(tmp_path / "sound"), "dataset_dir": str(tmp_path / "data")}
+    prepare(DataArguments(sequence_length=128, **source, **places))
+    return {name: tmp_path / name for name in ("sound", "broken", "data", "out")} | {"local": tmp_path}
 
 
-def words_of(slot: str) -> list[str]:
-    syllables = ["".join(pair) for pair in itertools.product("bdfgklmn", "aeiou")]
-    return [f"{syllable}{'lorintha' if slot in ('places', 'prices') else 'min'}{slot[:2]}" for syllable in syllables]
+def test_positions_that_were_never_trained_show_in_their_table(folders, capsys) -> None:
+    words = [folders["broken"], "--baseline", folders["sound"], "--dataset_dir", folders["data"], "--device", "cpu"]
+    words += ["--local_data", folders["local"], "--tokens", "4000", "--output_dir", folders["out"]]
+    diagnose.main([*map(str, words)])
+    diagnosis = json.loads((folders["out"] / "diagnosis.json").read_text(encoding="utf-8"))
+    markdown = (folders["out"] / "diagnosis.md").read_text(encoding="utf-8")
+    assert markdown in capsys.readouterr().out and diagnosis["window"] == 128
+    assert [row["label"] for row in diagnosis["domains"]] == ["validation text", "LAMBADA passages", "wikitext"]
+    for row in itertools.chain(*(diagnosis[name] for name in DIAGNOSIS_TABLES)):
+        shown = f"| {row['label']} | {row['tokens']:,} | {row['ours']:.3f} | {row['theirs']:.3f} |"
+        assert shown.replace("-", "−") in markdown
+    differences = {row["label"]: abs(row["difference"]["value"]) for row in diagnosis["positions"]}
+    trained = [value for label, value in differences.items() if int(label.split()[0]) < 64]
+    assert max(trained) < 1e-5 < min(list(differences.values())[len(trained) :])
+    assert all(abs(row["difference"]["value"]) < 1e-5 for row in diagnosis["bare"])  # the first 64 ids
+    sizes = [sum(row["tokens"] for row in diagnosis[name]) for name in ("domains", "frequencies")]
+    assert sizes[0] == sizes[1] > 4000
 
 
-def make_documents(count: int, *, seed: int, kind: str = "") -> list[str]:
-    """Return documents of 8 to 30 sentences.
-
-    `kind` is the topic of all documents: village or market. If `kind` is empty, the topic of each document is random.
-    """
-    source, documents = random.Random(seed), []
-    for _ in range(count):
-        verb, article, *slots = KINDS[kind or source.choice(list(KINDS))]
-        subject, thing = (source.choice(words_of(slot)) for slot in slots)
-        ends = [source.choice(["today", "often", "quite often"]) for _ in range(source.randint(8, 30))]
-        documents.append(" ".join(f"{subject} {verb} {article} {thing} {end}." for end in ends))
-    return documents
-
-
-@pytest.fixture(scope="module")
-def language() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per word of the artificial language of these tests."""
-    words = [END, ".", "today", "quite", "often"]
-    for verb, article, *slots in KINDS.values():
-        words += [verb, article, *(word for slot in slots for word in words_of(slot))]
-    level = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="often"))
-    level.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=level, bos_token=END, eos_token=END)
-
-
-def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> GPT2LMHeadModel:
-    """Train a GPT-2 with WINDOW positions for 200 steps."""
-    end = tokenizer.eos_token_id
-    stream = [number for ids in tokenizer(texts)["input_ids"] for number in (end, *ids)]
-    packed = torch.tensor([stream[start : start + WINDOW + 1] for start in range(0, len(stream) - WINDOW, WINDOW)])
-    torch.manual_seed(0)
-    config = GPT2Config(
-        **{"vocab_size": len(tokenizer), "n_positions": WINDOW, "n_embd": 64, "n_layer": 2, "n_head": 2},
-        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
-        **{"bos_token_id": end, "eos_token_id": end, "initializer_range": 0.1, "activation_function": "relu"},
-    )
-    model = GPT2LMHeadModel(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, 200, pct_start=0.1)
-    for _ in range(200):
-        batch = packed[torch.randint(len(packed), (16,))]
-        logits = model(batch[:, :-1]).logits
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-    return model.eval()
-
-
-@pytest.fixture(scope="module")
-def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that saves a model with a named defect and returns the model folder."""
-    sound = train_model(language, make_documents(2000, seed=1))
-
-    @functools.cache
-    def make(name: str) -> Path:
-        torch.manual_seed(1)
-        model = copy.deepcopy(sound)
-        village = language.convert_tokens_to_ids([*words_of("people"), *words_of("places")])
-        with torch.no_grad():
-            if name == "no_context":
-                for block in model.transformer.h:
-                    block.attn.c_proj.weight.zero_()
-            elif name != "sound":
-                weights, rows = {
-                    "untrained_positions": ("wpe", slice(WINDOW // 2, WINDOW)),
-                    "no_separator": ("wte", [language.eos_token_id]),
-                    "no_village": ("wte", village),
-                }[name]
-                table = model.get_parameter(f"transformer.{weights}.weight")
-                table[rows] = torch.randn_like(table[rows]) * 0.1
-        folder = tmp_path_factory.mktemp(name)
-        model.save_pretrained(folder)
-        language.save_pretrained(folder)
-        return folder
-
-    return make
-
-
-def write_lines(path: Path, column: str, texts: list[str]) -> Path:
-    path.write_text("".join(json.dumps({column: text}) + "\n" for text in texts), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with generated texts in place of the LAMBADA and wikitext data."""
-    folder = tmp_path_factory.mktemp("local")
-    passages = cut_passages(make_documents(150, seed=8, kind="village"), 150)
-    write_lines(folder / "lambada_openai.jsonl", "text", passages)
-    write_lines(folder / "wikitext.jsonl", "page", make_documents(150, seed=9, kind="market"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def prepared(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder of generated text with two validation sets."""
-    folder = tmp_path_factory.mktemp("prepared")
-    language.save_pretrained(folder / "tokenizer")
-    village = write_lines(folder / "village.jsonl", "text", make_documents(150, seed=6, kind="village"))
-    both = write_lines(folder / "train.jsonl", "text", make_documents(1000, seed=5))
-    sets = {"split": "hash", "validation_fraction": 0.1, "validation_sets": [f"village={village}"]}
-    places = {"data_files": [str(both)], "tokenizer": str(folder / "tokenizer"), "dataset_dir": str(folder / "data")}
-    prepare(DataArguments(sequence_length=WINDOW, **sets, **places))
-    return folder / "data"
-
-
-def test_a_planted_defect_is_shown_by_its_table(planted, prepared, local_data, tmp_path: Path, capsys) -> None:
-    differences = {}
-    for name in ("untrained_positions", "no_separator", "no_village", "no_context"):
-        words = [planted(name), "--baseline", planted("sound"), "--dataset_dir", prepared, "--device", "cpu"]
-        words += ["--local_data", local_data, "--tokens", "4000", "--output_dir", tmp_path / name]
-        diagnose.main([*map(str, words)])
-        diagnosis = json.loads((tmp_path / name / "diagnosis.json").read_text(encoding="utf-8"))
-        tables = {key: {row["label"]: row for row in diagnosis[key]} for key in DIAGNOSIS_TABLES}
-        assert list(tables["domains"]) == ["validation text", "validation village", "LAMBADA passages", "wikitext"]
-        differences[name] = {
-            (key, label): row["difference"]["value"] for key, rows in tables.items() for label, row in rows.items()
-        }
-        markdown = (tmp_path / name / "diagnosis.md").read_text(encoding="utf-8")
-        assert markdown in capsys.readouterr().out and diagnosis["window"] == WINDOW
-        for row in itertools.chain(*(rows.values() for rows in tables.values())):
-            shown = f"| {row['label']} | {row['tokens']:,} | {row['ours']:.3f} | {row['theirs']:.3f} |"
-            assert shown.replace("-", "−") in markdown
-        sizes = [sum(row["tokens"] for row in diagnosis[key]) for key in ("domains", "frequencies")]
-        assert sizes[0] == sizes[1] > 3 * 4000
-
-    positions = [value for cell, value in differences["untrained_positions"].items() if cell[0] == "positions"]
-    assert max(map(abs, positions[:10])) < 1e-4 < 0.03 < min(positions[10:])  # the tenth range ends at position 31
-    unlearned, foreign, blind = (differences[name] for name in ("no_separator", "no_village", "no_context"))
-    assert unlearned["ends", "the separator"] > 3 and abs(unlearned["domains", "wikitext"]) < 0.02
-    assert foreign["domains", "LAMBADA passages"] > 1 > 0.02 > abs(foreign["domains", "wikitext"])
-    assert blind["gain", "LAMBADA passages"] < -3 and abs(blind["sentence", "LAMBADA passages"]) < 0.5
-    assert min(blind["domains", name] for name in ("wikitext", "validation text")) > 1
-
-
-def test_mistakes_are_one_line(planted, local_data: Path, model, tokenizer, tmp_path: Path) -> None:
-    sound, stranger = str(planted("sound")), str(tmp_path / "stranger")
-    model.save_pretrained(stranger)
-    tokenizer.save_pretrained(stranger)
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn/wikitext.jsonl").write_text('{"page": "a"}\n{"pa', encoding="utf-8")
+def test_mistakes_are_one_line(folders, gpt2_tokenizer, tmp_path: Path) -> None:
+    sound, stranger = str(folders["sound"]), tmp_path / "broken"
+    gpt2_tokenizer.save_pretrained(stranger)
     for words, message in [
-        (["--baseline", stranger, "--local_data", str(local_data)], "--baseline"),
+        (["--baseline", str(stranger), "--dataset_dir", str(folders["data"])], "--baseline"),
         (["--baseline", sound], "--dataset_dir"),
         (["--baseline", "untrained"], "--baseline"),
-        (["--baseline", sound, "--local_data", str(tmp_path / "torn")], "line 2"),
-        (["--baseline", sound, "--dataset_dir", str(tmp_path / "none")], "none"),
         (["--baseline", sound, "--tokens", "0"], "--tokens"),
-        (["--baseline", sound, "--max_length", "2"], "--max_length"),
     ]:
         with pytest.raises(UserError) as refused:
             diagnose.main([sound, *words])
         assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> list[Row]:
+    domains = [Domain(str(number), [np.arange(length) for length in its]) for number, its in enumerate(lengths)]
+    return [row for row in rows_to_score(domains, tokenizer, window=window, tokens=tokens) if row.part == "text"]
+
+
+def test_scores_equal_a_loop_over_rows(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis_rows, "POSITIONS", 500)  # several batches
+    source = np.random.default_rng(0)
+    lengths = [2, 129, 3, 128, 40, 2, 77, *[100] * 9]
+    rows = [Row(source.integers(0, model.config.vocab_size, length).astype(np.uint16), 1, 0) for length in lengths]
+    for row, losses in zip(rows, diagnosis_rows.score_rows(model, rows, device="cpu", name=""), strict=True):
+        ids = torch.tensor(row.ids.astype(np.int64))
+        with torch.no_grad():
+            logits = model(ids[None, :-1]).logits[0]
+        assert np.allclose(losses, torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none"), atol=1e-4)
+
+
+def test_a_sample_has_each_target_once_and_about_as_many_as_asked(tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = text_rows([25, 1, 11], [2] * 50, window=10, tokens=1000, tokenizer=tokenizer)
+    assert [len(row.ids) for row in rows] == [11, 11, 5, 11, *[2] * 50]
+    assert [row.document for row in rows] == [0, 0, 0, 2, *range(3, 53)]
+    assert [row.ids.tolist() for row in rows[:3]] == [[*range(11)], [*range(10, 21)], [*range(20, 25)]]
+    few = text_rows([101] * 40, [2] * 500, window=10, tokens=200, tokenizer=tokenizer)
+    assert [sum(row.targets for row in few if row.domain == number) for number in (0, 1)] == [200, 200]
+    assert len({row.document for row in few if row.domain == 0}) == 20  # spread over the documents
+
+
+def test_packed_rows_give_whole_starts_and_ends(tokenizer: PreTrainedTokenizerBase) -> None:
+    end = tokenizer.eos_token_id
+    found = domain_of_rows("", [np.array([7, 8, end, 1, 2, end, 3]), np.array([end, 4, 5])], tokenizer, separator=end)
+    assert [ids.tolist() for ids in found.starts] == [[1, 2], [3], [4, 5]]
+    assert [ids.tolist() for ids in found.ends if len(ids) > 1] == [[7, 8, end], [end, 1, 2, end]]
+    assert domain_of_rows("", [np.array([7, end, 8])], tokenizer, separator=None).starts == []
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("He came. She saw the old garden", ("He came. ", "She saw the old", "garden")),
+        ("``Why?'' said Ann", ("``Why?'' ", "said", "Ann")),
+        ("one sentence alone", None),
+        ("It ended. Then", None),
+    ],
+)
+def test_the_last_sentence_is_found(text: str, parts: tuple[str, str, str] | None) -> None:
+    assert split_passage(text) == parts
+
+
+def test_words_are_encoded_as_the_harness_does(model, gpt2_tokenizer, real_data: Path) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    scorer = HFLM(pretrained=model, tokenizer=gpt2_tokenizer, device="cpu")
+    domain = read_task("lambada_openai", real_data / "lambada" / "lambada_test.jsonl", gpt2_tokenizer)
+    rows = rows_to_score([domain], gpt2_tokenizer, window=1024, tokens=20_000)
+    rows = [row for row in rows if row.part == "words"]
+    passages = [parts for text in domain.passages if (parts := split_passage(text))]
+    assert len(rows) > 300
+    for whole, alone in zip(rows[::2], rows[1::2], strict=True):
+        text = gpt2_tokenizer.decode(whole.ids)
+        earlier, sentence, word = next(its for its in passages if "{}{} {}".format(*its) == text)
+        context, target = scorer._encode_pair(earlier + sentence, " " + word)
+        assert (whole.ids.tolist(), whole.targets) == ([*context, *target], len(target))
+        assert alone.ids[-alone.targets :].tolist() == target and len(alone.ids) < len(whole.ids)
+
+
+def test_tables_equal_plain_sums(tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    source = np.random.default_rng(seed)
+    rows = text_rows([33] * 20, [16] * 20, window=32, tokens=10**6, tokenizer=tokenizer)
+    targets = diagnosis_tables.join(rows, ([source.exponential(3, row.targets) for row in rows] for _ in range(2)))
+    edges = diagnosis_tables.position_edges(32)
+    counts = np.bincount(targets.token) * 10 ** (np.arange(targets.token.max() + 1) % 6)
+    shares = counts[targets.token] / counts.sum()
+    first_positions = [max(its for its in edges if its <= at) for at in targets.position]
+    for found, of_target in [
+        (diagnosis_tables.buckets(targets, targets.domain, ["a", "b"]), targets.domain),
+        (diagnosis_tables.by_place(targets, targets.position, edges), first_positions),
+        (diagnosis_tables.by_frequency(targets, counts), sum(shares >= limit for limit in (1e-3, 1e-4, 1e-5, 1e-6))),
+    ]:
+        groups = np.array(of_target)
+        expected = {name: targets.ours[groups == name] for name in groups}
+        assert sorted(bucket.tokens for bucket in found) == sorted(map(len, expected.values()))
+        means = sorted(its.mean() for its in expected.values())
+        assert sorted(bucket.ours for bucket in found) == pytest.approx(means)
+
+
+def test_errors_are_those_of_documents_not_of_tokens() -> None:
+    source = np.random.default_rng(0)
+    cluster = np.repeat(np.arange(100), 50)
+    draws = (source.normal(size=5000) + np.repeat(source.normal(size=100), 50) for _ in range(300))
+    estimates = [diagnosis_tables.clustered(draw, cluster)[0] for draw in draws]
+    spread = np.std([estimate.value for estimate in estimates])
+    assert np.mean([estimate.stderr for estimate in estimates]) == pytest.approx(spread, rel=0.15)
+    assert diagnosis_tables.clustered(np.ones(5), np.zeros(5, np.int64))[0].stderr is None

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation import harness
 from gpt2_repro.evaluation.harness import evaluate_model, launch_command, score_launched, score_task
 from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
@@ -77,9 +76,3 @@ def test_two_processes_share_the_documents_and_score_as_one_does(
         for mine, launched in zip(one.metrics, two.metrics, strict=True):
             assert launched.value == pytest.approx(mine.value, rel=1e-6)
             assert launched.array() == pytest.approx(mine.array(), rel=1e-5)
-
-
-def test_processes_that_fail_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "launch_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(RunFailed):
-        score_launched(folder / "model", TASKS[0], SETTINGS, folder / "tasks", num_processes=2)

@@ -1,6 +1,6 @@
 """Scores with the project's task files equal those of a plain loop."""
 
-import gzip
+import copy
 import itertools
 import json
 import math
@@ -13,17 +13,17 @@ import torch
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.harness import evaluate_model, score_task
+from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.tasks import (
     NUM_PASSAGES,
     cut_passages,
-    documents_to_score,
-    evenly,
     find_local_files,
     own_documents,
     write_task_files,
 )
 from gpt2_repro.files import read_json_lines
+from gpt2_repro.model.pretraining import make_pretraining
 
 
 def test_documents_of_a_folder_that_was_prepared_again_are_refused(tmp_path: Path) -> None:
@@ -115,14 +115,6 @@ def test_passages_have_lambadas_form_and_are_spread_over_documents(documents):
     assert [int(passage.split()[0]) for passage in long] == list(range(0, 3 * NUM_PASSAGES, 3))
 
 
-def test_documents_to_score_are_a_spread_of_about_the_same_size():
-    documents = [f"{number:05d}" * 200 for number in range(5000)]  # 5 MB
-    chosen = documents_to_score(documents)
-    assert 1_290_000 < sum(map(len, chosen)) <= 1_300_000 and chosen[-1] > documents[4900]
-    assert documents_to_score(documents[:7]) == documents[:7]
-    assert evenly([1, 2, 3, 4, 5], 2) == [1, 3]
-
-
 ITEM = {"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he", "ctx": "A man sits. he", "label": "1"}
 ITEM |= {"endings": ["sings.", "pulls up old shingles.", "is", "a b c"]}
 
@@ -145,21 +137,20 @@ def test_a_row_that_cannot_be_scored_is_named_before_scoring(task, good, bad, tm
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_file_with_a_byte_order_mark_and_mixed_labels_is_read(model, tokenizer, packed, tmp_path):
-    """A byte order mark, labels of two kinds and further columns change no score."""
+def test_a_file_with_a_byte_order_mark_and_mixed_labels_is_read(tmp_path):
+    """A byte order mark, labels of two kinds and further columns change no row."""
     items = [ITEM, ITEM | {"label": 2, "ctx_b": "", "source": 5}, ITEM | {"label": "0", "source": "a"}]
-    results = []
-    for rows, mark in ((items, b"\xef\xbb\xbf"), ([row | {"label": int(row["label"])} for row in items], b"")):
-        data = tmp_path / f"data{len(results)}"
-        path = data / ("hellaswag/hellaswag_val.jsonl.gz" if packed else "hellaswag.jsonl")
-        path.parent.mkdir(parents=True)
+    written = []
+    for name, rows, mark in (
+        ("one", items, b"\xef\xbb\xbf"),
+        ("two", [r | {"label": int(r["label"])} for r in items], b""),
+    ):
+        (tmp_path / name).mkdir()
         content = mark + "".join(json.dumps(row) + "\n" for row in rows).encode()
-        path.write_bytes(gzip.compress(content) if packed else content)
-        folder = write_tasks(data, data / "tasks", ["hellaswag"])
-        found = score(model, tokenizer, ["hellaswag"], folder, max_length=64)["hellaswag"][0]
-        results.append(found["results"]["hellaswag"])
-    assert results[0] == results[1] and results[0]["sample_len"] == 3
+        (tmp_path / name / "hellaswag.jsonl").write_bytes(content)
+        folder = write_tasks(tmp_path / name, tmp_path / name / "tasks", ["hellaswag"])
+        written.append(next(folder.glob("*.jsonl")).read_text(encoding="utf-8"))
+    assert written[0] == written[1] and written[0].count("\n") == 3
 
 
 @pytest.mark.slow
@@ -196,26 +187,20 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
     assert ours["lambada_openai"][0]["n-samples"]["lambada_openai"] == {"original": 10, "effective": 4}
 
 
-def test_the_completion_style_is_a_plain_loop_over_endings(network, gpt2_tokenizer, real_data, tmp_path):
-    """Scores of hellaswag_completion equal those of a plain loop, as in build-nanogpt."""
-    source = tmp_path / "data"
-    source.mkdir()
-    path = real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines()[15:35]
-    (source / "hellaswag.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    folder = write_tasks(source, tmp_path / "tasks", ["hellaswag_completion"])
+def test_the_completion_style_is_scored_as_during_training(network, gpt2_tokenizer, real_data, tmp_path):
+    source = real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl"
+    items = "".join(source.read_text(encoding="utf-8").splitlines(keepends=True)[15:35])
+    (tmp_path / "hellaswag.jsonl").write_text(items, encoding="utf-8")
+    folder = write_tasks(tmp_path, tmp_path / "tasks", ["hellaswag_completion"])
     settings = EvaluationSettings(max_length=256, batch_size=4, seed=1, device="cpu", limit=None)
     _, (task,) = score_task(network, gpt2_tokenizer, "hellaswag_completion", settings, folder)
+    training = HellaSwag(read_items(str(tmp_path / "hellaswag.jsonl")), gpt2_tokenizer, window=256)
+    model = make_pretraining(copy.deepcopy(network), vocab_size=50_304)
+    losses = training.losses(
+        lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss.detach(),
+        positions=700,
+        device=torch.device("cpu"),
+    )
     (metric,) = task.metrics
-
-    right = []
-    for example in map(json.loads, lines):
-        context = gpt2_tokenizer.encode(example["ctx"])
-        losses = []
-        for ending in example["endings"]:
-            tokens = gpt2_tokenizer.encode(" " + ending)
-            picked = token_log_probabilities(network, context + tokens)[-len(tokens) :]
-            losses.append(-sum(picked[place, token].item() for place, token in enumerate(tokens)) / len(tokens))
-        right.append(float(losses.index(min(losses)) == example["label"]))
-    assert metric.values == right and 0 < sum(right) < 20
-    assert metric.value == pytest.approx(sum(right) / 20) and metric.name == "completion"
+    assert metric.values == training.right(losses).tolist() and 0 < sum(metric.values) < 20
+    assert metric.value == training.score(losses)["hellaswag_acc"]
