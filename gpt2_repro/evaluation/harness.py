@@ -92,22 +92,22 @@ def score_models(
         for model in models:
             scores: list[TaskScores] = []
             loaded: tuple[Any, Any] | None = None
+            revision = model.column.revision
             for task in tasks:
-                key = _cache_key(settings, model.column.revision, task, definitions.get(task, "stock"))
-                answer = _read_cache(key) if cached else None
+                path, key, answer = _cached(settings, revision, task, definitions.get(task, "stock"))
+                answer = answer if cached else None
                 action = "reusing the cached scores of" if answer else f"scoring on {settings.device}:"
                 logger.info("%s: %s model %r", task, action, model.name)
                 if answer is None:
                     loaded = loaded or model.load()
-                    model_folder = Path(scratch, str(model.column.revision))
                     try:
-                        answer = _score_task(*loaded, task, settings, task_folder, model_folder)
+                        answer = _score_task(*loaded, task, settings, task_folder, Path(scratch, str(revision)))
                     except OverflowError:
                         why = f"The perplexity of {model.name} on {task} is too large to compute: the model has diverged."
                         raise RunFailed(f"{why} Score the other models without it.") from None
+                    stored = {"key": key, "results": answer[0], "scores": list(map(dataclasses.asdict, answer[1]))}
                     if cached:
-                        stored = {"results": answer[0], "scores": list(map(dataclasses.asdict, answer[1]))}
-                        _write(_cache_file(key), json.dumps({"key": key, **stored}))
+                        _write(path, json.dumps(stored))
                 if answer[0]:
                     _write(output / file_name(model.name) / f"{task}.json", to_json(answer[0], indent=2) + "\n")
                 # The harness reads a copy of the local file. The comparison names the original file.
@@ -125,22 +125,20 @@ def _write(path: Path, text: str) -> None:
         logger.warning("Could not write %s (%s).", path, error.strerror)
 
 
-def _cache_key(settings: EvaluationSettings, revision: str | None, task: str, definition: str) -> dict[str, Any]:
-    """Return the cache key of a task's scores: everything that the scores depend on."""
+def _cached(
+    settings: EvaluationSettings, revision: str | None, task: str, definition: str
+) -> tuple[Path, dict[str, Any], Results | None]:
+    """Return the cache file of a task's scores, its key, and the scores if they are stored.
+
+    The key is everything that the scores depend on.
+    """
     scored = {"model": revision, "task": task, "definition": definition}
-    return dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING} | scored
-
-
-def _cache_file(key: dict[str, Any]) -> Path:
+    key = dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING} | scored
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
-    return CACHE / f"{key['task']}-{digest}.json"
-
-
-def _read_cache(key: dict[str, Any]) -> Results | None:
-    stored = read_object(_cache_file(key))
+    stored = read_object(path := CACHE / f"{task}-{digest}.json")
     if stored.get("key") != key:  # missing or damaged
-        return None
-    return stored["results"], from_json(list[TaskScores], stored["scores"])
+        return path, key, None
+    return path, key, (stored["results"], from_json(list[TaskScores], stored["scores"]))
 
 
 def _score_task(
@@ -301,8 +299,9 @@ def _missing_data_as_user_error(task: str) -> Iterator[None]:
     try:
         yield
     except (ConnectionError, DatasetsError) as error:
-        files = f" with {LOCAL_TASKS[task].files[0]} as --local_data" if task in LOCAL_TASKS else ""
-        fix = f"Pass a folder{files}." if files else f"Check the network, or remove {task} from --tasks."
+        fix = f"Check the network, or remove {task} from --tasks."
+        if task in LOCAL_TASKS:
+            fix = f"Pass a folder with {LOCAL_TASKS[task].files[0]} as --local_data."
         raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
 
 
@@ -386,11 +385,9 @@ def score_launched(
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
         command = launch_command(job, num_processes)
-        code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
-        answer = job.with_name(ANSWER)
-        if code or not answer.is_file():
+        if code := subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode:
             raise RunFailed(f"Scoring {task} failed with exit code {code}. Fix the error above, then run again.")
-        results: Results = pickle.loads(answer.read_bytes())
+        results: Results = pickle.loads(job.with_name(ANSWER).read_bytes())
         return results
 
 

@@ -95,13 +95,16 @@ class HellaSwag:
 
     def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int, start: Sequence[int] = ()) -> None:
         self.labels = torch.tensor([item.label for item in items])
-        contexts = _encode(tokenizer, [item.ctx for item in items])
+        contexts = encode(tokenizer, [item.ctx for item in items])
         # As in lm-eval, context and ending are encoded together, and the length of the context is subtracted.
-        texts = _encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
+        texts = encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
         self.rows: list[tuple[list[int], int]] = []  # token ids, and how many at the end belong to the ending
         for number, text in enumerate(texts):
             ids = [*start, *text][-window - 1 :]
-            self.rows.append((ids, min(len(text) - len(contexts[number // ENDINGS]), len(ids) - 1)))
+            targets = min(len(text) - len(contexts[number // ENDINGS]), len(ids) - 1)
+            if targets < 1:
+                raise UserError(f"The tokenizer gives no tokens for an ending or a context of HellaSwag. {FIX}")
+            self.rows.append((ids, targets))
 
     def batches(self, positions: int) -> list[list[int]]:
         """Return batches of row numbers, with at most `positions` token positions each."""
@@ -182,13 +185,3 @@ def target_losses(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
     """Return a stock model's loss of each target, of shape [targets]. See `HellaSwag.losses`."""
     logits, chosen = model(input_ids=ids, use_cache=False).logits, labels != IGNORED
     return torch.nn.functional.cross_entropy(logits[chosen].float(), labels[chosen], reduction="none")
-
-
-def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    try:
-        encoded = encode(tokenizer, texts)
-    except UserError as error:
-        raise UserError(f"{error} {FIX}") from None
-    if not all(encoded):
-        raise UserError(f"The tokenizer gives no tokens for a HellaSwag text. {FIX}")
-    return encoded

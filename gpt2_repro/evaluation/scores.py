@@ -92,7 +92,11 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
     for task, entries in results["results"].items():
         logged = sorted(samples.get(task, ()), key=lambda sample: sample["doc_id"])
         require_finite(task, logged)
-        metrics = [_metric(results, task, key, logged) for key in entries if _is_metric(key, entries[key])]
+        # Keys of metrics are `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
+        keys = [
+            key for key in entries if "," in key and "_stderr," not in key and isinstance(entries[key], int | float)
+        ]
+        metrics = [_metric(results, task, key, logged) for key in keys]
         if any(metric.name == "word_perplexity" for metric in metrics):
             metrics.append(_nats_per_token(logged, tokenizer))
         data = results.get("configs", {}).get(task, {}).get("dataset_path")
@@ -108,14 +112,8 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
         for answer in sample["filtered_resps"]:
             number = answer[0] if isinstance(answer, list | tuple) else answer
             if isinstance(number, int | float) and not math.isfinite(number):
-                found = f"{task}: document {sample['doc_id']} has the log-probability {number}."
-                raise RunFailed(f"{found} Check the run's metrics for steps with NaN or infinite values.")
-
-
-def _is_metric(key: str, value: Any) -> bool:
-    """Return whether an entry of lm-eval's results is a metric."""
-    # Metrics have keys of the form `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
-    return "," in key and not key.split(",")[0].endswith("_stderr") and isinstance(value, int | float)
+                text = f"{task}: document {sample['doc_id']} has the log-probability {number}."
+                raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
 
 
 def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[Mapping[str, Any]]) -> Metric:

@@ -1,7 +1,4 @@
-"""Write lm-eval task files: stock tasks with local data, and the project's tasks.
-
-To use these files with lm-eval directly, run `lm_eval run --include_path <folder>`.
-"""
+"""Write lm-eval task files: stock tasks with local data, and the project's tasks."""
 
 import dataclasses
 import functools
@@ -15,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.errors import UserError, did_you_mean, nearest
 from gpt2_repro.evaluation.scores import COMPLETION
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.run_record import RunRecord
@@ -60,12 +57,10 @@ WIKITEXT_FILES = ("wikitext.jsonl", "wikitext/wikitext2_test_pages.jsonl", "wiki
 DOCUMENT_FILES = ("validation.jsonl", "text/validation.jsonl")
 # Tasks made from validation.jsonl, which prepare_data.py writes with {"text": document} on each line. Stock wikitext
 # counts the words and bytes of `page`, but removes WikiText's tokenization from the text that the model gets.
-OWN_VERSION = {"metadata": {"version": 1.0}}
+OWN_VERSION, PAGES = {"metadata": {"version": 1.0}}, {"doc_to_target": "page"}
 OWN_TASKS = {
     "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, ("text",), {"tag": None, **OWN_VERSION}),
-    "document_perplexity": LocalTask(
-        WIKITEXT, "test", DOCUMENT_FILES, ("text",), {"doc_to_target": "page", **OWN_VERSION}
-    ),
+    "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, ("text",), PAGES | OWN_VERSION),
 }
 LOCAL_TASKS = {
     "lambada_openai": LocalTask(LAMBADA, "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl"), ("text",)),
@@ -145,9 +140,9 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
         if task in OWN_TASKS and task not in local:
             fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
             raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
-    for task in tasks:
         if task not in LOCAL_TASKS and task not in (names := _stock_tasks().all_tasks):
-            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *names])}")
+            near = nearest(task, [*LOCAL_TASKS, *names])
+            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [near] if near else LOCAL_TASKS)}")
 
 
 def task_index(task_folder: Path | None, task: str) -> Any:
@@ -190,13 +185,10 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
             digest.update(content)
             data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}.jsonl"
             data.write_bytes(content)
+            cache = str(output.resolve() / "datasets")
             definition |= {
-                "dataset_path": "json",
-                "dataset_name": None,
-                "dataset_kwargs": {
-                    "data_files": {task.split: str(data.resolve())},
-                    "cache_dir": str(output.resolve() / "datasets"),
-                },
+                **{"dataset_path": "json", "dataset_name": None},
+                "dataset_kwargs": {"data_files": {task.split: str(data.resolve())}, "cache_dir": cache},
                 # Stock tasks read their training split for few-shot examples. These zero-shot tasks do not need them.
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
                 f"{task.split}_split": task.split,
@@ -218,9 +210,9 @@ def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
     task, rows = LOCAL_TASKS[name], []
     if name in OWN_TASKS:
         documents = read_documents(source)
-        words = name == "last_word"
-        column, texts = ("text", cut_passages(documents)) if words else ("page", documents_to_score(documents))
-        if not texts:
+        own = {"last_word": ("text", cut_passages), "document_perplexity": ("page", documents_to_score)}
+        column, select = own[name]
+        if not (texts := select(documents)):
             raise UserError(f"The validation documents are too short for {name}. Remove {name} from --tasks.")
         return [{column: text} for text in texts]
     for number, row in read_json_lines(source):
@@ -256,12 +248,11 @@ def read_documents(path: Path, column: str = "text") -> list[str]:
     """
     documents = []
     for number, row in read_json_lines(path):
-        if not isinstance(row, dict) or not isinstance(text := row.get(column), str):
-            raise UserError(f'{path}: line {number} must be {{"{column}": "a document"}}.')
-        if text.strip():
-            documents.append(text)
-    if not documents:
-        raise UserError(f"{path} contains no documents. Pass a file with at least one document.")
+        if not isinstance(row, dict) or not isinstance(row.get(column), str):
+            raise UserError(f'{path}, line {number}, must be {{"{column}": "a document"}}.')
+        documents.append(row[column])
+    if not (documents := [text for text in documents if text.strip()]):
+        raise UserError(f"{path} contains no documents.")
     return documents
 
 

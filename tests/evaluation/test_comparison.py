@@ -70,14 +70,6 @@ def test_only_the_same_documents_and_tokens_are_paired() -> None:
     assert accuracy.stderr is accuracy.verdict is perplexity.stderr is perplexity.verdict is None
 
 
-def test_one_document_is_too_few_for_a_verdict() -> None:
-    difference = comparison(scores(RIGHT[:1], 37.0)).rows[0].difference[OURS]
-    assert difference.verdict is None  # the baseline has one document, the model 2,000
-    ours, theirs = ((MODELS[name], scores(RIGHT[:1], 37.0)) for name in (OURS, GPT2))
-    difference = compare([ours, theirs], MODELS[GPT2], SETTINGS, METADATA).rows[0].difference[OURS]
-    assert difference == Difference(0.0, verdict="too few documents (1 of 30)")
-
-
 def test_the_table_has_values_differences_and_verdicts() -> None:
     result = comparison()
     headers, rows = result.table()

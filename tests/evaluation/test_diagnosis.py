@@ -107,19 +107,6 @@ def test_packed_rows_give_whole_starts_and_ends(tokenizer: PreTrainedTokenizerBa
     assert domain_of_rows("", [np.array([7, end, 8])], tokenizer, separator=None).starts == []
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("He came. She saw the old garden", ("He came. ", "She saw the old", "garden")),
-        ("``Why?'' said Ann", ("``Why?'' ", "said", "Ann")),
-        ("one sentence alone", None),
-        ("It ended. Then", None),
-    ],
-)
-def test_the_last_sentence_is_found(text: str, parts: tuple[str, str, str] | None) -> None:
-    assert split_passage(text) == parts
-
-
 def test_words_are_encoded_as_the_harness_does(model, gpt2_tokenizer, real_data: Path) -> None:
     from lm_eval.models.huggingface import HFLM
 
