@@ -88,11 +88,9 @@ def records(**arrays: NDArray[Any]) -> Any:
 
 
 def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bucket]:
-    """Return one bucket (mean losses) for each group that has targets.
+    """Return one bucket for each group that has targets.
 
-    Args:
-        targets: a record array with the fields `ours`, `theirs` and `document`.
-        group: an index into `labels` for each target.
+    `group` has an index into `labels` for each target.
     """
     rows = []
     for number, label in enumerate(labels):
@@ -105,20 +103,18 @@ def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bu
 
 
 def by_place(targets: Any, place: NDArray[np.int64], edges: Sequence[int]) -> list[Bucket]:
-    """Return one bucket (mean losses) for each range of positions.
+    """Return one bucket for each range of positions.
 
-    Args:
-        place: the position of each target.
-        edges: the first position of each range, and the end of the last range.
+    `edges` are the first position of each range, and the end of the last range.
     """
     labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
     return buckets(targets, np.searchsorted(edges, place, side="right") - 1, labels)
 
 
 def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
-    """Return one bucket (mean losses) for each range of token frequencies.
+    """Return one bucket for each range of token frequencies.
 
-    `counts` has shape [vocabulary] and contains the number of times each id occurs in a text.
+    `counts` of shape [vocabulary] has the occurrences of each id in a text.
     """
     per_million = counts[targets.token] * 1e6 / counts.sum()
     between = [f"{low:,} to {high:,}" for high, low in itertools.pairwise(PER_MILLION)]

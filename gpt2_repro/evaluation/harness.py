@@ -51,10 +51,7 @@ Results = tuple[dict[str, Any], list[TaskScores]]
 
 
 def choose_device(name: str | None) -> str:
-    """Return `name`, or the default device ("cuda" or "cpu") if `name` is None.
-
-    Raises UserError if the device `name` does not work.
-    """
+    """Return `name` if this device works, or "cuda" or "cpu" if `name` is None."""
     import torch
 
     if name is None:
@@ -128,7 +125,7 @@ def _write(path: Path, text: str) -> None:
 def _cached(
     settings: EvaluationSettings, revision: str | None, task: str, definition: str
 ) -> tuple[Path, dict[str, Any], Results | None]:
-    """Return the cache file of a task's scores, its key, and the scores if they are stored.
+    """Return the cache file of a task's scores, its key, and the stored scores.
 
     The key is everything that the scores depend on.
     """
@@ -229,7 +226,7 @@ def evaluate_model(
     task_folder: Path | None,
     accelerator: Any = None,
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return lm-eval's results as plain JSON values, and its scored samples of each task.
+    """Return lm-eval's results as JSON values, and its scored samples of each task.
 
     The arguments are those of `score_task`.
     """
@@ -284,10 +281,7 @@ def check_offline_data(tasks: Sequence[str]) -> None:
 
 
 def fetch_data(task: str, task_folder: Path) -> None:
-    """Load the data of a task into the cache, before several processes read it.
-
-    Raises UserError if the data cannot be downloaded or read.
-    """
+    """Load the data of a task into the cache, or raise UserError."""
     with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error(task):
         task_index(task_folder, task).load([task])
 
@@ -314,10 +308,7 @@ def _added_start(tokenizer: Any) -> list[int]:
 
 @functools.cache
 def _scorer_class() -> Any:
-    """Return a subclass of lm-eval's HFLM that encodes text as rows do.
-
-    It draws a single progress bar.
-    """
+    """Return a subclass of lm-eval's HFLM that encodes text as rows do."""
     from lm_eval.models.huggingface import HFLM
 
     class Scorer(HFLM):
@@ -373,12 +364,7 @@ def launch_command(job: Path, num_processes: int) -> list[str]:
 def score_launched(
     model: Path, task: str, settings: EvaluationSettings, task_folder: Path, *, num_processes: int
 ) -> Results:
-    """Score a model on one task with several processes.
-
-    `model` is a plain Hugging Face folder. Returns the same results as `score_task`.
-
-    Raises RunFailed if a process fails.
-    """
+    """Score a plain Hugging Face folder on one task with several processes (see `score_task`)."""
     with tempfile.TemporaryDirectory(prefix="lm_eval-") as scratch:
         job = Path(scratch, "job.pickle")
         job.write_bytes(pickle.dumps((str(model), task, settings, task_folder)))
@@ -392,10 +378,7 @@ def score_launched(
 
 
 def main(job: Path) -> None:
-    """Score this process's share of the documents of a task.
-
-    `job` is the file that `score_launched` wrote. Rank 0 writes all results to a file next to `job`.
-    """
+    """Score this process's share of a task. Rank 0 writes all results next to `job`."""
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs
     from transformers import AutoModelForCausalLM

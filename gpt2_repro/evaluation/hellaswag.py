@@ -1,4 +1,4 @@
-"""Compute HellaSwag accuracy as in llm.c (dev/data/hellaswag.py), for training and evaluation.
+"""Compute HellaSwag accuracy as in llm.c (dev/data/hellaswag.py).
 
 Scores of lm-eval's task `hellaswag` are different, because lm-eval rewrites the text.
 """
@@ -182,6 +182,6 @@ class HellaSwag:
 
 
 def target_losses(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
-    """Return a stock model's loss of each target, of shape [targets]. See `HellaSwag.losses`."""
+    """Return a stock model's losses [targets], for `HellaSwag.losses`."""
     logits, chosen = model(input_ids=ids, use_cache=False).logits, labels != IGNORED
     return torch.nn.functional.cross_entropy(logits[chosen].float(), labels[chosen], reduction="none")

@@ -97,10 +97,7 @@ def _scores(rows: list[ComparisonRow], comparison: Comparison | None, column: st
 
 
 def _shorten_files(value: Any) -> Any:
-    """Shorten the lists of file names in a data source's description.
-
-    The first three names of a list are kept, followed by the number of omitted names.
-    """
+    """Return a data source's description with at most three names of each list of files."""
     if isinstance(value, Mapping) and isinstance(files := value.get("files"), list):
         names = [Path(file["path"]).name for file in files]
         value = {**value, "files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])}
@@ -110,7 +107,7 @@ def _shorten_files(value: Any) -> Any:
 
 
 def _deviations(deviations: Sequence[Mapping[str, str]] | None) -> str:
-    """Return the table of the deviations from the default recipe, or "" if there are none."""
+    """Return the table of deviations from the default recipe, or ""."""
     # Paths of data files are valid on one machine only.
     shown = [one for one in deviations or () if one["field"] != "data.data_files"]
     rows = [[Cell(one[key].replace("|", "/")) for key in ("field", "run", "recipe")] for one in shown]

@@ -52,11 +52,7 @@ def file_name(name: str) -> str:
 
 
 def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the command line, the time and the versions of libraries.
-
-    Args:
-        command: the start of the command line, such as "bash evaluate.sh".
-    """
+    """Return the command line, the time and the versions of libraries."""
     versions = {library: version(library) for library in LIBRARIES}
     return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
 

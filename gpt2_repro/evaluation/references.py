@@ -55,7 +55,7 @@ SCORES = {model: [PublishedScore(**row) for row in rows] for model, rows in _TAB
 
 
 def published_scores(model: str, window: int, documents: Mapping[str, int | None]) -> list[PublishedScore]:
-    """Return the published scores of a Hub id that are comparable with measured scores.
+    """Return the published scores of a Hub id that measured scores compare with.
 
     Args:
         window: the window of the measured scores, in tokens.

@@ -56,10 +56,7 @@ class Metric:
     values: list[Any] = dataclasses.field(default_factory=list)  # per document; with weights: [value, weight]
 
     def array(self) -> NDArray[np.float64]:
-        """Return the metric's value for each document as an array of shape [documents].
-
-        If each value has a weight, the shape is [documents, 2].
-        """
+        """Return `values` with shape [documents], or [documents, 2] with weights."""
         return np.asarray(self.values, dtype=np.float64)
 
 
@@ -160,12 +157,7 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
 
 
 def completion_scores(right: list[float], data: str, documents: list[str]) -> TaskScores:
-    """Return the scores of HellaSwag in llm.c's completion style.
-
-    Args:
-        right: 1 for each right answer and 0 for each wrong one.
-        documents: a hash of each item.
-    """
+    """Return HellaSwag's completion scores from 1 (right) or 0 (wrong) per item."""
     # lm-eval's standard error has another rounding error.
     stderr = float(np.std(right, ddof=1) / math.sqrt(len(right))) if len(right) > 1 else None
     metric = Metric("completion", float(np.mean(right)), stderr, True, MEAN, right)
@@ -252,10 +244,7 @@ def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> li
 
 
 def published_baseline(model: str, window: int, scores: Sequence[TaskScores]) -> ScoredModel | None:
-    """Return the published scores of a model as a baseline, or None if there are none.
-
-    Only scores comparable with the measured `scores` are returned (see `published_scores`).
-    """
+    """Return the published scores comparable with `scores` as a baseline, if any."""
     numbers = published_scores(model, window, {task.task: task.num_documents for task in scores})
     tasks = [
         TaskScores(one.task, None, "published", [], None, [Metric(one.metric, one.value, one.stderr, None)])

@@ -89,10 +89,7 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
 
 
 def standard_error(aggregation: str, values: Sequence[Any]) -> float:
-    """Return the standard error of one model's score.
-
-    `values` contains one value, or one pair of value and weight, per document.
-    """
+    """Return the standard error of one model's score (see `aggregate`)."""
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
 

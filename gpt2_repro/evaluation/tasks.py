@@ -131,11 +131,7 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
 
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
-    """Raise UserError for unknown tasks, and for tasks that need a local data file.
-
-    Args:
-        local: the names of the tasks that have a local data file.
-    """
+    """Raise UserError for unknown tasks, and for tasks without a needed local file."""
     for task in tasks:
         if task in OWN_TASKS and task not in local:
             fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
@@ -201,11 +197,9 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 
 def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
-    """Return the rows of a task's data file, with the columns of the task only.
+    """Return the rows of a task's data file with the task's columns, or raise UserError.
 
     The rows of a task of OWN_TASKS are made from the documents in the file.
-
-    Raises UserError if the file has no rows, or a row that the task cannot score.
     """
     task, rows = LOCAL_TASKS[name], []
     if name in OWN_TASKS:
@@ -239,12 +233,9 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def read_documents(path: Path, column: str = "text") -> list[str]:
-    """Return the documents of a JSON Lines file, without blank documents.
+    """Return the documents in the key `column` of a JSON Lines file, or raise UserError.
 
-    Args:
-        column: the key of the document in each line's JSON object.
-
-    Raises UserError if a line has no text under `column`, or if the file has no documents.
+    Blank documents are omitted.
     """
     documents = []
     for number, row in read_json_lines(path):
@@ -289,10 +280,7 @@ def passages_of(document: str) -> Iterator[str]:
 
 
 def _passage_end(window: Sequence[str]) -> int | None:
-    """Return the length in words of the passage at the start of `window`.
-
-    The result is None if `window` does not start with a passage (see `passages_of`).
-    """
+    """Return the length of the passage at the start of `window` in words, if any."""
     # In LAMBADA 84 % of the last words occur earlier in the passage, so a model can find them in the context.
     bare = [word.strip(string.punctuation) for word in window]
     candidates = [

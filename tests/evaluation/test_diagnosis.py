@@ -1,4 +1,4 @@
-"""The tables of `gpt2_repro.diagnose` show a defect, and equal reference code of plain loops."""
+"""The tables of `gpt2_repro.diagnose` show a defect, and equal plain loops."""
 
 import copy
 import itertools
@@ -23,7 +23,7 @@ from gpt2_repro.evaluation.tasks import cut_passages
 
 @pytest.fixture
 def folders(model, tokenizer, documents: list[str], tmp_path: Path) -> dict[str, Path]:
-    """Folders of a sound model, of a model with a defect, of prepared data and of local task data."""
+    """Folders of a sound model, a model with a defect, prepared data and task data."""
     broken = copy.deepcopy(model)
     broken.transformer.wpe.weight.data[64:] = 0  # positions that were never trained
     for name, one in (("sound", model), ("broken", broken)):
