@@ -13,15 +13,12 @@ from gpt2_repro.errors import UserError
 @pytest.mark.slow
 def test_a_run_brings_its_own_data_and_baseline(train, tmp_path: Path, caplog) -> None:
     one, other = train(tmp_path / "one"), train(tmp_path / "other", "--seed", "7")
-    with pytest.raises(UserError, match="untrained.*--baseline"):
-        diagnose.main([str(one)])
     with pytest.raises(UserError, match="--max_length"):  # more than the model has positions
         diagnose.main([str(one), "--baseline", str(other), "--max_length", "1024"])
     caplog.set_level("WARNING")
     diagnose.main([str(one), "--baseline", str(other), "--tokens", "2000"])
     found = json.loads((one / "evaluation" / "diagnosis" / "diagnosis.json").read_text(encoding="utf-8"))
     assert [bucket["label"] for bucket in found["domains"]] == ["validation text"]
-    assert found["causes"] == [] and any(its.startswith("domains") for its in found["not_judged"])
     # Without network and local files, the two texts of the Hub are skipped with a warning.
     assert sum("--local_data DIR" in line for line in caplog.messages) == 2
     # Positions that a model was not trained on are scored: they are one of the causes to find.

@@ -133,7 +133,10 @@ def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command, capsys)
     bits = next(row for row in comparison["rows"] if row["metric"] == "bits_per_byte")
     trained = comparison["models"][0]
     assert bits["difference"][trained["name"]]["high"] < 0 and trained["tokens_trained"] == 2048
-    assert "| last_word | perplexity ↓ |" in (run / "final" / "README.md").read_text(encoding="utf-8")
+    exported = run.with_name("exported")
+    export_command.main([str(run), str(exported)])
+    cards = [(folder / "README.md").read_text(encoding="utf-8") for folder in (run / "final", exported)]
+    assert ["| last_word | perplexity ↓ |" in card for card in cards] == [False, True]
     report.main([str(run)])
     page = (run / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
     assert "bits_per_byte" in page and "bigram" in page and (run / "report" / "loss.png").exists()

@@ -11,7 +11,6 @@ bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_per
 
 import dataclasses
 import functools
-import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,19 @@ from typing import Any
 from gpt2_repro import cli
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
-from gpt2_repro.evaluation.compare import NUMBERS, compare, published_baseline
-from gpt2_repro.evaluation.comparison import ComparedModel, Comparison
-from gpt2_repro.evaluation.harness import choose_device
+from gpt2_repro.evaluation.comparison import ComparedModel
+from gpt2_repro.evaluation.harness import check_offline_data, choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, check_length, common_window, open_model
 from gpt2_repro.evaluation.output import (
     check_output,
     comparison_markdown,
     default_output_dir,
     run_metadata,
-    write_comparison,
+    write_results,
 )
-from gpt2_repro.evaluation.scores import EvaluationSettings
-from gpt2_repro.evaluation.scoring import check_offline_data, score_models
-from gpt2_repro.evaluation.tasks import check_names, check_tasks, find_local_files, own_documents, with_completion
+from gpt2_repro.evaluation.references import SCORES
+from gpt2_repro.evaluation.scores import EvaluationSettings, compare, published_baseline
+from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, own_documents, with_completion
 from gpt2_repro.hardware import check_hub
 from gpt2_repro.launchers import forget_variables
 from gpt2_repro.run_record.checkpoint import all_checkpoints, resolve_checkpoint
@@ -50,12 +48,11 @@ def main(argv: list[str]) -> None:
     forget_variables()
     options = parse_options(argv, description=__doc__)
     names, every = options.checkpoints, options.all_checkpoints
-    resolved = (all_checkpoints(name) if every else [resolve_checkpoint(name, unfinished=True)] for name in names)
-    checkpoints = list(itertools.chain.from_iterable(resolved))
+    lists = [all_checkpoints(name) if every else [resolve_checkpoint(name, unfinished=True)] for name in names]
+    checkpoints = list({checkpoint.name: checkpoint for found in lists for checkpoint in found}.values())
     run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
     tasks = with_completion(arguments.tasks)
-    check_names(tasks)
     check_length(checkpoints, options.max_length)
     folder = options.local_data or own_documents(run, tasks)
     local = find_local_files(folder, tasks) if folder else {}
@@ -63,12 +60,8 @@ def main(argv: list[str]) -> None:
     if from_hub := [task for task in tasks if task not in local]:
         check_hub()
         check_offline_data(from_hub)
-    # Imported after the checks, so that mistakes are reported before the slow imports.
-    from gpt2_repro.model.export import load_pair
-
     device = choose_device(options.device)
-    unique = {checkpoint.name: checkpoint for checkpoint in checkpoints}.values()
-    models = [open_model(checkpoint, functools.partial(load_pair, checkpoint.source)) for checkpoint in unique]
+    models = [open_model(checkpoint) for checkpoint in checkpoints]
     baseline = _open_baseline(arguments.baseline, models)
     window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
     batch_size = options.batch_size or (4 if device == "cpu" else 32)
@@ -77,18 +70,15 @@ def main(argv: list[str]) -> None:
     check_output(output)
 
     scored = score_models(models, tasks, local, settings, output / "lm_eval", cached=not options.no_cache)
-    if not baseline and (found := published_baseline(arguments.baseline, settings.max_length, scored[0][1])):
-        baseline = found[0]
-        scored.append(found)
-    _write(compare(scored, baseline, settings, run_metadata("bash evaluate.sh", argv)), output, models)
-
-
-def _write(comparison: Comparison, output: Path, models: list[LoadedModel]) -> None:
-    try:
-        written = write_comparison(comparison, output, models)
-    finally:  # the table took hours, so it is shown even if it cannot be written
-        print(f"\n{comparison_markdown(comparison)}")
-    print(written)
+    if not baseline and (published := published_baseline(arguments.baseline, window, scored[0][1])):
+        baseline = published[0]
+        scored.append(published)
+    comparison = compare(scored, baseline, settings, run_metadata("bash evaluate.sh", argv))
+    table = comparison_markdown(comparison)
+    print(f"\n{table}")  # first, because the scores took hours and the disk may be full
+    print(write_results(output, "comparison", comparison.to_json(), table))
+    for line in comparison.warnings:
+        logger.error(line)
 
 
 def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None:
@@ -97,8 +87,6 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
     Add the baseline to `models` if `models` does not contain it. Return None if `name` is "none", or if only
     published scores are available.
     """
-    from gpt2_repro.model.export import load_pair
-
     if name == "none":
         return None
     if name == UNTRAINED:
@@ -113,14 +101,10 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
             logger.warning("The baseline is the scored model itself, so the table has no differences.")
         return same[0]
     try:
-        models.append(open_model(checkpoint, functools.partial(load_pair, checkpoint.source)))
+        models.append(open_model(checkpoint))
     except UserError as error:
-        if name in NUMBERS and not Path(name).exists():
-            logger.warning(
-                "%s For the baseline, the table has only published scores, if there are any. It has no verdicts "
-                "such as 'worse'.",
-                error,
-            )
+        if name in SCORES and not Path(name).exists():
+            logger.warning("%s The table compares with published scores, if there are any, without verdicts.", error)
             return None
         raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
     return models[-1].column

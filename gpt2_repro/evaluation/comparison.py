@@ -109,10 +109,7 @@ class ComparisonRow:
         return "-" if score.value is None else self._with_stderr(score.value, score.stderr)
 
     def change(self, model: str) -> Cell:
-        """Return the difference between a model and the baseline as a cell of a table.
-
-        The cell says whether the model is better or worse.
-        """
+        """Return the difference between a model and the baseline, with the verdict."""
         if (difference := self.difference.get(model)) is None:
             return Cell("-")
         shown = self._with_stderr(difference.value, difference.stderr, sign="+")

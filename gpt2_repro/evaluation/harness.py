@@ -1,8 +1,10 @@
-"""Run one task of lm-evaluation-harness on one model, on one device or all GPUs."""
+"""Score models on tasks with lm-evaluation-harness, on one device or all GPUs."""
 
 import contextlib
+import dataclasses
 import datetime
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -10,30 +12,46 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro import hardware
+from gpt2_repro import hardware, tokenization
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
-from gpt2_repro.evaluation.scores import EvaluationSettings
-from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS
+from gpt2_repro.evaluation.models import LoadedModel
+from gpt2_repro.evaluation.output import file_name
+from gpt2_repro.evaluation.scores import (
+    COMPLETION,
+    EvaluationSettings,
+    ScoredModel,
+    TaskScores,
+    completion_scores,
+    read_scores,
+)
+from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS, task_index, write_task_files
+from gpt2_repro.files import read_object, to_json, write_whole
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.tokenization import encode, load, start_id
+from gpt2_repro.typed_json import from_json
 
+
+logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[2]
 ANSWER = "answer.pickle"
 NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+CACHE = Path(".cache/evaluation")
+READING = 2  # increase it if the same model gets other scores from the same samples or texts
+POSITIONS = 4096  # of a forward pass of HellaSwag, with padding; logits of GPT-2's vocabulary take 0.8 GB
+# The harness's results of a task, and the scores that were read from the results and samples.
+Results = tuple[dict[str, Any], list[TaskScores]]
 
 
 def choose_device(name: str | None) -> str:
-    """Return `name`, or the default device ("cuda" or "cpu") if `name` is None.
-
-    Raises UserError if the device `name` does not work.
-    """
+    """Return `name` if this device works, or "cuda" or "cpu" if `name` is None."""
     import torch
 
     if name is None:
@@ -43,10 +61,161 @@ def choose_device(name: str | None) -> str:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0][:100]
-        case = " in lower case" if name != name.lower() else ""
-        fix = "Pass cpu, cuda or cuda:N" if torch.cuda.is_available() else "There is no usable GPU. Pass --device cpu"
-        raise UserError(f"--device {name} does not work here ({reason}). {fix}{case}.") from None
+        raise UserError(f"--device {name} does not work here ({reason}). Pass cpu, cuda or cuda:N.") from None
     return name
+
+
+def score_models(
+    models: Sequence[LoadedModel],
+    tasks: list[str],
+    local: Mapping[str, Path],
+    settings: EvaluationSettings,
+    output: Path,
+    *,
+    cached: bool,
+) -> list[ScoredModel]:
+    """Score all models on all tasks, and write lm-eval's results to `output`.
+
+    If `cached` is true, scores in .cache/evaluation are reused, and new scores are added there.
+
+    Args:
+        local: the local data file of each task that does not read from the Hub.
+    """
+    scored = []
+    # Task files are temporary, so that several evaluations can run at the same time.
+    with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
+        task_folder = Path(scratch, "tasks")
+        definitions = write_task_files(local, task_folder, tasks)
+        for model in models:
+            scores: list[TaskScores] = []
+            loaded: tuple[Any, Any] | None = None
+            revision = model.column.revision
+            for task in tasks:
+                path, key, answer = _cached(settings, revision, task, definitions.get(task, "stock"))
+                answer = answer if cached else None
+                action = "reusing the cached scores of" if answer else f"scoring on {settings.device}:"
+                logger.info("%s: %s model %r", task, action, model.name)
+                if answer is None:
+                    loaded = loaded or model.load()
+                    try:
+                        answer = _score_task(*loaded, task, settings, task_folder, Path(scratch, str(revision)))
+                    except OverflowError:
+                        why = f"The perplexity of {model.name} on {task} is too large to compute: the model has diverged."
+                        raise RunFailed(f"{why} Score the other models without it.") from None
+                    stored = {"key": key, "results": answer[0], "scores": list(map(dataclasses.asdict, answer[1]))}
+                    if cached:
+                        _write(path, json.dumps(stored))
+                if answer[0]:
+                    _write(output / file_name(model.name) / f"{task}.json", to_json(answer[0], indent=2) + "\n")
+                # The harness reads a copy of the local file. The comparison names the original file.
+                source = str(local[task]) if task in local else None
+                scores += [dataclasses.replace(one, data=source or one.data) for one in answer[1]]
+            scored.append((model.column, scores))
+    return scored
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file. If this fails, log a warning, because the scores took hours."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        logger.warning("Could not write %s (%s).", path, error.strerror)
+
+
+def _cached(
+    settings: EvaluationSettings, revision: str | None, task: str, definition: str
+) -> tuple[Path, dict[str, Any], Results | None]:
+    """Return the cache file of a task's scores, its key, and the stored scores.
+
+    The key is everything that the scores depend on.
+    """
+    scored = {"model": revision, "task": task, "definition": definition}
+    key = dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING} | scored
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
+    stored = read_object(path := CACHE / f"{task}-{digest}.json")
+    if stored.get("key") != key:  # missing or damaged
+        return path, key, None
+    return path, key, (stored["results"], from_json(list[TaskScores], stored["scores"]))
+
+
+def _score_task(
+    model: Any, tokenizer: Any, task: str, settings: EvaluationSettings, task_folder: Path, model_folder: Path
+) -> Results:
+    """Score a model on one task with all GPUs, or with this process on one device."""
+    if (num_processes := count_processes(settings)) == 1:
+        return score_task(model, tokenizer, task, settings, task_folder)
+    if task != COMPLETION:
+        fetch_data(task, task_folder)
+    if not model_folder.exists():
+        model.save_pretrained(model_folder)
+        tokenization.save(tokenizer, model_folder)
+    return score_launched(model_folder, task, settings, task_folder, num_processes=num_processes)
+
+
+def count_processes(settings: EvaluationSettings) -> int:
+    """Return the number of processes to use: one per GPU for "cuda", otherwise one."""
+    import torch
+
+    gpus = torch.cuda.device_count() if settings.device == "cuda" else 1
+    return min(gpus, settings.limit or gpus)  # the harness needs at least one document per process
+
+
+def score_task(
+    model: Any,
+    tokenizer: Any,
+    task: str,
+    settings: EvaluationSettings,
+    task_folder: Path,
+    accelerator: Any = None,
+) -> Results:
+    """Score a model in fp32 on one task, and move the model to the CPU afterwards.
+
+    Args:
+        task_folder: a folder from `write_task_files`. Its tasks replace lm-eval's tasks of the same names.
+        accelerator: an accelerate.Accelerator if several processes share the documents. The results of all ranks
+            except rank 0 are empty.
+
+    Raises UserError if the data of the task cannot be loaded, and RunFailed for scores that are not finite.
+    """
+    if task == COMPLETION:
+        return {}, [_score_completion(model, tokenizer, settings, task_folder, accelerator)]
+    results, samples = evaluate_model(model, tokenizer, task, settings, task_folder, accelerator)
+    return results, read_scores(results, samples, tokenizer) if results else []
+
+
+def _score_completion(
+    model: Any, tokenizer: Any, settings: EvaluationSettings, task_folder: Path, accelerator: Any
+) -> TaskScores:
+    """Score HellaSwag as during training."""
+    import torch
+
+    from gpt2_repro.evaluation.hellaswag import HUB_ID, HellaSwag, read_items, target_losses
+
+    source = str(next(task_folder.glob(f"{COMPLETION}-*.jsonl"), HUB_ID))
+    items = read_items(source)[: settings.limit]
+    scorer = HellaSwag(items, tokenizer, window=settings.max_length, start=_added_start(tokenizer))
+    device = torch.device(accelerator.device if accelerator else settings.device)
+    model = model.float().to(device).eval()
+    rank, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    passes = -(-len(scorer.batches(POSITIONS)) // processes)
+    with (
+        torch.inference_mode(),
+        Progress(desc="HellaSwag, completion style", total=passes, unit=" passes", hidden=rank > 0) as bar,
+    ):
+        losses = scorer.losses(
+            functools.partial(target_losses, model),
+            positions=POSITIONS,
+            device=device,
+            process=rank,
+            processes=processes,
+            after_batch=bar.update,
+        )
+    if accelerator:
+        losses = accelerator.reduce(losses, reduction="sum")
+    model.to("cpu")
+    if (right := scorer.right(losses)) is None:
+        raise RunFailed(f"{COMPLETION}: the loss of an ending is not finite. Check the run's metrics for such steps.")
+    return completion_scores(right.tolist(), source, [hashlib.sha256(repr(one).encode()).hexdigest() for one in items])
 
 
 def evaluate_model(
@@ -57,16 +226,9 @@ def evaluate_model(
     task_folder: Path | None,
     accelerator: Any = None,
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Score a model in fp32 on one task, and move the model to the CPU afterwards.
+    """Return lm-eval's results as JSON values, and its scored samples of each task.
 
-    Returns lm-eval's results as plain JSON values, and the scored samples of each task.
-
-    Args:
-        task_folder: a folder from `write_task_files`. Its tasks replace lm-eval's tasks of the same names.
-        accelerator: an accelerate.Accelerator if several processes share the documents. All ranks except rank 0 return
-            ({}, {}).
-
-    Raises UserError if the data of the task cannot be loaded.
+    The arguments are those of `score_task`.
     """
     from lm_eval import simple_evaluate
     from lm_eval.utils import handle_non_serializable
@@ -85,10 +247,10 @@ def evaluate_model(
         scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
     # The harness prints its progress to stdout, but stdout is for the table.
     with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error(task):
-        found = simple_evaluate(
+        results = simple_evaluate(
             model=scorer,
             tasks=[task],
-            task_manager=_task_manager(task_folder, task),
+            task_manager=task_index(task_folder, task),
             batch_size=settings.batch_size,
             device=settings.device,
             limit=settings.limit,
@@ -96,19 +258,32 @@ def evaluate_model(
             **dict.fromkeys(SEEDS, settings.seed),
         )
     model.to("cpu")  # frees the device for the next model
-    if found is None:
+    if results is None:
         return {}, {}
-    samples = found.pop("samples")
-    return json.loads(json.dumps(found, default=handle_non_serializable)), samples
+    samples = results.pop("samples")
+    return json.loads(json.dumps(results, default=handle_non_serializable)), samples
 
 
-def fetch_data(task: str, task_folder: Path | None) -> None:
-    """Load the data of a task into the cache, before several processes read it.
+def check_offline_data(tasks: Sequence[str]) -> None:
+    """Raise UserError if, in offline mode, a task's data is not in the local cache.
 
-    Raises UserError if the data cannot be downloaded or read.
+    Only tasks in LOCAL_TASKS are checked, because lm-eval needs ten seconds to find the others.
     """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
+            # hellaswag_completion has the data of hellaswag.
+            names = {"hellaswag" if task == COMPLETION else task for task in tasks if task in LOCAL_TASKS}
+            write_task_files({}, Path(scratch), names)
+            for task in names:
+                fetch_data(task, Path(scratch))
+
+
+def fetch_data(task: str, task_folder: Path) -> None:
+    """Load the data of a task into the cache, or raise UserError."""
     with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error(task):
-        _task_manager(task_folder, task).load([task])
+        task_index(task_folder, task).load([task])
 
 
 @contextlib.contextmanager
@@ -124,12 +299,16 @@ def _missing_data_as_user_error(task: str) -> Iterator[None]:
         raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
 
 
+def _added_start(tokenizer: Any) -> list[int]:
+    """Return the start token that the tokenizer of another project adds to all text."""
+    # The models of such tokenizers need it. Ours add none.
+    first: list[int] = tokenizer("")["input_ids"][:1]
+    return first if first == [tokenizer.bos_token_id] else []
+
+
 @functools.cache
 def _scorer_class() -> Any:
-    """Return a subclass of lm-eval's HFLM that encodes text as rows do.
-
-    It draws a single progress bar.
-    """
+    """Return a subclass of lm-eval's HFLM that encodes text as rows do."""
     from lm_eval.models.huggingface import HFLM
 
     class Scorer(HFLM):
@@ -151,9 +330,7 @@ def _scorer_class() -> Any:
 
         @functools.cached_property
         def _start(self) -> list[int]:
-            # Tokenizers of other projects can add a start token, and their models need it. Ours add none.
-            first = self.tokenizer("")["input_ids"][:1]
-            return first if first == [self.tokenizer.bos_token_id] else []
+            return _added_start(self.tokenizer)
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             hidden = disable_tqdm or self.rank > 0
@@ -178,53 +355,30 @@ def _scorer_class() -> Any:
     return Scorer
 
 
-def _task_manager(task_folder: Path | None, task: str) -> Any:
-    is_local = task_folder is not None and (task_folder / f"{task}.yaml").is_file()
-    return _task_index(task_folder, with_stock_tasks=not is_local)
-
-
-@functools.cache
-def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
-    """Return a TaskManager for the tasks in `task_folder` and, if asked, stock tasks."""
-    from lm_eval.tasks import TaskManager
-
-    # Reading lm-eval's 14,000 stock tasks takes ten seconds.
-    return TaskManager(include_path=str(task_folder) if task_folder else None, include_defaults=with_stock_tasks)
-
-
 def launch_command(job: Path, num_processes: int) -> list[str]:
     """Return the command that runs this module's `main` in several processes."""
     launcher = [*LAUNCHERS["ddp"].command(num_processes), "--main_process_port", "0"]
     return [*launcher, "-m", "gpt2_repro.evaluation.harness", str(job)]
 
 
-def evaluate_launched(
+def score_launched(
     model: Path, task: str, settings: EvaluationSettings, task_folder: Path, *, num_processes: int
-) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Score a model on one task with several processes.
-
-    `model` is a plain Hugging Face folder. Returns the same results and samples as `evaluate_model`.
-
-    Raises RunFailed if a process fails.
-    """
+) -> Results:
+    """Score a plain Hugging Face folder on one task with several processes (see `score_task`)."""
     with tempfile.TemporaryDirectory(prefix="lm_eval-") as scratch:
         job = Path(scratch, "job.pickle")
         job.write_bytes(pickle.dumps((str(model), task, settings, task_folder)))
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
         command = launch_command(job, num_processes)
-        code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
-        answer = job.with_name(ANSWER)
-        if code or not answer.is_file():
+        if code := subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode:
             raise RunFailed(f"Scoring {task} failed with exit code {code}. Fix the error above, then run again.")
-        return pickle.loads(answer.read_bytes())
+        results: Results = pickle.loads(job.with_name(ANSWER).read_bytes())
+        return results
 
 
 def main(job: Path) -> None:
-    """Score this process's share of the documents of a task.
-
-    `job` is the file that `evaluate_launched` wrote. Rank 0 writes all results to a file next to `job`.
-    """
+    """Score this process's share of a task. Rank 0 writes all results next to `job`."""
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs
     from transformers import AutoModelForCausalLM
@@ -233,10 +387,9 @@ def main(job: Path) -> None:
     # The other ranks wait while rank 0 aggregates. Some tasks take longer than the default timeout of 10 minutes.
     accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(days=1))])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = load(folder)
-    found = evaluate_model(model, tokenizer, task, settings, task_folder, accelerator)
+    results = score_task(model, load(folder), task, settings, task_folder, accelerator)
     if accelerator.is_main_process:
-        job.with_name(ANSWER).write_bytes(pickle.dumps(found))
+        job.with_name(ANSWER).write_bytes(pickle.dumps(results))
     accelerator.end_training()
 
 

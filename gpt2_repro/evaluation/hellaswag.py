@@ -1,4 +1,4 @@
-"""Compute HellaSwag accuracy during training, as in llm.c (dev/data/hellaswag.py).
+"""Compute HellaSwag accuracy as in llm.c (dev/data/hellaswag.py).
 
 Scores of lm-eval's task `hellaswag` are different, because lm-eval rewrites the text.
 """
@@ -23,7 +23,7 @@ from gpt2_repro.tokenization import encode
 logger = logging.getLogger(__name__)
 
 HUB_ID = "Rowan/hellaswag"
-SKIP = "or pass --hellaswag_steps 0 to train without HellaSwag"
+FIX = "Pass HellaSwag's validation split as a .jsonl file, or score without HellaSwag (--hellaswag_steps 0, --tasks)."
 
 
 class Item(NamedTuple):
@@ -46,10 +46,10 @@ def read_items(source: str) -> list[Item]:
     elif Path(source).is_file():
         rows = read_json_lines(Path(source))
     else:
-        raise UserError(f"--hellaswag_data {source} is neither a local file nor a Hub id. Pass one of these, {SKIP}.")
-    items = [_item(row, f"{source}, line {number},") for number, row in rows]
+        raise UserError(f"{source} does not exist. {FIX}")
+    items = [_item(row, f"{source}, line {number}") for number, row in rows]
     if not items:
-        raise UserError(f"{source} contains no items. Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
+        raise UserError(f"{source} contains no items. {FIX}")
     return items
 
 
@@ -61,14 +61,12 @@ def _load_from_hub(source: str) -> Iterable[Any]:
         return datasets.load_dataset(source, split="validation")
     except Exception as error:  # network, Hub, cache and builder errors have no common class
         kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
-        fix = f"Pass a local file as --hellaswag_data, {SKIP}."
-        raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {fix}") from None
+        raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}") from None
 
 
 def _item(row: Any, where: str) -> Item:
     if not fits(row, Item._fields):
-        found = f"{where} must have a text in ctx, {ENDINGS} texts in endings and a label from 0 to {ENDINGS - 1}."
-        raise UserError(f"{found} Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
+        raise UserError(f"{where}, needs a text in ctx, {ENDINGS} texts in endings and a label below {ENDINGS}. {FIX}")
     return Item(row["ctx"], tuple(row["endings"]), int(row["label"]))
 
 
@@ -90,19 +88,23 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
 class HellaSwag:
     """HellaSwag items as rows of token ids. A row is a context followed by one ending.
 
-    Rows of more than `window` positions are truncated on the left.
+    Rows of more than `window` positions are truncated on the left. `start` contains ids to put before each context.
 
     Raises UserError if the tokenizer cannot encode an item.
     """
 
-    def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
+    def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int, start: Sequence[int] = ()) -> None:
         self.labels = torch.tensor([item.label for item in items])
-        contexts = _encode(tokenizer, [item.ctx for item in items])
-        endings = _encode(tokenizer, [f" {ending}" for item in items for ending in item.endings])
+        contexts = encode(tokenizer, [item.ctx for item in items])
+        # As in lm-eval, context and ending are encoded together, and the length of the context is subtracted.
+        texts = encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
         self.rows: list[tuple[list[int], int]] = []  # token ids, and how many at the end belong to the ending
-        for number, ending in enumerate(endings):
-            ids = (contexts[number // ENDINGS] + ending)[-window - 1 :]
-            self.rows.append((ids, min(len(ending), len(ids) - 1)))
+        for number, text in enumerate(texts):
+            ids = [*start, *text][-window - 1 :]
+            targets = min(len(text) - len(contexts[number // ENDINGS]), len(ids) - 1)
+            if targets < 1:
+                raise UserError(f"The tokenizer gives no tokens for an ending or a context of HellaSwag. {FIX}")
+            self.rows.append((ids, targets))
 
     def batches(self, positions: int) -> list[list[int]]:
         """Return batches of row numbers, with at most `positions` token positions each."""
@@ -159,26 +161,27 @@ class HellaSwag:
             labels[line, len(row) - 1 - targets : len(row) - 1] = torch.tensor(row[-targets:])
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
+    def right(self, losses: Tensor) -> Tensor | None:
+        """Return 1.0 for each right answer and 0.0 for each wrong one, of shape [items].
+
+        The answer is the ending with the lowest loss. `losses` has shape [items, 4]. The result is None if a loss is
+        not finite.
+        """
+        # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
+        return (losses.argmin(dim=1).cpu() == self.labels).double() if losses.isfinite().all() else None
+
     def score(self, losses: Tensor) -> dict[str, float]:
         """Return the accuracy and the number of items, or {} if a loss is not finite.
 
         The keys are `hellaswag_acc` and `hellaswag_items`. `losses` is a tensor of shape [items, 4].
         """
-        # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
-        if not losses.isfinite().all():
+        if (right := self.right(losses)) is None:
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}
-        right = int((losses.argmin(dim=1).cpu() == self.labels).sum())
-        return {"hellaswag_acc": round(right / len(self.labels), 6), "hellaswag_items": len(self.labels)}
+        return {"hellaswag_acc": round(int(right.sum()) / len(right), 6), "hellaswag_items": len(right)}
 
 
-def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    try:
-        encoded = encode(tokenizer, texts)
-    except UserError as error:
-        raise UserError(f"{error} Pass --hellaswag_steps 0 to train without HellaSwag.") from None
-    if not all(encoded):
-        raise UserError(
-            "The tokenizer gives no tokens for a HellaSwag text. Pass --hellaswag_steps 0 to train without HellaSwag."
-        )
-    return encoded
+def target_losses(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
+    """Return a stock model's losses [targets], for `HellaSwag.losses`."""
+    logits, chosen = model(input_ids=ids, use_cache=False).logits, labels != IGNORED
+    return torch.nn.functional.cross_entropy(logits[chosen].float(), labels[chosen], reduction="none")

@@ -1,6 +1,7 @@
 """Find the size, window and revision of each model of a comparison."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -51,18 +52,21 @@ class LoadedModel:
         return self.checkpoint.window(self.positions)
 
 
-def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
+def open_model(checkpoint: Checkpoint, load: Load | None = None) -> LoadedModel:
     """Load a model, and return its size, revision and maximum input length.
 
-    The weights are not kept in memory.
+    The weights are not kept in memory. `load` replaces the function that loads the checkpoint.
 
     Raises UserError if the model cannot be loaded, or if its vocabulary does not match its tokenizer.
     """
+    from gpt2_repro.model.export import load_pair
+
+    load = load or functools.partial(load_pair, checkpoint.source)
     model, tokenizer = load()
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
-        found = f"{checkpoint.source}: the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids."
-        raise UserError(f"{found} Pass a folder with this model and its own tokenizer files.")
+        sizes = f"the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids"
+        raise UserError(f"{checkpoint.source}: {sizes}. Pass a folder with this model and its own tokenizer files.")
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     has_separator = start_id(tokenizer) is not None
     column = ComparedModel(*described, fingerprint(model, tokenizer), has_separator=has_separator)
@@ -82,11 +86,8 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def check_length(checkpoints: Iterable[Checkpoint], requested: int | None) -> None:
-    """Raise UserError if `requested` is more tokens than a local checkpoint accepts.
-
-    Only config.json is read, so that the error is reported before the slow imports.
-    """
-    for checkpoint in checkpoints:
+    """Raise UserError if `requested` is more tokens than a local checkpoint accepts."""
+    for checkpoint in checkpoints:  # only config.json is read, before the slow imports
         config = types.SimpleNamespace(**read_object(Path(checkpoint.source, "config.json")))
         _require(checkpoint.name, max_positions(config), requested)
 
@@ -107,18 +108,16 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
 
     Raises UserError if `requested` is explicit and a model does not accept inputs of this length.
     """
-    fewest = min(models, key=lambda model: model.positions)
-    _require(fewest.name, fewest.positions, requested if explicit else None)
     shortest = min(models, key=lambda model: model.trained_window)
     window = min(requested, shortest.trained_window)
-    if explicit and window < requested:
-        logger.warning("Window: %d tokens. %s: positions after %d are untrained.", requested, shortest.name, window)
+    if explicit:
+        for model in models:
+            _require(model.name, model.positions, requested)
+        if window < requested:
+            text = "Window: %d tokens. %s: positions after %d are untrained."
+            logger.warning(text, requested, shortest.name, window)
         return requested
     if window < requested:
-        logger.warning(
-            "Window: %d tokens instead of %d, because %s was trained on shorter rows.",
-            window,
-            requested,
-            shortest.name,
-        )
+        text = "Window: %d tokens instead of %d, because %s was trained on shorter rows."
+        logger.warning(text, window, requested, shortest.name)
     return window

@@ -4,15 +4,13 @@ import logging
 import re
 import shlex
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import MARGINS, ComparedModel, Comparison
-from gpt2_repro.evaluation.model_card import add_results
-from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.run_record.checkpoint import Checkpoint
 from gpt2_repro.text import now
@@ -31,11 +29,10 @@ def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
     """
     folder = Path("evaluations") / file_name(first.source)
     if first.run:
-        of_run = first.run / "evaluation"
-        if problem := _why_not_writable(of_run):
-            logger.warning("%s cannot be written (%s). The results go to %s.", of_run, problem, folder)
+        if problem := _why_not_writable(first.run / "evaluation"):
+            logger.warning("%s/evaluation cannot be written (%s). The results go to %s.", first.run, problem, folder)
         else:
-            folder = of_run
+            folder = first.run / "evaluation"
     return folder / "smoke_test" if smoke_test else folder
 
 
@@ -55,11 +52,7 @@ def file_name(name: str) -> str:
 
 
 def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the command line, the time and the versions of libraries.
-
-    Args:
-        command: the start of the command line, such as "bash evaluate.sh".
-    """
+    """Return the command line, the time and the versions of libraries."""
     versions = {library: version(library) for library in LIBRARIES}
     return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
 
@@ -77,19 +70,6 @@ def check_output(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written ({problem}). Pass another --output_dir.")
 
 
-def write_comparison(comparison: Comparison, folder: Path, models: Iterable[LoadedModel]) -> str:
-    """Write comparison.json and comparison.md, and return the line to print.
-
-    The results are also added to the model cards of final models.
-    """
-    written = write_results(folder, "comparison", comparison.to_json(), comparison_markdown(comparison))
-    for line in comparison.warnings:
-        logger.error(line)
-    for model in models:
-        add_results(model.checkpoint, comparison)
-    return written
-
-
 def write_results(folder: Path, name: str, data: str, table: str) -> str:
     """Write `name`.json and `name`.md, and return the line to print."""
     write_whole(folder / f"{name}.json", data)
@@ -99,28 +79,42 @@ def write_results(folder: Path, name: str, data: str, table: str) -> str:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Return the comparison as Markdown: warnings, table, and a list of the settings."""
-    warnings, table = [f"**{warning}**" for warning in comparison.warnings], comparison.table().markdown()
-    notes = "\n".join(f"- {note}" for note in _notes(comparison))
-    if comparison.limit is None:
-        return "\n\n".join([*warnings, table, notes]) + "\n"
-    smoke_test = f"**Not benchmark scores: --limit {comparison.limit} scored only the first documents of each task.**"
-    return "\n\n".join([*warnings, smoke_test, table, smoke_test, notes]) + "\n"
+    parts = [f"**{warning}**" for warning in comparison.warnings]
+    table, notes = comparison.table().markdown(), "\n".join(f"- {note}" for note in _notes(comparison))
+    if comparison.limit is not None:
+        limit = f"--limit {comparison.limit} scored only the first documents of each task"
+        parts += [smoke_test := f"**Not benchmark scores: {limit}.**", table, smoke_test]
+    else:
+        parts.append(table)
+    return "\n\n".join([*parts, notes]) + "\n"
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    tasks = [
-        f"{task}: "
-        + (details.data or "" if details.version is None else f"version {details.version}, ")
-        + (f"{details.documents} documents of {details.data}" if details.documents else "")
-        for task, details in comparison.task_details.items()
-    ]
-    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
-    return [
+    notes = [
         f"Window {comparison.max_length:,} tokens, {comparison.dtype}, batches of {comparison.batch_size}, seed "
         f"{comparison.seed}, {comparison.device} for every model. ± is one standard error",
         *map(_describe, comparison.models),
-        *tasks,
-        *_conventions(comparison),
+    ]
+    for task, details in comparison.task_details.items():
+        version = details.data or "" if details.version is None else f"version {details.version}, "
+        documents = f"{details.documents} documents of {details.data}" if details.documents else ""
+        notes.append(f"{task}: {version}{documents}")
+    if any(difference.verdict for row in comparison.rows for difference in row.difference.values()):
+        shown = {row.metric for row in comparison.rows}
+        margins = ", ".join(f"{metric} {margin:g}" for metric, margin in MARGINS.items() if metric in shown)
+        notes.append(
+            "Differences have paired standard errors, on the same documents. matches: the 95 % interval is within the "
+            f"margin ({margins}; fractions of the baseline, except accuracies). better, worse: the interval excludes "
+            "0. inconclusive: neither of these"
+        )
+    if "hellaswag" in comparison.tasks:
+        notes.append(
+            "HellaSwag has three scores. acc ranks lm-eval's rewritten endings by total log-probability, acc_norm per "
+            "character. completion ranks the original endings per token, as in llm.c and build-nanogpt"
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
+    return [
+        *notes,
         f"{versions}; {comparison.date}: `{comparison.command}`",
         "These are scores of checkpoints, not of recipes: a run with another seed has different scores",
     ]
@@ -129,30 +123,10 @@ def _notes(comparison: Comparison) -> list[str]:
 def _describe(model: ComparedModel) -> str:
     if model.revision is None:
         return f"{model.name}: not measured here, but published by {'; '.join(model.published_by)}"
-    trained = f"tokens trained: {'unknown' if model.tokens_trained is None else format(model.tokens_trained, ',')}"
+    trained = "unknown" if model.tokens_trained is None else f"{model.tokens_trained:,}"
     source = "" if model.source == model.name else f"from {model.source}, "
-    first = (
-        "" if model.has_separator else ". Its rows have no separator, so the first token of a document is not scored"
+    text = (
+        f"{model.name}: {model.parameters:,} parameters, tokens trained: {trained}, {source}hash {model.revision[:12]}"
     )
-    return f"{model.name}: {model.parameters:,} parameters, {trained}, {source}hash {model.revision[:12]}{first}"
-
-
-def _conventions(comparison: Comparison) -> list[str]:
-    lines = []
-    if any(difference.verdict for row in comparison.rows for difference in row.difference.values()):
-        shown = {row.metric for row in comparison.rows}
-        margins = ", ".join(
-            f"{metric} {margin:g}" if "acc" in metric or metric == "completion" else f"{metric} {margin:.1%}"
-            for metric, margin in MARGINS.items()
-            if metric in shown
-        )
-        lines.append(
-            "Differences have paired standard errors, on the same documents. matches: the 95 % interval is within the "
-            f"margin ({margins}). better, worse: the interval excludes 0. inconclusive: neither of these"
-        )
-    if "hellaswag" in comparison.tasks:
-        lines.append(
-            "HellaSwag has three scores. acc ranks lm-eval's rewritten endings by total log-probability, acc_norm per "
-            "character. completion ranks the original endings per token, as in llm.c and build-nanogpt"
-        )
-    return lines
+    first = ". Its rows have no separator, so the first token of a document is not scored"
+    return text if model.has_separator else text + first

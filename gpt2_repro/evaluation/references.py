@@ -36,13 +36,43 @@ class Baseline:
     losses: Mapping[str, float]
 
 
+@dataclasses.dataclass(frozen=True)
+class PublishedScore:
+    """A published score of lm-eval, and how much a measured score may differ from it."""
+
+    task: str
+    metric: str
+    value: float
+    tolerance: float
+    source: str
+    stderr: float | None = None
+    window: int | None = None  # None: the same score for any window of 256 tokens or more
+
+
+# Number of documents in each complete data set. Another split, or a part of the set, has different scores.
+DOCUMENTS: dict[str, int] = _TABLES["documents"]
+SCORES = {model: [PublishedScore(**row) for row in rows] for model, rows in _TABLES["scores"].items()}
+
+
+def published_scores(model: str, window: int, documents: Mapping[str, int | None]) -> list[PublishedScore]:
+    """Return the published scores of a Hub id that measured scores compare with.
+
+    Args:
+        window: the window of the measured scores, in tokens.
+        documents: the number of documents of each measured task.
+    """
+    whole = [task for task, number in documents.items() if number == DOCUMENTS.get(task, number)]
+    scores = [score for score in SCORES.get(model, ()) if score.task in whole]
+    return [score for score in scores if score.window == window or (score.window is None and window >= 256)]
+
+
 BASELINES = tuple(Baseline(**row) for row in _TABLES["baselines"])
 GPT2 = BASELINES[0]
 
 
 def baseline_of(parameters: float | None) -> Baseline:
     """Return the GPT-2 model nearest in size to `parameters` (None: the smallest)."""
-    return min(BASELINES, key=lambda its: abs(its.parameters - (parameters or 0)))
+    return min(BASELINES, key=lambda one: abs(one.parameters - (parameters or 0)))
 
 
 def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: object) -> float | None:

@@ -1,6 +1,7 @@
-"""Read the scores of a model from lm-eval's results, in total and per document."""
+"""Read the scores of a model from lm-eval's results, and compare models."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.evaluation.comparison import ComparedModel
-from gpt2_repro.evaluation.statistics import AGGREGATIONS, BITS_PER_BYTE, MEAN, aggregate, standard_error
+from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
+from gpt2_repro.evaluation.references import published_scores
+from gpt2_repro.evaluation.statistics import (
+    AGGREGATIONS,
+    BITS_PER_BYTE,
+    FEWEST,
+    MEAN,
+    aggregate,
+    paired,
+    standard_error,
+)
 from gpt2_repro.tokenization import encode, start_id
 
 
 COMPLETION = "hellaswag_completion"
+WHOLE_DOCUMENTS = ("word_perplexity", "byte_perplexity", "bits_per_byte", "nats_per_token")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +56,7 @@ class Metric:
     values: list[Any] = dataclasses.field(default_factory=list)  # per document; with weights: [value, weight]
 
     def array(self) -> NDArray[np.float64]:
-        """Return the metric's value for each document as an array of shape [documents].
-
-        If each value has a weight, the shape is [documents, 2].
-        """
+        """Return `values` with shape [documents], or [documents, 2] with weights."""
         return np.asarray(self.values, dtype=np.float64)
 
 
@@ -73,7 +81,7 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
     Args:
         results: lm-eval's results (version 0.4.13).
         samples: lm-eval's logged samples by task.
-        tokenizer: the model's tokenizer, to count tokens for the metrics `nats_per_token` and `completion`.
+        tokenizer: the model's tokenizer, to count tokens for the metric `nats_per_token`.
 
     Raises RunFailed for log-probabilities that are not finite.
     """
@@ -81,9 +89,11 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
     for task, entries in results["results"].items():
         logged = sorted(samples.get(task, ()), key=lambda sample: sample["doc_id"])
         require_finite(task, logged)
-        metrics = [_metric(results, task, key, logged) for key in entries if _is_metric(key, entries[key])]
-        if task == COMPLETION:
-            metrics = [_completion(logged, tokenizer)]
+        # Keys of metrics are `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
+        keys = [
+            key for key in entries if "," in key and "_stderr," not in key and isinstance(entries[key], int | float)
+        ]
+        metrics = [_metric(results, task, key, logged) for key in keys]
         if any(metric.name == "word_perplexity" for metric in metrics):
             metrics.append(_nats_per_token(logged, tokenizer))
         data = results.get("configs", {}).get(task, {}).get("dataset_path")
@@ -99,14 +109,8 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
         for answer in sample["filtered_resps"]:
             number = answer[0] if isinstance(answer, list | tuple) else answer
             if isinstance(number, int | float) and not math.isfinite(number):
-                found = f"{task}: document {sample['doc_id']} has the log-probability {number}."
-                raise RunFailed(f"{found} Check the run's metrics for steps with NaN or infinite values.")
-
-
-def _is_metric(key: str, value: Any) -> bool:
-    """Return whether an entry of lm-eval's results is a metric."""
-    # Metrics have keys of the form `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
-    return "," in key and not key.split(",")[0].endswith("_stderr") and isinstance(value, int | float)
+                text = f"{task}: document {sample['doc_id']} has the log-probability {number}."
+                raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
 
 
 def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[Mapping[str, Any]]) -> Metric:
@@ -152,15 +156,99 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
     return Metric("nats_per_token", loss, stderr, False, BITS_PER_BYTE, values)
 
 
-def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """Return the metric `completion`: HellaSwag accuracy as in llm.c."""
-    right = []
-    for sample in samples:
-        means = []
-        for (context, ending), (log_probability, _) in zip(sample["arguments"], sample["filtered_resps"], strict=True):
-            whole, of_context = encode(tokenizer, [context + ending, context])
-            tokens = len(whole) - len(of_context)
-            means.append(log_probability / tokens)
-        right.append(float(np.argmax(means) == int(sample["target"])))
+def completion_scores(right: list[float], data: str, documents: list[str]) -> TaskScores:
+    """Return HellaSwag's completion scores from 1 (right) or 0 (wrong) per item."""
+    # lm-eval's standard error has another rounding error.
     stderr = float(np.std(right, ddof=1) / math.sqrt(len(right))) if len(right) > 1 else None
-    return Metric("completion", float(np.mean(right)), stderr, True, MEAN, right)
+    metric = Metric("completion", float(np.mean(right)), stderr, True, MEAN, right)
+    return TaskScores(COMPLETION, 1.0, data, documents, len(right), [metric])
+
+
+def compare(
+    scored: Sequence[ScoredModel],
+    baseline: ComparedModel | None,
+    settings: EvaluationSettings,
+    metadata: Mapping[str, Any],
+) -> Comparison:
+    """Return the scores of all models and their differences from the baseline.
+
+    If `settings.limit` is set, no difference gets a verdict such as "better".
+
+    Args:
+        scored: models with their scores. The first model's tasks and metrics become the rows of the table.
+        metadata: the result of `run_metadata`.
+    """
+    first, judged = scored[0][1], settings.limit is None
+    deviations = [find_deviations(model.source, settings.max_length, tasks) for model, tasks in scored]
+    return Comparison(
+        **dataclasses.asdict(settings),
+        **metadata,
+        tasks=[task.task for task in first],
+        task_details={task.task: TaskDetails(task.version, task.num_documents, task.data) for task in first},
+        baseline=baseline.name if baseline else None,
+        models=[model for model, _ in scored],
+        warnings=list(itertools.chain(*deviations)) if judged else [],
+        rows=[_row(task, metric, scored, baseline, judged) for task in first for metric in task.metrics],
+    )
+
+
+def _row(
+    task: TaskScores, metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel | None, judged: bool
+) -> ComparisonRow:
+    """Return the row of one metric of one task."""
+    measured = {
+        model.name: (one, other)
+        for model, tasks in scored
+        for one in tasks
+        for other in one.metrics
+        if (one.task, other.name) == (task.task, metric.name)
+    }
+    values, differences = {}, {}
+    base_task, base = measured.get(baseline.name, (None, None)) if baseline else (None, None)
+    for model, _ in scored:
+        one, other = measured.get(model.name, (None, None))
+        values[model.name] = Score(other.value, other.stderr) if other else Score(None)
+        if baseline and base_task and base and one and other and model.name != baseline.name:
+            difference = _difference(other, base, same_documents=one.documents == base_task.documents)
+            # Without a separator, the first token of each document is not scored.
+            comparable = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
+            if difference:
+                verdict = difference.verdict if judged and comparable else None
+                differences[model.name] = dataclasses.replace(difference, verdict=verdict)
+    return ComparisonRow(task.task, metric.name, metric.higher_is_better, values, differences)
+
+
+def _difference(ours: Metric, theirs: Metric, *, same_documents: bool) -> Difference | None:
+    if ours.value is None or theirs.value is None:
+        return None
+    verdict = f"too few documents (1 of {FEWEST})" if len(ours.values) == len(theirs.values) == 1 else None
+    unpaired = Difference(ours.value - theirs.value, verdict=verdict)
+    if not same_documents or ours.aggregation is None or not len(ours.values) == len(theirs.values) > 1:
+        return unpaired
+    mine, base = ours.array(), theirs.array()
+    if mine.ndim > 1 and not (mine[:, 1] == base[:, 1]).all():
+        return unpaired  # scores per token, and the tokenizers differ
+    return paired(ours.name, ours.aggregation, mine, base, higher_is_better=ours.higher_is_better)
+
+
+def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> list[str]:
+    """Return a message for each score outside the tolerance of the published score."""
+    measured = {(task.task, metric.name): metric.value for task in scores for metric in task.metrics}
+    lines = []
+    for number in published_scores(model, window, {task.task: task.num_documents for task in scores}):
+        value = measured.get((number.task, number.metric))
+        if value is not None and abs(value - number.value) > number.tolerance:
+            known = f"{number.value:.4f} ± {number.tolerance:g} ({number.source})"
+            lines.append(f"BROKEN SETUP: {number.task} {number.metric} of {model} is {value:.4f}. Published: {known}")
+    return lines
+
+
+def published_baseline(model: str, window: int, scores: Sequence[TaskScores]) -> ScoredModel | None:
+    """Return the published scores comparable with `scores` as a baseline, if any."""
+    numbers = published_scores(model, window, {task.task: task.num_documents for task in scores})
+    tasks = [
+        TaskScores(one.task, None, "published", [], None, [Metric(one.metric, one.value, one.stderr, None)])
+        for one in numbers
+    ]
+    sources = list(dict.fromkeys(one.source for one in numbers))
+    return (ComparedModel(f"{model} (published)", model, published_by=sources), tasks) if numbers else None

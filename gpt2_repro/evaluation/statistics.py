@@ -1,5 +1,6 @@
 """Compute standard errors of scores, and of the difference between two scores."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +25,19 @@ def aggregate(aggregation: str, values: Values) -> float:
 
     `values` has shape [documents], or [documents, 2] if each value has a weight.
     """
+    return float(_aggregate(aggregation, *_columns(values)))
+
+
+def _columns(values: Values) -> Values:
+    """Return the values as an array of shape [1, documents], or [2, documents]."""
+    return np.atleast_2d(values.T)
+
+
+def _aggregate(aggregation: str, values: Values, weights: Values | None = None, *, axis: int = -1) -> Values:
+    mean = np.mean(values, axis) if weights is None else np.sum(values, axis) / np.sum(weights, axis)
     if aggregation == MEAN:
-        return float(values.mean())
-    if aggregation == PERPLEXITY:
-        return math.exp(-values.mean())
-    mean = float(values[:, 0].sum() / values[:, 1].sum())
-    return math.exp(-mean) if aggregation == WEIGHTED_PERPLEXITY else -mean / math.log(2)
+        return np.asarray(mean)
+    return np.asarray(-mean / math.log(2) if aggregation == BITS_PER_BYTE else np.exp(-mean))
 
 
 def paired(
@@ -41,31 +49,33 @@ def paired(
         ours, theirs: values of the same documents in the same order. The shape is [documents], or [documents, 2] with
             weights.
     """
+    from scipy import stats
+
     value = aggregate(aggregation, ours) - aggregate(aggregation, theirs)
     if aggregation == MEAN:
         # Two models mostly fail on the same documents, so paired differences have a small standard error. If
         # values are 0 or 1, this is the standard error of McNemar's test.
-        stderr = _mean_stderr(ours - theirs)
+        stderr = float(stats.sem(ours - theirs))
         # The standard error is unreliable if very few documents differ. The rule of three limits it from below.
         half = max(Z95 * stderr, 3 / len(ours))
         low, high = value - half, value + half
     else:
-        our_draws, their_draws = _bootstrapped(aggregation, ours, theirs)
-        drawn = our_draws - their_draws
-        stderr = float(drawn.std(ddof=1))
-        low, high = (float(bound) for bound in np.percentile(drawn, (2.5, 97.5)))
+        bootstrapped = _bootstrap(aggregation, ours, theirs)
+        stderr, (low, high) = float(bootstrapped.standard_error), map(float, bootstrapped.confidence_interval)
     margin = MARGINS.get(metric)
     if margin is not None and aggregation != MEAN:
         margin *= aggregate(aggregation, theirs)
     verdict = _verdict(low, high, margin, higher_is_better)
     if aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all():
-        if verdict in ("better", "worse") and not _is_significant(ours, theirs):
+        only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
+        # McNemar's exact test
+        if verdict in ("better", "worse") and stats.binomtest(only_ours, only_ours + only_theirs).pvalue >= 0.05:
             verdict = "inconclusive"
         if verdict == "inconclusive" and margin and len(ours) < 3 / margin:  # see the rule of three above
             verdict = f"too few documents ({len(ours)} of {math.ceil(3 / margin)})"
     elif verdict and len(ours) < FEWEST:
         verdict = f"too few documents ({len(ours)} of {FEWEST})"
-    return Difference(float(value), float(stderr), float(low), float(high), verdict)
+    return Difference(value, stderr, low, high, verdict)
 
 
 def _verdict(low: float, high: float, margin: float | None, higher_is_better: bool | None) -> str | None:
@@ -79,10 +89,7 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
 
 
 def standard_error(aggregation: str, values: Sequence[Any]) -> float:
-    """Return the standard error of one model's score.
-
-    `values` contains one value, or one pair of value and weight, per document.
-    """
+    """Return the standard error of one model's score (see `aggregate`)."""
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
 
@@ -90,7 +97,7 @@ def standard_error(aggregation: str, values: Sequence[Any]) -> float:
     if aggregation == PERPLEXITY:
         return perplexity_stderr(values)
     # A score weighted by length is bootstrapped over documents. The harness has no standard error for it.
-    return float(_bootstrapped(aggregation, np.asarray(values, dtype=np.float64))[0].std(ddof=1))
+    return float(_bootstrap(aggregation, np.asarray(values, dtype=np.float64)).standard_error)
 
 
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:
@@ -108,38 +115,29 @@ def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_
         return float(np.concatenate(drawn).std(ddof=1))
 
 
-def _mean_stderr(values: Values) -> float:
-    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-
-
-def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
-    """Return 10,000 (RESAMPLES) bootstrapped scores of each model.
+def _bootstrap(aggregation: str, *models: Values) -> Any:
+    """Bootstrap a model's score, or the difference between two models' scores.
 
     In each resample, all models are scored on the same documents.
     """
-    source, count = np.random.default_rng(0), len(of_models[0])
-    piece = max(1, min(RESAMPLES, 1_000_000 // count))  # resamples computed at once, to limit memory
-    drawn: list[list[Values]] = [[] for _ in of_models]
-    for start in range(0, RESAMPLES, piece):
-        picks = source.integers(0, count, size=(min(piece, RESAMPLES - start), count))
-        for values, its in zip(of_models, drawn, strict=True):
-            drawn_values = values[picks]
-            if aggregation == PERPLEXITY:
-                means = drawn_values.mean(axis=1)
-            else:
-                means = drawn_values[..., 0].sum(axis=1) / drawn_values[..., 1].sum(axis=1)
-            its.append(-means / math.log(2) if aggregation == BITS_PER_BYTE else np.exp(-means))
-    return [np.concatenate(its) for its in drawn]
+    from scipy import stats
 
+    arrays = [array for values in models for array in _columns(values)]
+    size = len(arrays) // len(models)
 
-def _is_significant(ours: Values, theirs: Values) -> bool:
-    """Return whether two models differ significantly by McNemar's exact test (5 %).
+    def statistic(*drawn: Values, axis: int) -> Values:
+        scores = [
+            _aggregate(aggregation, *drawn[start : start + size], axis=axis) for start in range(0, len(drawn), size)
+        ]
+        return functools.reduce(np.subtract, scores)
 
-    `ours` and `theirs` contain 1 for each right answer and 0 for each wrong answer.
-    """
-    only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
-    differing = only_ours + only_theirs
-    if differing > 1000:
-        return True  # the 95 % interval of the difference alone decides
-    tail = sum(math.comb(differing, right) for right in range(min(only_ours, only_theirs) + 1))
-    return 2 * tail / 2**differing < 0.05
+    return stats.bootstrap(
+        arrays,
+        statistic,
+        n_resamples=RESAMPLES,
+        batch=max(1, 1_000_000 // len(arrays[0])),  # limits memory
+        vectorized=True,
+        paired=True,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )

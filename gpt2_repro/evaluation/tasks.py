@@ -1,23 +1,18 @@
-"""Write lm-eval task files: stock tasks with local data, and the project's tasks.
-
-To use these files with lm-eval directly, run `lm_eval run --include_path <folder>`.
-"""
+"""Write lm-eval task files: stock tasks with local data, and the project's tasks."""
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
 import logging
-import re
-from collections.abc import Collection, Iterable, Mapping
+import string
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
-from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.evaluation.documents import cut_passages, documents_to_score, read_documents
+from gpt2_repro.errors import UserError, did_you_mean, nearest
 from gpt2_repro.evaluation.scores import COMPLETION
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.run_record import RunRecord
@@ -27,7 +22,13 @@ ENDINGS = 4  # of a HellaSwag item
 LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies of the data, strings in others
 # Texts that the stock task joins with other texts, so each of them may be blank.
 JOINED = ("activity_label", "ctx_a", "ctx_b")
+NUM_PASSAGES = 200
+SHORTEST, LONGEST = 40, 60  # words
+SHORTEST_TARGET = 3  # letters
+# Similar to WikiText-2's test split (1.29 MB), which takes minutes on a CPU.
+MAX_BYTES = 1_300_000
 
+Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
 
 
@@ -52,24 +53,20 @@ class LocalTask:
 LAMBADA, WIKITEXT, HELLASWAG = "lambada/lambada_openai.yaml", "wikitext/wikitext.yaml", "hellaswag/hellaswag.yaml"
 HELLASWAG_FILES = ("hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl", "hellaswag/hellaswag_val.jsonl.gz")
 HELLASWAG_COLUMNS = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
-ORIGINAL_COLUMNS = ("ctx", "endings", "label")
 WIKITEXT_FILES = ("wikitext.jsonl", "wikitext/wikitext2_test_pages.jsonl", "wikitext/wikitext2_validation_pages.jsonl")
 DOCUMENT_FILES = ("validation.jsonl", "text/validation.jsonl")
 # Tasks made from validation.jsonl, which prepare_data.py writes with {"text": document} on each line. Stock wikitext
 # counts the words and bytes of `page`, but removes WikiText's tokenization from the text that the model gets.
-OWN_VERSION = {"metadata": {"version": 1.0}}
+OWN_VERSION, PAGES = {"metadata": {"version": 1.0}}, {"doc_to_target": "page"}
 OWN_TASKS = {
     "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, ("text",), {"tag": None, **OWN_VERSION}),
-    "document_perplexity": LocalTask(
-        WIKITEXT, "test", DOCUMENT_FILES, ("text",), {"doc_to_target": "page", **OWN_VERSION}
-    ),
+    "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, ("text",), PAGES | OWN_VERSION),
 }
-# HellaSwag as in llm.c and build-nanogpt: on the original text. The stock task rewrites it.
-ORIGINAL_TEXT = {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
 LOCAL_TASKS = {
     "lambada_openai": LocalTask(LAMBADA, "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl"), ("text",)),
     "hellaswag": LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, HELLASWAG_COLUMNS),
-    COMPLETION: LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, ORIGINAL_COLUMNS, ORIGINAL_TEXT),
+    # HellaSwag as in llm.c and build-nanogpt: on the original text. hellaswag.py scores it, and not lm-eval.
+    COMPLETION: LocalTask("", "validation", HELLASWAG_FILES, ("ctx", "endings", "label")),
     "wikitext": LocalTask(WIKITEXT, "test", WIKITEXT_FILES, ("page",)),
     **OWN_TASKS,
 }
@@ -86,29 +83,19 @@ def with_completion(tasks: Iterable[str]) -> list[str]:
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     """Return the data file of each task that has one in the folder `local_data`.
 
-    Raises UserError if `local_data` is not a folder, has no data file for any of the tasks, or has a file with a row
-    that the task cannot score.
+    Raises UserError if `local_data` has no data file for any of the tasks, or has a file with a row that the task
+    cannot score.
     """
-    if not local_data.is_dir():
-        fix = (
-            f"Pass its folder: --local_data {local_data.parent}"
-            if local_data.is_file()
-            else "Pass a folder with jsonl files."
-        )
-        raise UserError(f"--local_data {local_data} is not a folder. {fix}")
-    wanted = {task: LOCAL_TASKS[task].files for task in tasks if task in LOCAL_TASKS}
-    paths = {task: [path for name in names if (path := local_data / name).is_file()] for task, names in wanted.items()}
-    found = {task: there[0] for task, there in paths.items() if there}
-    if not found:
-        names = sorted({files[0] for files in wanted.values()}) or ["a file for any of these tasks"]
-        others = [
-            name for name, task in LOCAL_TASKS.items() if any((local_data / file).is_file() for file in task.files)
-        ]
-        fix = f"Add {', '.join(names)}" + (f", or pass --tasks {' '.join(others)}." if others else ".")
-        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. {fix}")
-    for task, path in found.items():
-        _read_data(task, path)
-    return found
+    paths: dict[str, Path] = {}
+    for task in tasks:
+        files = LOCAL_TASKS[task].files if task in LOCAL_TASKS else ()
+        if path := next((local_data / name for name in files if (local_data / name).is_file()), None):
+            _read_data(task, path)
+            paths[task] = path
+    if not paths:
+        names = sorted({LOCAL_TASKS[task].files[0] for task in tasks if task in LOCAL_TASKS})
+        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Expected: {', '.join(names)}.")
+    return paths
 
 
 def fits(row: Any, columns: Iterable[str]) -> bool:
@@ -137,45 +124,37 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
         return None
     record = RunRecord(run)
     name = record.recipe().get("data", {}).get("dataset_dir")
-    if name and not Path(name).exists():
-        fix = "If you moved the folder, pass its new path as --local_data. Otherwise pass other --tasks."
-        needed = ", ".join(sorted(OWN_TASKS.keys() & set(tasks)))
-        raise UserError(f"The documents of {needed} were in {name}, which does not exist. {fix}")
     if not name or not any(Path(name, file).is_file() for file in DOCUMENT_FILES):
         return None
     record.check_data(Path(name), "--local_data")
     return Path(name)
 
 
-def check_names(tasks: Iterable[str]) -> None:
-    """Raise UserError for unknown tasks."""
-    for task in tasks:
-        if task not in LOCAL_TASKS and task not in stock_task_names():
-            fix = "Pass paths of checkpoints before --tasks." if Path(task).exists() else ""
-            near = [name for name in LOCAL_TASKS if task in name]
-            near = near or difflib.get_close_matches(task, stock_task_names() | LOCAL_TASKS.keys(), n=1)
-            raise UserError(f"There is no task {task!r}. {fix or did_you_mean(task, near or LOCAL_TASKS)}")
-
-
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
-    """Raise UserError for tasks that need a local data file but have none.
-
-    Args:
-        local: the names of the tasks that have a local data file.
-    """
+    """Raise UserError for unknown tasks, and for tasks without a needed local file."""
     for task in tasks:
         if task in OWN_TASKS and task not in local:
             fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
             raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
+        if task not in LOCAL_TASKS and task not in (names := _stock_tasks().all_tasks):
+            near = nearest(task, [*LOCAL_TASKS, *names])
+            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [near] if near else LOCAL_TASKS)}")
+
+
+def task_index(task_folder: Path | None, task: str) -> Any:
+    """Return lm-eval's TaskManager for a task: of `task_folder` if it has the task."""
+    if task_folder is None or not (task_folder / f"{task}.yaml").is_file():
+        return _stock_tasks()
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=str(task_folder), include_defaults=False)
 
 
 @functools.cache
-def stock_task_names() -> set[str]:
-    """Return the names of all tasks, groups and tags of lm-evaluation-harness."""
-    # Searching the text takes a second. TaskManager parses all files as YAML, which takes ten seconds.
-    pattern = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in _stock_folder().rglob("*.yaml")]
-    return {name for text in texts for name in pattern.findall(text)}
+def _stock_tasks() -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()  # reading 14,000 stock tasks takes ten seconds
 
 
 def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
@@ -204,41 +183,36 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
             data.write_bytes(content)
             cache = str(output.resolve() / "datasets")
             definition |= {
-                "dataset_path": "json",
-                "dataset_name": None,
+                **{"dataset_path": "json", "dataset_name": None},
                 "dataset_kwargs": {"data_files": {task.split: str(data.resolve())}, "cache_dir": cache},
                 # Stock tasks read their training split for few-shot examples. These zero-shot tasks do not need them.
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
                 f"{task.split}_split": task.split,
             }
-        (output / f"{name}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000), encoding="utf-8")
+        if task.stock:
+            text = yaml.safe_dump(definition, sort_keys=False, width=1000)
+            (output / f"{name}.yaml").write_text(text, encoding="utf-8")
         hashes[name] = digest.hexdigest()
     return hashes
 
 
 def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
-    """Return the rows of a task's data file, with the columns of the task only.
+    """Return the rows of a task's data file with the task's columns, or raise UserError.
 
     The rows of a task of OWN_TASKS are made from the documents in the file.
-
-    Raises UserError if the file has no rows, or a row that the task cannot score.
     """
     task, rows = LOCAL_TASKS[name], []
     if name in OWN_TASKS:
         documents = read_documents(source)
-        words = name == "last_word"
-        column, texts = ("text", cut_passages(documents)) if words else ("page", documents_to_score(documents))
-        if not texts:
+        own = {"last_word": ("text", cut_passages), "document_perplexity": ("page", documents_to_score)}
+        column, select = own[name]
+        if not (texts := select(documents)):
             raise UserError(f"The validation documents are too short for {name}. Remove {name} from --tasks.")
         return [{column: text} for text in texts]
     for number, row in read_json_lines(source):
         if not fits(row, task.columns):
             needed = ", ".join(f"`{column}`" for column in task.columns)
-            choice = f" There must be {ENDINGS} endings, and a label from 0 to {ENDINGS - 1}."
-            raise UserError(
-                f"{source}, line {number}, cannot be scored. The line must be a JSON object with a value for "
-                f"{needed}.{choice if 'label' in task.columns else ''}"
-            )
+            raise UserError(f"{source}, line {number}, cannot be scored. It must be a JSON object with {needed}.")
         # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
         rows.append({column: int(row[column]) if column == "label" else row[column] for column in task.columns})
     if not rows:
@@ -250,3 +224,69 @@ def _stock_folder() -> Path:
     import lm_eval
 
     return Path(lm_eval.__file__).parent / "tasks"
+
+
+def evenly(items: Sequence[Item], count: int) -> list[Item]:
+    """Return at most `count` items, spread evenly over a sequence and in order."""
+    count = min(count, len(items))
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def read_documents(path: Path, column: str = "text") -> list[str]:
+    """Return the documents in the key `column` of a JSON Lines file, or raise UserError.
+
+    Blank documents are omitted.
+    """
+    documents = []
+    for number, row in read_json_lines(path):
+        if not isinstance(row, dict) or not isinstance(row.get(column), str):
+            raise UserError(f'{path}, line {number}, must be {{"{column}": "a document"}}.')
+        documents.append(row[column])
+    if not (documents := [text for text in documents if text.strip()]):
+        raise UserError(f"{path} contains no documents.")
+    return documents
+
+
+def documents_to_score(documents: Sequence[str]) -> list[str]:
+    """Return evenly spread documents with about 1.3 MB (MAX_BYTES) of text in total."""
+    num_bytes = sum(len(document.encode()) for document in documents)
+    return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
+
+
+def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[str]:
+    """Return up to `count` passages (see `passages_of`), spread over the documents."""
+    passages: list[str] = []
+    # Use ten times as many documents as passages, because some are too short for a passage.
+    sources = [passages_of(document) for document in evenly(documents, 10 * count)]
+    while sources and len(passages) < count:
+        pairs = [(source, passage) for source in sources if (passage := next(source, None)) is not None]
+        passages += evenly([passage for _, passage in pairs], count - len(passages))
+        sources = [source for source, _ in pairs]
+    return passages
+
+
+def passages_of(document: str) -> Iterator[str]:
+    """Yield passages of 40 to 60 words from a document.
+
+    The last word of a passage also occurs earlier in the passage.
+    """
+    words = document.split()
+    start = 0
+    while start + SHORTEST <= len(words):
+        end = _passage_end(words[start : start + LONGEST])
+        if end is not None:
+            yield " ".join(words[start : start + end])
+        start += end or LONGEST
+
+
+def _passage_end(window: Sequence[str]) -> int | None:
+    """Return the length of the passage at the start of `window` in words, if any."""
+    # In LAMBADA 84 % of the last words occur earlier in the passage, so a model can find them in the context.
+    bare = [word.strip(string.punctuation) for word in window]
+    candidates = [
+        end
+        for end in range(SHORTEST, len(window) + 1)
+        if window[end - 1].isalpha() and len(window[end - 1]) >= SHORTEST_TARGET and window[end - 1] in bare[: end - 1]
+    ]
+    # The longest last word, because the first one is mostly "the".
+    return max(candidates, key=lambda end: len(window[end - 1]), default=None)

@@ -272,7 +272,7 @@ def _save_final(trainer: "PretrainingTrainer") -> None:
         facts = {"step": step, "tokens": trainer.tokens_trained, "losses": losses}
         checkpoints.seal(staged, files, **facts, environment=trainer.environment.to_json())
         record = TrainingRecord(**facts, environment=trainer.environment)
-        # The model card is not in the manifest, because an evaluation adds its results to it.
+        # The model card is not in the manifest.
         write_whole(staged / "README.md", model_card(run.path.resolve().name, record))
         sync(staged)
     checkpoints.publish(staged, run.final)

@@ -1,14 +1,23 @@
-"""The table of two models' scores equals values computed by hand."""
+"""Scores are read from lm-eval's output and compared as by hand."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
-from gpt2_repro.evaluation.compare import compare
+from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, Difference, Score, TaskDetails
 from gpt2_repro.evaluation.output import comparison_markdown
-from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, TaskScores
+from gpt2_repro.evaluation.references import DOCUMENTS
+from gpt2_repro.evaluation.scores import (
+    EvaluationSettings,
+    Metric,
+    TaskScores,
+    compare,
+    find_deviations,
+    read_scores,
+)
 
 
 OURS, GPT2 = "final (runs/demo)", "openai-community/gpt2"
@@ -61,14 +70,6 @@ def test_only_the_same_documents_and_tokens_are_paired() -> None:
     assert accuracy.stderr is accuracy.verdict is perplexity.stderr is perplexity.verdict is None
 
 
-def test_one_document_is_too_few_for_a_verdict() -> None:
-    difference = comparison(scores(RIGHT[:1], 37.0)).rows[0].difference[OURS]
-    assert difference.verdict is None  # the baseline has one document, the model 2,000
-    ours, theirs = ((MODELS[name], scores(RIGHT[:1], 37.0)) for name in (OURS, GPT2))
-    difference = compare([ours, theirs], MODELS[GPT2], SETTINGS, METADATA).rows[0].difference[OURS]
-    assert difference == Difference(0.0, verdict="too few documents (1 of 30)")
-
-
 def test_the_table_has_values_differences_and_verdicts() -> None:
     result = comparison()
     headers, rows = result.table()
@@ -105,12 +106,59 @@ def test_limit_is_shown_and_gives_no_verdicts() -> None:
     assert "worse" not in "".join(lines)
 
 
-def test_many_models_are_a_trend_over_tokens() -> None:
-    names = [f"checkpoint-{step} (runs/demo)" for step in range(100, 600, 100)]
-    models = [ComparedModel(name, name, 1, 1000 * index, "r" * 12) for index, name in enumerate(names)]
-    scored = [(model, scores(RIGHT, 60.0 - index)) for index, model in enumerate(models)]
-    result = compare(scored, None, SETTINGS, METADATA)
-    header, _, first, *_, last = [line for line in comparison_markdown(result).splitlines() if line.startswith("|")]
-    assert header.startswith("| model | tokens trained | hellaswag acc ↑ | wikitext word_perplexity ↓ |")
-    assert first.startswith("| checkpoint-100 (runs/demo) | 0 |") and "| 60.00 |" in first
-    assert last.startswith("| checkpoint-500 (runs/demo) | 4,000 |") and "| 56.00 |" in last
+def results(task: str, metrics: dict[str, float | str], aggregation: str | None = None) -> dict:
+    aggregated = {"aggregation": aggregation} if aggregation else {}
+    metric_list = [{"metric": key.split(",")[0]} | aggregated for key in metrics]
+    return {
+        "results": {task: {"alias": task, "sample_len": 2} | metrics},
+        "configs": {task: {"dataset_path": "Some/data", "metric_list": metric_list}},
+        "versions": {task: 1.0},
+        "n-samples": {task: {"original": 2, "effective": 2}},
+        "higher_is_better": {task: {key.split(",")[0]: True for key in metrics}},
+    }
+
+
+def sample(doc_id: int, answers: list, **metrics: object) -> dict:
+    return {"doc_id": doc_id, "doc_hash": f"h{doc_id}", "filter": "none", "filtered_resps": answers} | metrics
+
+
+def test_values_stand_in_the_order_of_the_documents() -> None:
+    logged = {"t": [sample(1, [(-2.0, False)], acc=0.0), sample(0, [(-1.0, True)], acc=1.0)]}
+    (task,) = read_scores(results("t", {"acc,none": 0.5, "acc_stderr,none": 0.5, "f1,none": 0.1}), logged, None)
+    assert task.documents == ["h0", "h1"] and (task.version, task.data, task.num_documents) == (1.0, "Some/data", 2)
+    accuracy, f1 = task.metrics
+    assert accuracy == Metric("acc", 0.5, 0.5, True, "mean", [1.0, 0.0])
+    assert f1.aggregation is None and f1.values == []
+
+
+def test_groups_have_no_values_and_other_filters_are_named() -> None:
+    (group,) = read_scores(results("g", {"acc,none": 0.25, "acc_stderr,none": "N/A"}), {}, None)
+    assert group.metrics == [Metric("acc", 0.25, None, True)] and group.documents == []
+    logged = {"t": [sample(0, ["4"], exact_match=1.0) | {"filter": "strict"}]}
+    (task,) = read_scores(results("t", {"exact_match,strict": 1.0}, "mean"), logged, None)
+    assert task.metrics == [Metric("exact_match (strict)", 1.0, None, True, "mean", [1.0])]
+
+
+@pytest.mark.parametrize("answer", [(math.nan, False), -math.inf])
+def test_scores_that_are_not_finite_are_rejected(answer) -> None:
+    logged = {"t": [sample(0, [(-1.0, True)], acc=1.0), sample(7, [answer], acc=0.0)]}
+    with pytest.raises(RunFailed, match="document 7"):
+        read_scores(results("t", {"acc,none": 0.5}), logged, None)
+
+
+def test_published_numbers_check_what_is_measured() -> None:
+    def measured(task: str, metric: str, value: float, part: int = 0) -> list[TaskScores]:
+        documents = DOCUMENTS[task] - part
+        return [TaskScores(task, 1.0, "d", [], documents, [Metric(metric, value, None, True)])]
+
+    gpt2 = "openai-community/gpt2"
+    for model, window, scores, broken in (
+        (gpt2, 1024, measured("hellaswag", "acc", 0.2892), False),
+        (gpt2, 1024, measured("hellaswag", "acc", 0.2504), True),
+        (gpt2, 1024, measured("hellaswag", "acc", 0.2504, part=42), False),  # not for a part of the documents
+        (gpt2, 512, measured("wikitext", "word_perplexity", 42.5), False),
+        (gpt2, 1024, measured("wikitext", "word_perplexity", 42.5), True),
+        ("somebody/else", 1024, measured("hellaswag", "acc", 0.5), False),
+    ):
+        assert len(lines := find_deviations(model, window, scores)) == broken, (model, window, scores)
+        assert all(model in line for line in lines)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation import harness
-from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, launch_command
+from gpt2_repro.evaluation.harness import evaluate_model, launch_command, score_launched, score_task
 from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 
@@ -27,7 +26,14 @@ def folder(model, tokenizer, documents, tmp_path: Path) -> Path:
     assert len(documents) % 2  # with two processes, one of them has one document less
     data = tmp_path / "validation.jsonl"
     data.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents), encoding="utf-8")
-    write_task_files(dict.fromkeys(TASKS, data), tmp_path / "tasks", TASKS)
+    items = tmp_path / "hellaswag.jsonl"
+    endings = [" ".join(text.split()[:5]) for text in documents[:4]]
+    rows = [
+        {"ctx": text[:80].strip(), "endings": endings, "label": number % 4} for number, text in enumerate(documents)
+    ]
+    items.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    local = {**dict.fromkeys(TASKS, data), "hellaswag_completion": items}
+    write_task_files(local, tmp_path / "tasks", list(local))
     return tmp_path
 
 
@@ -63,18 +69,10 @@ def test_two_processes_share_the_documents_and_score_as_one_does(
     monkeypatch.setattr(harness, "launch_command", on_two_processes)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    task = "document_perplexity"
-    two = evaluate_launched(folder / "model", task, SETTINGS, folder / "tasks", num_processes=2)
-    one = evaluate_model(model, tokenizer, task, SETTINGS, folder / "tasks")
-    assert [sample["doc_id"] for sample in two[1][task]] != [sample["doc_id"] for sample in one[1][task]]
-    (of_two,), (of_one,) = (read_scores(*found, tokenizer) for found in (two, one))
-    assert (of_two.documents, of_two.num_documents) == (of_one.documents, of_one.num_documents)
-    for mine, launched in zip(of_one.metrics, of_two.metrics, strict=True):
-        assert launched.value == pytest.approx(mine.value, rel=1e-6)
-        assert launched.array() == pytest.approx(mine.array(), rel=1e-5)
-
-
-def test_processes_that_fail_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "launch_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(RunFailed):
-        evaluate_launched(folder / "model", TASKS[0], SETTINGS, folder / "tasks", num_processes=2)
+    for task in ("document_perplexity", "hellaswag_completion"):
+        _, (two,) = score_launched(folder / "model", task, SETTINGS, folder / "tasks", num_processes=2)
+        _, (one,) = score_task(model, tokenizer, task, SETTINGS, folder / "tasks")
+        assert (two.documents, two.num_documents) == (one.documents, one.num_documents)
+        for mine, launched in zip(one.metrics, two.metrics, strict=True):
+            assert launched.value == pytest.approx(mine.value, rel=1e-6)
+            assert launched.array() == pytest.approx(mine.array(), rel=1e-5)

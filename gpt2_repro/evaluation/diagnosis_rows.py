@@ -1,4 +1,4 @@
-"""Select rows of token ids for a diagnosis, and compute a model's losses on them."""
+"""Select rows of token ids for `diagnose`, and compute a model's losses on them."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.evaluation.documents import cut_passages, evenly, read_documents
+from gpt2_repro.evaluation.tasks import cut_passages, evenly, read_documents
 from gpt2_repro.hardware import check_hub
 from gpt2_repro.tokenization import encode, start_id
 
@@ -90,7 +90,7 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
         try:
             texts = list(load_dataset(path, configuration, split=split)[column])
         except (OSError, ValueError) as error:
-            raise UserError(f"Cannot load {task} from {path}: {in_a_line(error)}") from None
+            raise UserError(f"Cannot load {task} from {path}: {in_a_line(error)}.") from None
     if task == "wikitext":
         texts = [wikitext_detokenizer({column: text}) for text in texts]
     documents = [np.array(ids, np.int64) for ids in encode(tokenizer, texts)]
@@ -193,10 +193,9 @@ def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Lo
             # Padding is on the right, so that no position of a row attends to it.
             ids = [torch.from_numpy(rows[number].ids.astype(np.int64)) for number in numbers]
             batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
-            wanted = batch[:, 1:]
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
-            flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
-            for number, of_row in zip(numbers, flat.view(wanted.shape).cpu().numpy(), strict=True):
-                losses[number] = of_row[: len(rows[number].ids) - 1]
+            flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+            for number, row_losses in zip(numbers, flat.view(len(ids), -1).cpu().numpy(), strict=True):
+                losses[number] = row_losses[: len(rows[number].ids) - 1]
     model.to("cpu")
     return losses

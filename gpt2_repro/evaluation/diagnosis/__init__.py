@@ -1,1 +1,0 @@
-"""Find likely causes of the loss difference between two models."""
