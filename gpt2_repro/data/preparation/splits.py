@@ -7,8 +7,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,8 @@ from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.errors import UserError
 
 
-logger = logging.getLogger(__name__)
-
 SPLITS = ["validation", "train"]
 MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
-FEW_DOCUMENTS = 10_000  # with no more documents than this, --split hash may hold out too few or too many of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,22 +76,17 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         if args.split == "hash" and tokens:
             raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or --split head.")
         if args.validation_text and tokens:
-            raise UserError(
-                f"{source.files[0].name} is read as token ids, so there is no text to save for validation. For "
-                "token ids, pass --validation_text false and their --tokenizer. For text, pass a .txt file."
-            )
+            raise UserError(f"{name} has tokens, so there is no text to save. Pass --validation_text false.")
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
             raise UserError(f"Two sources of the mixture contain {files[min(twice)]}. Pass this file only once.")
         trained |= files.keys()
-    of_training = [source.description["name"] for source in sources.training]
+    names = [source.description["name"] for source in sources.training]
     for name, source in sources.validation_sets.items():
-        problem = f"The validation set {name!r} has text that is also in the training sources"
-        for file in source.validation_files or source.files:
-            if file.identity() in trained:
-                raise UserError(f"{problem} ({file.name}). Pass another source for {name}.")
-        if source.description["name"] in of_training and not (source.validation_files and args.split != "source"):
-            raise UserError(f"{problem}. Pass another source for {name}.")
+        shared = any(file.identity() in trained for file in source.validation_files or source.files)
+        same = source.description["name"] in names and not (source.validation_files and args.split != "source")
+        if shared or same:
+            raise UserError(f"The validation set {name!r} has text that is also in the training sources.")
 
 
 def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
@@ -134,22 +125,17 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
         staged = [stage(stream) for stream in own]
         counts = [sum(part.facts["tokens"] for part in parts) for parts in staged]
         end = min(count / weight for count, weight in zip(counts, weights, strict=True)) if len(staged) > 1 else np.inf
-        rest = f"validation has only about {end:,.0f} of {sum(counts):,} tokens, because each source has its share"
+        spans = functools.partial(order_documents, staged, weights, ["validation"], below=end)
+        remark = f"validation has about {end:,.0f} of {sum(counts):,} tokens: each source has its share"
         groups = [
-            Group(
-                ["validation"],
-                staged,
-                names,
-                functools.partial(order_documents, staged, weights, ["validation"], below=end),
-                rest if end < sum(counts) - 1 else "",
-            ),
+            Group(["validation"], staged, names, spans, remark if end < sum(counts) - 1 else ""),
             Group(["train"], train, names, functools.partial(ordered, ["train"])),
         ]
     else:
         counts = [sum(part.facts["tokens"] for part in parts) for parts in train]
         total = min(below, *(count / weight for count, weight in zip(counts, weights, strict=True)))
         both = functools.partial(ordered, SPLITS)
-        chosen, remark = _choose_documents(both, train, names, weights, args, total)
+        chosen, remark = _choose_documents(both, weights, args, total)
         groups = [Group(SPLITS, train, names, functools.partial(both, **chosen), remark)]
     for source, stream in zip(sources.validation_sets.values(), further, strict=True):
         parts = [stage(stream)]
@@ -159,12 +145,7 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
 
 
 def _choose_documents(
-    order: Callable[..., Iterator[DocumentSpan]],
-    train: list[list[StagedPart]],
-    names: list[str],
-    weights: list[float],
-    args: DataArguments,
-    total: float,
+    order: Callable[..., Iterator[DocumentSpan]], weights: list[float], args: DataArguments, total: float
 ) -> tuple[dict[str, Any], str]:
     """Choose the validation documents for --split head and --split hash.
 
@@ -174,47 +155,23 @@ def _choose_documents(
         order: `order_documents` for these sources.
         total: the number of tokens of all documents.
     """
-    wanted, remark = float(args.validation_tokens), ""
     if args.split == "hash":
-        wanted, remark = args.validation_fraction * total, "there are too few documents for --split hash, so "
-        every = range(len(train))
-        documents = [sum(part.facts["documents"] for part in parts) for parts in train]
-        if min(documents) > FEW_DOCUMENTS:
-            return {"hashed": every}, ""
-        counts = count_documents(order(hashed=every))
-        tokens = [sum(count["tokens"] for (split, _), count in counts.items() if split == name) for name in SPLITS]
-        if sum(documents) > FEW_DOCUMENTS or min(tokens) > args.sequence_length:
-            few = [number for number in _uneven(counts, weights, wanted) if documents[number] <= FEW_DOCUMENTS]
-            if not few:
-                return {"hashed": every}, ""
-            named = " and ".join(names[number] for number in few)
-            chosen = {"hashed": sorted({*every} - {*few}), "head": float(round(wanted)), "cut": True}
-            share = f"the first {args.validation_fraction:.1%} of this text. Its last document may be cut"
-            return chosen, f"there are too few documents for --split hash in {named}, so validation has {share}"
-    most = MOST_HELD_OUT * total
+        return {"hashed": True}, ""
+    wanted, most = float(args.validation_tokens), MOST_HELD_OUT * total
     head = float(round(min(wanted, most)))  # otherwise, a document that starts less than a token before it is included
     counts = count_documents(order(head=head, below=head))
     held_out = sum(count["tokens"] for count in counts.values())
+    # The share of a source in validation is wrong if it differs by more than a quarter from its weight.
+    shares = [(counts["validation", number]["tokens"], weight * head) for number, weight in enumerate(weights)]
+    even = len(weights) == 1 or all(abs(tokens - share) <= share / 4 for tokens, share in shares)
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or not the shares of a mixture, or if more than
     # 10 % was requested.
-    if not total or (wanted <= most and held_out <= most and not _uneven(counts, weights, head)):
-        return {"head": head}, remark and f"{remark}validation has the first documents"
+    if not total or (wanted <= most and held_out <= most and even):
+        return {"head": head}, ""
     less = f" instead of the {wanted:,.0f} that were requested" if wanted > head else ""
     share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
-    return {"head": head, "cut": True}, f"{remark}validation has {share}{less}. Its last document may be cut"
-
-
-def _uneven(counts: dict[tuple[str, int], collections.Counter[str]], weights: list[float], tokens: float) -> list[int]:
-    """Return the sources of a mixture that have a wrong share of validation.
-
-    A share is wrong if it differs by more than a quarter from the share that was requested.
-
-    Args:
-        tokens: the requested size of the validation split.
-    """
-    shares = [(number, weight * tokens) for number, weight in enumerate(weights) if len(weights) > 1]
-    return [n for n, share in shares if abs(counts["validation", n]["tokens"] - share) > share / 4]
+    return {"head": head, "cut": True}, f"validation has {share}{less}. Its last document may be cut"
 
 
 # Fields of a document: its position, whether it is held out, its length in tokens, the tokens before it in its
@@ -232,7 +189,7 @@ def order_documents(
     *,
     head: float = np.inf,
     cut: bool = False,
-    hashed: Collection[int] = (),
+    hashed: bool = False,
     below: float = np.inf,
 ) -> Iterator[DocumentSpan]:
     """Yield the documents of all sources in order.
@@ -246,12 +203,11 @@ def order_documents(
             validation split, and the second is the split of all other documents.
         head: position at which validation ends.
         cut: whether to cut documents in two at the position `head`.
-        hashed: numbers of the sources whose validation documents --split hash chooses, instead of `head`.
+        hashed: whether --split hash chooses the validation documents, instead of `head`.
         below: yield only documents whose position is below this number.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
-    heads = [None if number in hashed else head for number in range(len(streams))]
-    loading = [_documents(parts, weight, number, heads[number]) for number, (parts, weight) in numbered]
+    loading = [_documents(parts, weight, i, None if hashed else head) for i, (parts, weight) in numbered]
     waiting = [np.empty(0, _DOCUMENT) for _ in streams]
     ends = [0.0] * len(streams)  # position of the next part of each stream
     while (known := min(ends)) < below:
@@ -259,14 +215,14 @@ def order_documents(
         loaded, ends[behind] = next(loading[behind], (waiting[behind][:0], np.inf))
         waiting[behind] = np.concatenate([waiting[behind], loaded])
         # All documents before the earliest next part are loaded now.
-        counts = [int(np.searchsorted(of_stream["start"], min(ends))) for of_stream in waiting]
-        documents = np.concatenate([of_stream[:count] for of_stream, count in zip(waiting, counts, strict=True)])
-        waiting = [of_stream[count:] for of_stream, count in zip(waiting, counts, strict=True)]
+        counts = [int(np.searchsorted(held["start"], min(ends))) for held in waiting]
+        documents = np.concatenate([held[:count] for held, count in zip(waiting, counts, strict=True)])
+        waiting = [held[count:] for held, count in zip(waiting, counts, strict=True)]
         if len(streams) > 1:
             documents = documents[np.lexsort((documents["stream"], documents["start"]))]
         documents = documents[documents["start"] < below]
         if cut:
-            documents = _cut_documents(documents, head, np.array(weights), hashed)
+            documents = _cut_documents(documents, head, np.array(weights))
         yield from _spans(documents, np.where(documents["held_out"], 0, len(splits) - 1), splits)
 
 
@@ -281,28 +237,22 @@ def _documents(
     tokens = 0
     for number, part in enumerate(parts):
         lengths = part.lengths()
-        found = np.zeros(len(lengths), _DOCUMENT)
-        found["length"], found["first_token"] = lengths, np.cumsum(lengths) - lengths
-        found["start"] = (tokens + found["first_token"]) / weight
-        found["stream"], found["part"], found["number"] = stream, number, np.arange(len(lengths))
-        found["held_out"] = part.held_out() if head is None else found["start"] < head
+        documents = np.zeros(len(lengths), _DOCUMENT)
+        documents["length"], documents["first_token"] = lengths, np.cumsum(lengths) - lengths
+        documents["start"] = (tokens + documents["first_token"]) / weight
+        documents["stream"], documents["part"], documents["number"] = stream, number, np.arange(len(lengths))
+        documents["held_out"] = part.held_out() if head is None else documents["start"] < head
         tokens += int(lengths.sum())
-        yield found, tokens / weight
+        yield documents, tokens / weight
 
 
-def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray, hashed: Collection[int]) -> np.ndarray:
+def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
     """Cut each document that contains the position `place` into two documents.
 
-    Returns a new array of the dtype `_DOCUMENT`, in which each cut document is replaced by its two parts.
-
-    Args:
-        place: the position at which the validation split ends. `order_documents` defines positions.
-        weights: the share of each source in the mixture.
-        hashed: numbers of the sources whose documents are not cut.
+    Returns a new array of the dtype `_DOCUMENT`.
     """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
-    whole = np.isin(documents["stream"], list(hashed))
-    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]) & ~whole)
+    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
     rest, tokens = documents[across], tokens[across]
     rest["start"], rest["held_out"] = place, False
     rest["first_token"] += tokens

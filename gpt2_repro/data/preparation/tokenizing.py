@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,6 @@ from gpt2_repro.files import sync, write_whole
 
 EXAMPLES = 3  # number of bad documents that the manifest quotes
 CHECKED = 1000  # one document in CHECKED is encoded a second time, with `tokenizers`
-
-
-class DamagedTokens(UserError):
-    """Raised if token ids in a temporary file differ from the ids that were written."""
 
 
 class StagedPart:
@@ -44,44 +39,26 @@ class StagedPart:
         """The content of the .json file that describes one part of a source file.
 
         The counts are `tokens`, `documents`, `text_bytes`, `longest` (tokens of the longest document) and `bad`
-        (unreadable rows). `bad_examples` has error messages. `source` is the name of the source file. `ids` is the
-        location of the token ids.
+        (unreadable rows). `bad_examples` has error messages. `ids` is the location of the token ids.
         """
         return json.loads(self.path(".json").read_text(encoding="utf-8"))
 
     def ids(self) -> np.ndarray:
-        """Return the part's token ids as a memory-mapped array of shape [tokens].
-
-        If the ids are damaged, raises DamagedTokens and marks the part as missing.
-        """
+        """Return the part's token ids as a memory-mapped array of shape [tokens]."""
         where = self.facts["ids"]
         path = self.path(".ids") if where["path"] is None else Path(where["path"])
-        try:
-            ids = map_ids(path, where["offset"], self.facts["tokens"], np.dtype(where["dtype"]))
-        except (OSError, ValueError):
-            ids = None
-        if ids is None or (where["crc32"] is not None and zlib.crc32(ids.data) != where["crc32"]):
-            self.path(".json").unlink()
-            self.folder.joinpath(f"{self.name.split('-')[0]}.json").unlink(missing_ok=True)  # the record of its file
-            raise DamagedTokens(f"Saved tokens of {self.facts['source']} are damaged. Run the same command again.")
-        return ids
+        return map_ids(path, where["offset"], self.facts["tokens"], np.dtype(where["dtype"]))
 
     def lengths(self) -> np.ndarray:
         """Return an array of shape [documents]: tokens per document, with separators."""
         return np.load(self.path(".lengths.npy")).astype(np.int64)
 
     def held_out(self) -> np.ndarray:
-        """Return which documents --split hash puts into validation.
-
-        The result is a bool array of shape [documents]. It is used only with --split hash.
-        """
+        """Return which documents --split hash holds out: a bool array of shape [documents]."""
         return np.load(self.path(".held_out.npy"))
 
     def texts(self) -> dict[int, str]:
-        """Return the saved texts of documents, with document numbers as keys.
-
-        The first document of each file part has the number 0.
-        """
+        """Return the saved texts of documents, by their number in the part (from 0)."""
         with self.path(".jsonl").open(encoding="utf-8") as lines:
             return dict(map(json.loads, lines))
 
@@ -94,7 +71,7 @@ class StagedPart:
             content = io.BytesIO()
             np.save(content, array)
             self.path(ending).write_bytes(content.getbuffer())
-            sync(self.path(ending))  # unlike the ids, without a checksum that shows damage after a power cut
+            sync(self.path(ending))
         facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
         write_whole(self.path(".json"), json.dumps(facts))  # written last: marks the part as complete
 
@@ -122,23 +99,20 @@ def stage_part(
 ) -> None:
     """Tokenize one part of a source file, and write the temporary files `staged`.
 
-    Raises UserError if more rows are unreadable than --max_bad_documents allows, if fastokens encodes a document
-    differently from `tokenizers`, or if a token file does not have ids of the tokenizer.
-
     Args:
         limit: stop after this many tokens of the part (0: no limit).
         keep_texts: whether to save the texts of documents that can be in the split `validation`.
     """
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
-    facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
+    facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": []}
     if isinstance(part, TokenPart):
         part.check(encoder.vocab_size)
-        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16", "crc32": None}
+        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16"}
         lengths = part.lengths(encoder.end_of_text, args.separator)
         return staged.complete(facts | {"tokens": part.tokens, "ids": where}, lengths, np.zeros(len(lengths), bool))
 
     lengths_of_batches, held_out = [np.empty(0, np.int64)], [np.empty(0, bool)]
-    crc32 = documents = 0
+    documents = 0
     partial = staged.path(f".{os.getpid()}.partial")
     try:
         with partial.open("wb") as file, staged.path(".jsonl").open("w", encoding="utf-8") as texts:
@@ -148,9 +122,7 @@ def stage_part(
                 check_bad(facts["bad"], facts["bad_examples"], options.max_bad_documents)
                 encoder.check(batch.documents[-documents % CHECKED :: CHECKED], part.name)
                 ids, lengths = encoder.encode(batch.documents)
-                content = ids.tobytes()
-                file.write(content)
-                crc32 = zlib.crc32(content, crc32)
+                file.write(ids.tobytes())
                 held_out.append(_held_out(batch.documents, facts["tokens"] + np.cumsum(lengths) - lengths, args))
                 if keep_texts:
                     for place in np.flatnonzero(held_out[-1]).tolist():
@@ -158,9 +130,7 @@ def stage_part(
                 lengths_of_batches.append(lengths)
                 documents += len(lengths)
                 facts["tokens"] += len(ids)
-                facts["text_bytes"] += sum(
-                    len(text) if text.isascii() else len(text.encode()) for text in batch.documents
-                )
+                facts["text_bytes"] += sum(len(text.encode()) for text in batch.documents)
                 if limit and facts["tokens"] >= limit:
                     break
     except BaseException:
@@ -168,8 +138,9 @@ def stage_part(
         raise
     if not keep_texts:
         staged.drop_texts()
+    sync(partial)
     partial.replace(staged.path(".ids"))
-    facts["ids"] = {"path": None, "offset": 0, "dtype": encoder.dtype.name, "crc32": crc32}
+    facts["ids"] = {"path": None, "offset": 0, "dtype": encoder.dtype.name}
     staged.complete(facts, np.concatenate(lengths_of_batches), np.concatenate(held_out))
 
 

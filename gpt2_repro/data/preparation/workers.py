@@ -65,8 +65,8 @@ def stage(
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.partial"):  # left by workers that were killed
         path.unlink(missing_ok=True)
-    work = functools.partial(stage_part, tokenizer=tokenizer, args=args, options=options)
-    work = functools.partial(work, limit=stream.limit, keep_texts=stream.keep_texts)
+    settings: dict[str, Any] = {"tokenizer": tokenizer, "args": args, "options": options}
+    work = functools.partial(stage_part, **settings, limit=stream.limit, keep_texts=stream.keep_texts)
     parts: list[StagedPart] = []
     examples: list[str] = []
     tokens = bad = 0
@@ -157,9 +157,8 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
             yield task
     except BrokenProcessPool:
         fewer = max(1, num_proc // 2)
-        raise UserError(
-            f"A worker was killed, probably because memory ran out. Run the same command with --num_proc {fewer} to resume."
-        ) from None
+        fix = f"Run the same command with --num_proc {fewer} to resume."
+        raise UserError(f"A worker was killed, probably because memory ran out. {fix}") from None
     finally:
         # After enough tokens, an error or Ctrl-C, do not wait for parts that workers have begun.
         for worker in multiprocessing.active_children():
@@ -173,9 +172,6 @@ def _ctrl_c_waits() -> Iterator[None]:
     # A new worker imports modules for seconds before it ignores SIGINT, and SIGINT would then cause a traceback. So
     # SIGINT is blocked by a signal mask, which workers inherit. In the main process, another thread may receive SIGINT
     # despite the mask, and the handler still runs in the main thread. So the handler is replaced too.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     held: list[Any] = []
     handler = signal.signal(signal.SIGINT, lambda *words: held.append(words))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

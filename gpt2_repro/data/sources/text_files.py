@@ -5,7 +5,6 @@ import dataclasses
 import io
 import itertools
 import json
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +18,6 @@ from gpt2_repro.errors import UserError, in_a_line
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 LONGEST_DOCUMENT = 2**27  # bytes; a worker needs twelve times as much memory
 BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a UTF-8 file; it is not text
-COMPRESSED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}  # the first bytes of a compressed file
-UTF16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a UTF-16 file
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))  # text has few of these characters
 
 Line = tuple[bytes, int]  # bytes of the line, and its number counted from the start of the part
@@ -55,8 +52,8 @@ class TextPart(Part):
                 yield from in_batches(self._csv(stream))
             elif self.kind == ".json":
                 yield from in_batches(self._array(stream))
-            elif self.kind == ".txt" and (wrong := _not_text(self.name, stream.peek(4096)[:4096])):  # type: ignore[attr-defined]
-                yield Batch([], [wrong] if self.start == 0 else [])
+            elif self.kind == ".txt" and _is_binary(stream.peek(4096)[:4096]):  # type: ignore[attr-defined]
+                yield Batch([], [f"{self.name} is UTF-16 or a binary file, not text in UTF-8"] * (self.start == 0))
             elif self.kind == ".txt" and self.form.sample_by == "document":
                 yield from in_batches(self._document(stream))
             else:
@@ -142,13 +139,9 @@ class TextPart(Part):
         try:
             yield content.removeprefix(BYTE_ORDER_MARK).decode(), ""
         except UnicodeDecodeError as error:
-            fix = f"Convert it with `iconv -f cp1252 -t utf-8 {shlex.quote(self.name)} > utf8.txt` and pass utf8.txt"
-            yield None, f"{self.name} is not valid UTF-8 at byte {error.start}. {fix}"
+            yield None, f"{self.name} is not valid UTF-8 at byte {error.start}"
 
     def _csv(self, stream: BinaryIO) -> Iterator[Row]:
-        if stream.peek(2)[:2] in UTF16:  # type: ignore[attr-defined]
-            name = shlex.quote(self.name)
-            raise UserError(f"{self.name} is UTF-16. Convert it: iconv -f utf-16 -t utf-8 {name} > utf8.csv")
         csv.field_size_limit(LONGEST_DOCUMENT)
         column = self.form.text_column
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -159,9 +152,7 @@ class TextPart(Part):
             header = [name.strip() for name in next(rows, [])]
             if (columns := header.count(column.strip())) != 1:
                 fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
-                if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), "")):
-                    fix = f"The columns seem to be separated by {other!r}. Save the file with commas instead."
-                raise UserError(f"{self.name} has {columns or 'no'} column{'s' * (columns > 1)} `{column}`. {fix}")
+                raise UserError(f"{self.name} has {columns} columns `{column}`. {fix}")
             place = header.index(column.strip())
             line = rows.line_num
             for row in rows:
@@ -177,22 +168,12 @@ class TextPart(Part):
             text.detach()  # the caller closes the stream
 
 
-def _not_text(name: str, start: bytes) -> str:
-    """Return an error message if a file is not text in UTF-8, otherwise "".
-
-    `start` has the first bytes of the file.
-    """
-    if kind := next((suffix for magic, suffix in COMPRESSED.items() if start.startswith(magic)), ""):
-        return f"{name} is not valid UTF-8. It is compressed. Rename it to {name}{kind}"
-    if start.startswith(UTF16):
-        fix = f"Convert it with `iconv -f utf-16 -t utf-8 {shlex.quote(name)} > utf8.txt` and pass utf8.txt"
-        return f"{name} is not valid UTF-8. {fix}"
+def _is_binary(start: bytes) -> bool:
+    """Return whether the first bytes of a file are UTF-16, compressed or binary."""
     # A text may have single NUL characters, but not the zero bytes of UTF-16 and binary files.
     controls = len(start) - len(start.translate(None, CONTROLS))
     invalid = len(start) - len(start.decode(errors="ignore").encode())
-    if b"\0" in start and (4 * controls > len(start) or invalid > 3):  # 3: a character may be cut at the end
-        return f"{name} has NUL bytes like UTF-16 or a binary file. Convert it to UTF-8 or remove it"
-    return ""
+    return b"\0" in start and (4 * controls > len(start) or invalid > 3)  # 3: a character may be cut at the end
 
 
 def _wrong_fields(row: list[str], expected: int, place: int) -> str:
@@ -201,9 +182,9 @@ def _wrong_fields(row: list[str], expected: int, place: int) -> str:
     `place` is the index of the field with the text.
     """
     if len(row) > expected:
-        return "has too many fields. Put text with commas in quotes"
+        return "has too many fields"
     if len(row) <= place:
-        return "has too few fields. Add the missing fields"
+        return "has too few fields"
     try:
         row[place].encode()
     except UnicodeEncodeError:
@@ -220,8 +201,7 @@ def _jsonl_text(line: bytes, column: str) -> str | None:
     try:
         value = json.loads(decoded)
     except (ValueError, RecursionError):
-        fix = "Write one JSON object per line, or one array of objects in a .json file"
-        raise ValueError(f"is not a JSON value. {fix}") from None
+        raise ValueError("is not a JSON value") from None
     text = _text_of(value, column)
     if b"\\u" in line:
         text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
@@ -232,12 +212,9 @@ def _text_of(value: Any, column: str) -> str:
     """Return the text under the key `column` of a JSON object, or "" if it is null."""
     if not isinstance(value, dict) or column not in value:
         keys = ", ".join(value) if isinstance(value, dict) else "none, because it is not an object"
-        form = f"each JSON object must have its text under the key `{column}`"
-        fix = f"Pass --text_column with a key whose value is text, or convert the file: {form}"
-        raise ValueError(f"has no key `{column}`. Its keys: {keys[:200]}. {fix}")
+        raise ValueError(f"has no key `{column}` (pass --text_column). Its keys: {keys[:200]}")
     if not isinstance(text := value[column], str | None):
-        found = f"has a value of type {type(text).__name__} under the key `{column}`, but needs a string"
-        raise ValueError(f"{found}. Convert the value, or pass another --text_column")
+        raise ValueError(f"has a {type(text).__name__} under the key `{column}`, not a string")
     return text or ""
 
 

@@ -73,10 +73,7 @@ class TokenPart(Part):
 
 
 def read_header(path: Path) -> TokenPart:
-    """Read the header of a token file and return the location of its ids.
-
-    Raises UserError if the file has another format or was cut off.
-    """
+    """Read the header of a token file and return the location of its ids."""
     try:
         size = path.stat().st_size
         start = np.fromfile(path, "<i4", count=3)
@@ -88,7 +85,7 @@ def read_header(path: Path) -> TokenPart:
             raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
         if size % 2:
             raise UserError(
-                f"{path} is cut off: its size of {size:,} bytes is not a multiple of 2 (uint16). Download it again."
+                f"{path} is cut off: its size of {size:,} bytes is not a multiple of 2. Download it again."
             )
         return TokenPart(str(path), 0, size // 2, size)
     if len(start) < 3 or start[1] != VERSION:

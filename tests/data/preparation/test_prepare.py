@@ -1,8 +1,6 @@
 """A prepared folder is absent or complete, and the same for any number of workers."""
 
-import errno
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,7 +26,7 @@ def test_any_number_of_workers_gives_the_same_bytes(arguments, form: dict, conte
         assert 3000 <= sum(of.tokens for of in counts) < 3000 + 2000
 
 
-def test_a_finished_folder_is_found_again_and_changed_files_are_named(
+def test_a_finished_folder_is_returned_and_changed_files_are_named(
     arguments, corpus: list[Path], tmp_path: Path, caplog, content
 ) -> None:
     path = tmp_path / "grows.jsonl"
@@ -39,13 +37,13 @@ def test_a_finished_folder_is_found_again_and_changed_files_are_named(
         path.unlink() if text is None else path.write_text(json.dumps({"text": text}) + "\n", encoding="utf-8")
         caplog.clear()
         assert prepare(arguments(**files)) == data
-        assert (str(path) in caplog.text and "--overwrite" in caplog.text) == named
-    with pytest.raises(UserError, match="sequence_length 32`, not with `--sequence_length 16"):
+        assert (str(path) in caplog.text) == named
+    with pytest.raises(UserError, match="--sequence_length 32.*--sequence_length 16"):
         prepare(arguments(**files, sequence_length=16))
     assert content(tmp_path / "out") == before
     (tmp_path / "out" / "manifest.json").write_text("{", encoding="utf-8")
     for overwrite in (False, True):
-        with pytest.raises(UserError, match="not a complete prepared folder"):
+        with pytest.raises(UserError, match="--dataset_dir"):
             prepare(arguments(), PreparationOptions(overwrite=overwrite))
 
 
@@ -76,22 +74,17 @@ def test_a_mixture_has_its_weights_and_its_own_validation_files(
     )
 
 
-@pytest.mark.parametrize("split", ["hash", "head"])
 def test_each_source_of_a_mixture_has_its_share_of_validation(
-    arguments, documents: list[str], tmp_path: Path, caplog, content, split: str
+    arguments, documents: list[str], tmp_path: Path, content
 ) -> None:
-    caplog.set_level("INFO")
     for name, texts in (("books", [" ".join(documents[:60]), " ".join(documents[60:120])]), ("web", documents[:120])):
         lines = "".join(json.dumps({"text": f"{name} {text}"}) + "\n" for text in texts)
         (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    source = f"{tmp_path}/books.jsonl=7,{tmp_path}/web.jsonl=3"
-    form = {"data_files": [], "source": source, "split": split, "validation_fraction": 0.1, "validation_text": True}
+    form = {"data_files": [], "source": f"{tmp_path}/books.jsonl=7,{tmp_path}/web.jsonl=3", "validation_text": True}
     data = prepare(arguments("one", **form))
     for counts in data.manifest.counts.values():
         books = counts.sources[f"{tmp_path}/books.jsonl"]["tokens"]
         assert books / counts.tokens == pytest.approx(0.7, abs=0.07)
-    assert "Its last document may be cut" in caplog.text
-    assert (f"--split hash in {tmp_path}/books.jsonl" in caplog.text) == (split == "hash")
     rows = [open_rows(data.path / name).joined() for name in ("train", "validation")]
     assert data.manifest.reference_losses == reference_losses(*rows, data.manifest.vocab_size)
     texts = (data.path / "text" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
@@ -106,24 +99,15 @@ def test_each_source_of_a_mixture_has_its_share_of_validation(
         ({"data_files": ["nowhere/*.txt"]}, "nowhere/"),
         ({"data_files": [__file__]}, "test_prepare.py"),
         ({"data_files": [], "source": "finweb-10bt"}, "'fineweb-10bt'"),
-        ({"data_files": [], "source": "files"}, "--data_files"),
         *(({"data_files": [], "source": f"{of},two.jsonl=1"}, of) for of in ("one.jsonl=0", "a=nan", "a", "=1")),
-        ({"tokenizer": "train:many"}, "train:4096"),
+        ({"tokenizer": "train:many"}, "--tokenizer train:many"),
         ({"tokenizer": "train:100"}, "train:257"),
         ({"tokenizer": "char"}, "--separator none"),
         ({"packing": "wrap", "min_length": 4000, "sequence_length": 5000}, "--min_length"),
-        ({"min_length": 5}, "--packing wrap"),
-        ({"packing": "wrap", "min_length": 33}, "--min_length 33"),
-        ({"packing": "wrap", "min_length": -1}, "--min_length -1"),
-        ({"sequence_length": 0}, "--sequence_length 0"),
-        ({"split_seed": -1}, "--split_seed -1"),
-        ({"validation_fraction": 1.0}, "--validation_fraction 1.0"),
         ({"split": "source"}, "--split h"),
-        ({"validation_sets": ["plain"]}, "NAME=SOURCE"),
         ({"validation_sets": ["Plain=a.txt"]}, "NAME=SOURCE"),
         ({"validation_sets": ["a=embedded", "a=y.txt"]}, "a twice"),
         ({"validation_sets": ["a=nothing.txt"]}, "nothing.txt"),
-        ({"validation_sets": ["a=embeded"]}, "'embedded'"),
         ({"dataset_dir": "."}, "--dataset_dir ."),
         ({"dataset_dir": "/dev/null/out"}, "/dev/null/out"),
     ],
@@ -135,27 +119,16 @@ def test_a_mistake_is_named_and_leaves_nothing(arguments, changes: dict, named: 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_short_text_has_one_message_and_a_single_document_is_cut(arguments, tmp_path: Path, caplog) -> None:
-    caplog.set_level("INFO")
-    (tmp_path / "one.txt").write_text("one two", encoding="utf-8")
-    one = {"data_files": [str(tmp_path / "one.txt")]}
-    with pytest.raises(UserError, match=r"Only \d tokens of text found in .*one\.txt"):
-        prepare(arguments(**one))
-    (tmp_path / "one.txt").write_text("one two " * 12, encoding="utf-8")
-    for changes, told in (({}, "330 tokens"), ({"split": "hash"}, "330 tokens")):
-        with pytest.raises(UserError, match=told):
+def test_too_little_text_is_refused_and_a_single_document_is_cut(arguments, tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    one = {"data_files": [str(path)]}
+    for repeats, changes in ((1, {}), (12, {}), (12, {"split": "hash"}), (400, {"validation_tokens": 9})):
+        path.write_text("one two " * repeats, encoding="utf-8")
+        with pytest.raises(UserError, match="validation split .* a row needs 33"):
             prepare(arguments(**one, **changes))
-    (tmp_path / "one.txt").write_text("one two " * 400, encoding="utf-8")
-    for changes, told in (
-        ({"validation_tokens": 9}, "--validation_tokens"),
-        ({"split": "hash"}, "--validation_fract"),
-    ):
-        with pytest.raises(UserError, match=told):
-            prepare(arguments(**one, **changes))
-    assert "validation" not in caplog.text and [path.name for path in tmp_path.iterdir()] == ["one.txt"]
-    prepare(arguments(**one, split="hash", validation_fraction=0.05))
-    assert "--split hash" in caplog.text
-    assert any("--validation_fraction" in line for line in caplog.messages)  # fewer than 2,000 tokens of validation
+        assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+    counts = prepare(arguments(**one)).manifest.counts
+    assert counts["validation"].documents == counts["train"].documents == 1
 
 
 def test_a_name_with_brackets_is_a_file_and_a_file_by_two_names_is_read_once(
@@ -169,38 +142,18 @@ def test_a_name_with_brackets_is_a_file_and_a_file_by_two_names_is_read_once(
     assert prepare(arguments("link", data_files=[], source=names[3])).manifest.sha256 == wanted
 
 
-def test_links_are_followed_and_what_cannot_be_read_is_refused(
-    arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_are_followed_and_broken_links_are_refused(arguments, corpus: list[Path], tmp_path: Path) -> None:
     wanted = prepare(arguments("wanted")).manifest.sha256
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "more").symlink_to(corpus[1].parent)
     (folder / "more.jsonl").symlink_to(corpus[0])
     (folder / "loop").symlink_to(folder)
-    for name, pattern in (("folder", folder), ("glob", f"{folder}/**/*.jsonl")):
-        assert prepare(arguments(name, data_files=[str(pattern)])).manifest.sha256 == wanted
+    assert prepare(arguments("folder", data_files=[str(folder)])).manifest.sha256 == wanted
     (folder / "gone").symlink_to(tmp_path / "missing")
-    with pytest.raises(UserError, match="gone is neither a file nor a link to one"):
-        prepare(arguments("gone", data_files=[str(folder)]))
-    (folder / "gone").unlink()
-    locked = folder / "locked"
-    locked.mkdir()
-    scandir, access = os.scandir, os.access
-
-    def refuse(path: str) -> object:  # the tests may run as root, who can read everything
-        if Path(path) == locked:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    for pattern in (folder, f"{folder}/**/*.jsonl"):
-        with pytest.raises(UserError, match=r"locked cannot be read \(Permission denied\)"):
-            prepare(arguments("locked", data_files=[str(pattern)]))
-    locked.rmdir()
-    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "b.jsonl" and access(path, mode))
-    with pytest.raises(UserError, match="b.jsonl cannot be read"):
-        prepare(arguments("locked", data_files=[str(folder)]))
+    for files in (folder, folder / "gone"):
+        with pytest.raises(UserError, match="text/gone"):
+            prepare(arguments("gone", data_files=[str(files)]))
 
 
 def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path], tmp_path: Path) -> None:
@@ -208,7 +161,7 @@ def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[
     for changes, named in [
         ({"data_files": [], "source": f"{first}=1,{first}=2"}, "a.jsonl"),
         ({"data_files": [], "source": f"{first.parent}/*.jsonl=1,{second}=1"}, "b.jsonl"),
-        ({"validation_sets": [f"mine={second}"]}, "b.jsonl"),
+        ({"validation_sets": [f"mine={second}"]}, "'mine'"),
     ]:
         with pytest.raises(UserError, match=named):
             prepare(arguments(**changes))

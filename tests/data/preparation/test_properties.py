@@ -61,7 +61,6 @@ def naive(
     if args.split == "hash":
         head = round(args.validation_fraction * total)
         first = {i for i, (_, _, text, _) in enumerate(used) if is_held_out(text, args)}
-        cuts = [not is_even for is_even in even(first, args.validation_fraction * total)]
     splits: dict[str, list[tuple[str, list[int]]]] = {"validation": [], "train": []}
     for place, (start, number, text, ids) in enumerate(used):
         held_out = start < head if cuts[number] else place in first

@@ -1,18 +1,17 @@
-"""A data preparation counts bad documents. Other faults raise an error.
-
-More bad documents than --max_bad_documents also raise an error. The written rows are always correct.
-"""
+"""Bad input and wrong ids never reach the rows of a prepared folder."""
 
 import json
 import os
+import shutil
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.preparation import build
-from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.preparation.prepare import expected_bytes, prepare
+from gpt2_repro.data.preparation.workers import Stream
 from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.local_files import LocalFile
@@ -52,7 +51,8 @@ def test_a_folder_that_is_read_is_not_replaced(arguments, tmp_path: Path, conten
 
 
 def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "peak_bytes", lambda **sizes: 10**18)
+    full = namedtuple("usage", "total used free")(10**9, 10**9, 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     with pytest.raises(UserError, match=r"--dataset_dir.*--max_tokens"):
         prepare(arguments())
     assert not list(tmp_path.iterdir())
@@ -61,8 +61,7 @@ def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPat
 def test_the_peak_holds_staged_tokens_and_rows_but_no_second_copy_of_own_token_files() -> None:
     text, tokens = LocalFile("a.jsonl", 4_500_000), LocalFile("a.bin", 2_000_000)
     for file, limit, wanted in ((text, 0, 2e6 + 2e6), (text, 500_000, 1e6 + 1e6), (tokens, 0, 2e6)):
-        peak = build.expected_peak([([file], limit)], itemsize=2, characters=False)
-        assert peak == pytest.approx(1.02 * wanted)
+        assert expected_bytes([Stream("train-0", [file], limit)], 2, characters=False) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("number", [0, 1000])
