@@ -13,8 +13,7 @@ from pathlib import Path
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.splits import check_split, stage_groups, streams_of
-from gpt2_repro.data.preparation.tokenizing import is_held_out
-from gpt2_repro.data.preparation.workers import STREAMS, Stream, stage
+from gpt2_repro.data.preparation.staging import STREAMS, Stream, is_held_out, stage
 from gpt2_repro.data.preparation.writing import write_folder
 from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock, first_difference, request_of
 from gpt2_repro.data.sources.base import Source, SourceFile

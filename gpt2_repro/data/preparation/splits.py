@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.tokenizing import StagedPart
-from gpt2_repro.data.preparation.workers import Stream
+from gpt2_repro.data.preparation.staging import StagedPart, Stream
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.errors import UserError
 

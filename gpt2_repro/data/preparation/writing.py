@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.packing import pack_rows, pack_windows
+from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
 from gpt2_repro.data.preparation.splits import DocumentSpan, Group, count_documents
-from gpt2_repro.data.preparation.tokenizing import EXAMPLES, StagedPart
+from gpt2_repro.data.preparation.staging import EXAMPLES, StagedPart
 from gpt2_repro.data.prepared import request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
-from gpt2_repro.data.rows import Block, open_rows
+from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of, sync, sync_folder, write_whole
@@ -63,8 +63,10 @@ def write_folder(
     for group in groups:
         counted = count_documents(group.spans())
         for split in group.splits:
-            of_sources = [{key: counted[split, number][key] for key in COUNTED} for number in range(len(group.names))]
-            counts[split], shards[split] = _write_split(folder / split, group, of_sources, args, encoder)
+            source_counts = [
+                {key: counted[split, number][key] for key in COUNTED} for number in range(len(group.names))
+            ]
+            counts[split], shards[split] = _write_split(folder / split, group, source_counts, args, encoder)
         if group.remark:
             logger.info(group.remark)
     if args.validation_text:
@@ -108,19 +110,26 @@ def write_folder(
 
 
 def _write_split(
-    folder: Path, group: Group, of_sources: list[dict[str, int]], args: DataArguments, encoder: Encoder
+    folder: Path, group: Group, source_counts: list[dict[str, int]], args: DataArguments, encoder: Encoder
 ) -> tuple[SplitCounts, list[Shard]]:
     """Write the rows of one split, and check that the split can be used.
 
-    `of_sources` has the numbers of documents and tokens of the split from each source.
+    `source_counts` has the numbers of documents and tokens of the split from each source.
     """
     split = folder.name
-    total = {key: sum(counts[key] for counts in of_sources) for key in COUNTED}
+    total = {key: sum(counts[key] for counts in source_counts) for key in COUNTED}
     spans = (span for span in group.spans() if span.split == split)
-    shards = write_split(folder, spans, group.streams, args, tokens=total["tokens"], dtype=encoder.dtype)
-    rows, targets = sum(shard.rows for shard in shards), sum(shard.targets for shard in shards)
-    if not rows:
-        option = "sequence_length" if args.packing == "concat" else "min_length"
+    length = args.sequence_length
+    with Progress(total=total["tokens"], desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
+        pieces = _read(spans, group.streams, args, bar)
+        wrap = args.packing == "wrap"
+        rows = pack_windows(pieces, length, min_length=args.min_length) if wrap else pack_rows(pieces, length)
+        # The rows of each record batch depend only on the recipe, so files are reproducible bit by bit.
+        blocks = in_blocks(rows, max(1, BLOCK_IDS // length))
+        shards = write_rows(folder, blocks, encoder.dtype, None if wrap else length + 1)
+    num_rows, targets = sum(shard.rows for shard in shards), sum(shard.targets for shard in shards)
+    if not num_rows:
+        option = "min_length" if wrap else "sequence_length"
         few = f"The {split} split has {total['tokens']:,} tokens, but a row needs {getattr(args, option) + 1:,}"
         raise UserError(f"{few}. Pass more text, another --split or size of the split, or a smaller --{option}.")
     if (largest := max(shard.largest_id for shard in shards)) >= encoder.vocab_size:
@@ -129,9 +138,9 @@ def _write_split(
     if split != "train" and targets < NOISY_TOKENS:
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
     # The first id of the split (concat) or of each document (wrap) is not a target.
-    dropped = total["tokens"] - (1 if args.packing == "concat" else total["documents"]) - targets
-    sources = dict(zip(group.names, of_sources, strict=True)) if len(of_sources) > 1 else None
-    return SplitCounts(**total, rows=rows, row_tokens=targets, dropped_tokens=dropped, sources=sources), shards
+    dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
+    sources = dict(zip(group.names, source_counts, strict=True)) if len(source_counts) > 1 else None
+    return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=sources), shards
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Path) -> None:
@@ -154,36 +163,6 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Pat
                         text = decode(part.ids()[place : place + length].tolist())
                     out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                     number, place = number + 1, place + length
-
-
-def write_split(
-    folder: Path,
-    spans: Iterable[DocumentSpan],
-    streams: Sequence[Sequence[StagedPart]],
-    args: DataArguments,
-    *,
-    tokens: int,
-    dtype: np.dtype[Any],
-) -> list[Shard]:
-    """Write the rows of a split to a new folder, and return a list of the files.
-
-    Args:
-        folder: folder to create; its name is the name of the split.
-        spans: documents of the split in order.
-        streams: for each source, the tokenized parts of its files.
-        tokens: number of tokens of the split, for the progress bar.
-    """
-    length = args.sequence_length
-    # Rows of each record batch except the last. This depends only on the recipe, so files are reproducible bit by bit.
-    per_block = max(1, BLOCK_IDS // length)
-    with Progress(total=tokens, desc=f"pack {folder.name}", unit="tok", unit_scale=True) as bar:
-        pieces = _read(spans, streams, args, bar)
-        if args.packing == "wrap":
-            windows = pack_windows(pieces, length, min_length=args.min_length, rows_per_block=per_block)
-            return write_rows(folder, windows, dtype, None)
-        blocks = pack_rows((ids for ids, _ in pieces), length, rows_per_block=per_block)
-        flat = ((rows.ravel(), np.full(len(rows), length + 1)) for rows in blocks)
-        return write_rows(folder, flat, dtype, length + 1)
 
 
 def _read(

@@ -11,7 +11,7 @@ from datasets import load_from_disk
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation import writing
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.data.preparation.tokenizing import is_held_out
+from gpt2_repro.data.preparation.staging import is_held_out
 from gpt2_repro.data.sources import local_files
 from gpt2_repro.data.tokenizer import Encoder, train_tokenizer
 from tests.reference import encode_each

@@ -11,7 +11,7 @@ import pytest
 
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation.prepare import expected_bytes, prepare
-from gpt2_repro.data.preparation.workers import Stream
+from gpt2_repro.data.preparation.staging import Stream
 from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.local_files import LocalFile
