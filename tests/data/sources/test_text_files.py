@@ -143,7 +143,7 @@ BAD_STRINGS = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b
             ["one", "whole 🙂"],
             ["item 2,", "item 3,", "item 4,"],
         ),
-        ("a.txt", BAD_TEXT, [], ["byte 7"]),
+        ("a.txt", BAD_TEXT, [], ["position 7"]),
         ("line.txt", BAD_TEXT, ["good", "fine"], ["line 2,"]),
         ("a.csv", BAD_CSV, ["two\nlines", "", "fine"], ["line 4,", "line 5,", "line 8,"]),
         ("a.parquet", parquet(BAD_STRINGS), ["ab", "d"], ["row 2,"]),
