@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import write_whole
 from gpt2_repro.hardware import check_hub, hub_reason
@@ -47,10 +48,8 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
         sequence_length: the `model_max_length` to write if the tokenizer's configuration has none.
     """
     destination.mkdir(parents=True, exist_ok=True)
-    folder = next(
-        (folder for folder in (Path(name, FINAL), Path(name, "tokenizer"), Path(name)) if folder.is_dir()), None
-    )
-    source = folder or _download_tokenizer(name)
+    folders = (folder for folder in (Path(name, FINAL), Path(name, "tokenizer"), Path(name)) if folder.is_dir())
+    source = next(folders, None) or _download_tokenizer(name)
     for file in TOKENIZER_FILES:
         if (source / file).is_file():
             shutil.copyfile(source / file, destination / file)
@@ -127,18 +126,11 @@ def _write(tokenizer: Any, destination: Path, sequence_length: int) -> None:
 
 
 def obtain_tokenizer(
-    name: str,
-    destination: Path,
-    documents: Callable[[], Iterable[str]],
-    *,
-    sequence_length: int,
-    separator: str,
-    text_bytes: float,
+    args: DataArguments, destination: Path, documents: Callable[[], Iterable[str]], text_bytes: float
 ) -> None:
-    """Save the tokenizer `name` to `destination`, unless that folder exists.
+    """Save the tokenizer of --tokenizer to `destination`, unless that folder exists.
 
     Args:
-        name: value of --tokenizer: `train`, `train:SIZE`, `char`, or the folder or Hub id of a tokenizer.
         documents: function that returns the training text. Called for `train`, `train:SIZE` and `char`.
         text_bytes: size of the training text, from which `train` chooses the vocabulary size.
     """
@@ -146,19 +138,20 @@ def obtain_tokenizer(
         return
     partial = destination.with_name(f"{destination.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    name, length = args.tokenizer, args.sequence_length
     kind, _, size = name.partition(":")
     if kind == "train":
         size = size or str(vocabulary_for(text_bytes))
         if not size.isdecimal():
             raise UserError(f"--tokenizer {name} must end with a number, such as train:4096.")
         logger.info("training a BPE tokenizer with at most %s ids", size)
-        train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=sequence_length)
+        train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=length)
     elif name == "char":
-        count_characters(documents(), partial, sequence_length=sequence_length)
+        count_characters(documents(), partial, sequence_length=length)
     else:
-        save_tokenizer(name, partial, sequence_length=sequence_length)
-    if separator == "none":
-        _complete(partial, sequence_length, separator=separator)
+        save_tokenizer(name, partial, sequence_length=length)
+    if args.separator == "none":
+        _complete(partial, length, separator="none")
     partial.rename(destination)
 
 

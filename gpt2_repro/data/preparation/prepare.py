@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import glob
 import json
 import logging
@@ -143,21 +144,14 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     sources = _open_sources(staging, args, options)
     tokenizer = staging / "tokenizer"
     training_files = [file for source in sources.training for file in source.files]
-    obtain_tokenizer(
-        args.tokenizer,
-        tokenizer,
-        lambda: _training_text(sources.training, args),
-        sequence_length=args.sequence_length,
-        separator=args.separator,
-        text_bytes=sum(map(_text_bytes, training_files)),
-    )
+    texts = functools.partial(_training_text, sources.training, args)
+    obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, training_files)))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
     _check_separator(sources.training, args, encoder)
     streams = [stream for kind in streams_of(sources, args) for stream in kind]
     check_disk(staging, expected_bytes(streams, encoder.dtype.itemsize, characters=args.tokenizer == "char"))
-    groups = stage_groups(
-        sources, args, lambda stream: stage(stream, staging=staging, tokenizer=tokenizer, args=args, options=options)
-    )
+    one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
+    groups = stage_groups(sources, args, one_stage)
     try:
         write_folder(staging / "folder", tokenizer, args, sources.described(), groups, encoder)
     except UserError:  # the same tokens would fail again

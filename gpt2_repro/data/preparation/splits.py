@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -50,7 +51,7 @@ class Group:
         streams: for each source, the tokenized parts of its files.
         names: names of the sources.
         spans: function that yields the documents of all sources in order.
-        remark: how the validation split differs from the requested split. If there is no difference, it is "".
+        remark: how the validation split differs from the requested split, if it does.
     """
 
     splits: list[str]
@@ -64,27 +65,25 @@ def check_split(args: DataArguments, sources: Sources) -> None:
     """Raise UserError if a source does not support --split, or a file is used twice."""
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
-        name = source.description["name"]
-        tokens = any(file.name.endswith(".bin") for file in source.files)
-        if not source.files:
-            raise UserError(f"{name} has only validation files. Pass training files too.")
-        if args.split == "source" and not source.validation_files:
-            raise UserError(f"{name} has no validation files (with `val` in the name). Pass --split head or hash.")
-        if args.split == "head" and tokens and source.validation_files:
-            raise UserError(f"--split head ignores the validation files of {name}. Pass --split source.")
-        if args.split == "hash" and tokens:
-            raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or --split head.")
-        if args.validation_text and tokens:
-            raise UserError(f"{name} has tokens, so there is no text to save. Pass --validation_text false.")
+        tokens, own = any(file.name.endswith(".bin") for file in source.files), source.validation_files
+        for is_wrong, problem in (
+            (not source.files, "has only validation files. Pass training files too"),
+            (
+                args.split == "source" and not own,
+                "has no validation files (`val` in the name). Pass --split head or hash",
+            ),
+            (args.split == "head" and tokens and own, "has validation files. Pass --split source to use them"),
+            (args.split == "hash" and tokens, "has tokens, but --split hash needs text. Pass --split source or head"),
+            (args.validation_text and tokens, "has tokens, so there is no text to save. Pass --validation_text false"),
+        ):
+            if is_wrong:
+                raise UserError(f"{source.description['name']} {problem}.")
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
             raise UserError(f"Two sources of the mixture contain {files[min(twice)]}. Pass this file only once.")
         trained |= files.keys()
-    names = [source.description["name"] for source in sources.training]
     for name, source in sources.validation_sets.items():
-        shared = any(file.identity() in trained for file in source.validation_files or source.files)
-        same = source.description["name"] in names and not (source.validation_files and args.split != "source")
-        if shared or same:
+        if any(file.identity() in trained for file in source.validation_files or source.files):
             raise UserError(f"The validation set {name!r} has text that is also in the training sources.")
 
 
@@ -107,7 +106,7 @@ def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], lis
 
 def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream], list[StagedPart]]) -> list[Group]:
     """Tokenize all sources, and group the splits that use the same source files."""
-    training, own, further = streams_of(sources, args)
+    training, validation, further = streams_of(sources, args)
     names = [source.description["name"] for source in sources.training]
     weights = [source.weight for source in sources.training]
     train: list[list[StagedPart]] = [[] for _ in training]
@@ -118,21 +117,18 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
         limit = 0 if below == np.inf else int(below * weights[i]) + 1
         train[i] = stage(dataclasses.replace(training[i], limit=limit))
         if len(names) > 1:
-            below = min(below, sum(part.facts["tokens"] for part in train[i]) / weights[i])
+            below = min(below, _tokens(train[i]) / weights[i])
     ordered = functools.partial(order_documents, train, weights, below=below)
     if args.split == "source":
-        staged = [stage(stream) for stream in own]
-        counts = [sum(part.facts["tokens"] for part in parts) for parts in staged]
-        end = min(count / weight for count, weight in zip(counts, weights, strict=True)) if len(staged) > 1 else np.inf
-        spans = functools.partial(order_documents, staged, weights, ["validation"], below=end)
-        remark = f"validation has about {end:,.0f} of {sum(counts):,} tokens: each source has its share"
+        own = [stage(stream) for stream in validation]
+        end = min(map(operator.truediv, map(_tokens, own), weights)) if len(own) > 1 else np.inf
+        spans = functools.partial(order_documents, own, weights, ["validation"], below=end)
         groups = [
-            Group(["validation"], staged, names, spans, remark if end < sum(counts) - 1 else ""),
+            Group(["validation"], own, names, spans),
             Group(["train"], train, names, functools.partial(ordered, ["train"])),
         ]
     else:
-        counts = [sum(part.facts["tokens"] for part in parts) for parts in train]
-        total = min(below, *(count / weight for count, weight in zip(counts, weights, strict=True)))
+        total = min(below, *map(operator.truediv, map(_tokens, train), weights))
         both = functools.partial(ordered, SPLITS)
         chosen, remark = _choose_documents(both, weights, args, total)
         groups = [Group(SPLITS, train, names, functools.partial(both, **chosen), remark)]
@@ -141,6 +137,10 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
         spans = functools.partial(order_documents, parts, [1.0], [stream.name], below=stream.limit)
         groups.append(Group([stream.name], parts, [source.description["name"]], spans))
     return groups
+
+
+def _tokens(parts: list[StagedPart]) -> int:
+    return sum(part.facts["tokens"] for part in parts)
 
 
 def _choose_documents(

@@ -47,37 +47,28 @@ class Sources:
 def mixed(text: str) -> list[tuple[str, float]]:
     """Split the value of --source into pairs of a source and its share of the tokens.
 
-    For example, "a=3,b=1" gives the shares 0.75 and 0.25. Raises UserError if a source in a mixture has no valid
-    weight.
+    For example, "a=3,b=1" gives the shares 0.75 and 0.25.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 1 and not re.search(r"=[\d.e+-]+$", text):
         return [(text, 1.0)]
-    pairs = []
-    for part in parts:
-        name, _, weight = part.rpartition("=")
-        try:
-            pairs.append((name, float(weight)))
-        except ValueError:
-            pairs.append((part, 0.0))
-        if not name or not 0 < pairs[-1][1] < float("inf"):
-            raise UserError(f"{part!r} in {text!r} has no valid weight. Use the form fineweb-edu-10bt=0.9,pg19=0.1.")
-    total = sum(weight for _, weight in pairs)
-    return [(name, weight / total) for name, weight in pairs]
+    try:
+        weights = {name: float(weight) for name, _, weight in (part.rpartition("=") for part in parts)}
+    except ValueError:
+        weights = {}
+    if not all(name and 0 < weight < float("inf") for name, weight in weights.items()) or len(weights) < len(parts):
+        raise UserError(f"{text!r} is not a mixture. Use the form fineweb-edu-10bt=0.9,pg19=0.1.")
+    return [(name, weight / sum(weights.values())) for name, weight in weights.items()]
 
 
 def validation_sets(args: DataArguments) -> dict[str, str]:
-    """Return a dict from the names of --validation_sets to their sources.
-
-    Raises UserError if an entry is not NAME=SOURCE, or if a name occurs twice.
-    """
-    sets = {}
+    """Return a dict from the names of --validation_sets to their sources."""
+    sets: dict[str, str] = {}
     for text in args.validation_sets:
         name, _, source = text.partition("=")
-        if not re.fullmatch(r"[a-z0-9_]+", name) or not source:
-            raise UserError(f"--validation_sets {text!r} is invalid. Pass NAME=SOURCE with a NAME of a-z, 0-9 and _.")
-        if name in sets:
-            raise UserError(f"--validation_sets names {name} twice. Pass each name once.")
+        if not re.fullmatch(r"[a-z0-9_]+", name) or not source or name in sets:
+            form = "Pass NAME=SOURCE with a different NAME of a-z, 0-9 and _ for each set."
+            raise UserError(f"--validation_sets {text!r} is invalid. {form}")
         sets[name] = source
     return sets
 
