@@ -85,13 +85,3 @@ def test_files_that_are_missing_short_new_or_changed_are_named(arguments) -> Non
         with pytest.raises(UserError, match=changed.name):
             data.verify()
         changed.write_bytes(content)
-
-
-def test_a_folder_without_its_tokenizer(arguments) -> None:
-    data = prepare(arguments())
-    for path in (data.path / "tokenizer").iterdir():
-        path.unlink()
-    with pytest.raises(UserError, match="tokenizer.* --overwrite"):
-        _ = data.tokenizer
-    with pytest.raises(UserError, match="tokenizer.* --overwrite"):
-        prepare(arguments())

