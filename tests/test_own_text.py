@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 import prepare_data
 from gpt2_repro.data.arguments import DataArguments
@@ -17,7 +16,7 @@ from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.training import sizing
-from gpt2_repro.training.arguments import count_steps, load_recipe, output_dir_of
+from gpt2_repro.training.arguments import load_recipe, output_dir_of
 from gpt2_repro.training.sizing import follow_data
 from tests.sections import ROOT
 
@@ -52,19 +51,18 @@ def test_a_folder_is_named_after_its_text(here: Path, words: dict, folder: str) 
 
 
 def test_files_folders_and_globs_of_all_kinds(here: Path, documents: list[str]) -> None:
-    texts = [text for text in documents if text]
-    Path("plays/b.json").write_text(json.dumps([{"text": text} for text in texts[:9]] + [texts[9]]), encoding="utf-8")
-    Path("plays/c.json").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in texts[10:20]), encoding="utf-8"
-    )
+    objects = [{"text": text} for text in documents if text]
+    Path("plays/b.json").write_text(json.dumps([*objects[:9], "text"]), encoding="utf-8")
+    Path("plays/c.json").write_text("\n".join(map(json.dumps, objects[10:20])), encoding="utf-8")
     Path("plays/deeper").mkdir()
-    Path("plays/deeper/d.md").write_text(texts[20], encoding="utf-8")
+    Path("plays/deeper/d.md").write_text("text", encoding="utf-8")
     Path("plays/.hidden.txt").write_text("not this", encoding="utf-8")
     Path("plays/picture.png").write_bytes(b"nor this")
-    names = "plays", "plays/**/*.*[!g]", *(f"plays/{name}" for name in ("hamlet.v1.txt", "b.json", "c.json", "deeper"))
-    for number, files in enumerate([names[:1], names[1:2], names[2:]]):
-        words = [RECIPE, "--data_files", *files, "--sequence_length", "16", "--dataset_dir", f"data/{number}"]
-        prepare_data.main(words)
+    names = [f"plays/{name}" for name in ("hamlet.v1.txt", "b.json", "c.json", "deeper")]
+    for number, files in enumerate((["plays"], ["plays/**/*.*[!g]"], names)):
+        prepare_data.main(
+            [RECIPE, "--data_files", *files, "--sequence_length", "16", "--dataset_dir", f"data/{number}"]
+        )
         assert PreparedData.read(f"data/{number}").manifest.read.documents == 22
 
 
@@ -78,21 +76,6 @@ def test_a_folder_is_divided_by_its_file_names(here: Path, documents: list[str])
         Path(f"set/{name}.jsonl").write_text(lines, encoding="utf-8")
     prepare_data.main([RECIPE, "--data_files", "set", "--split", "source", "--sequence_length", "16"])
     assert PreparedData.read("data/set").manifest.read.documents == 90
-
-
-def test_one_length_of_a_run_replaces_the_other(here: Path) -> None:
-    prepare_data.main([RECIPE, "--data_files", "plays", "--sequence_length", "32"])
-    words = ["--dataset_dir", "data/plays", "--sequence_length", "32"]
-    training = {"tokens_per_step": 256, "warmup_steps": 0, "max_steps": 10}
-    Path("recipe.yaml").write_text(yaml.safe_dump({"training": training}), encoding="utf-8")
-
-    def steps(*options: str) -> int:
-        return count_steps(follow_data(load_recipe(["recipe.yaml", *words, *options])).training)
-
-    tokens = PreparedData.read("data/plays").manifest.counts["train"].row_tokens
-    assert steps() == 10 and steps("--total_tokens", "5120") == 20 and steps("--epochs", "2.5") == 2.5 * tokens // 256
-    with pytest.raises(UserError, match="--total_tokens both set"):
-        steps("--epochs", "2", "--total_tokens", "5120")
 
 
 def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
@@ -113,8 +96,9 @@ def test_a_file_that_is_not_text_is_refused(here: Path, name: str) -> None:
     Path("latin1.txt").write_text("café à la carte\n", encoding="latin-1")
     for binary in ("paper.pdf.gz", "packed.txt"):
         Path(binary).write_bytes(gzip.compress(b"To be, or not to be. " * 100))
-    with pytest.raises(UserError, match=name or "data_files"):
+    with pytest.raises(UserError) as error:
         prepare_data.main([RECIPE, "--data_files", name, "--dataset_dir", "data/t"])
+    assert name in str(error.value)
     assert not list(Path().glob("data/*"))
 
 

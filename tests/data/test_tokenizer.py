@@ -40,15 +40,6 @@ def test_a_trained_tokenizer_knows_every_byte_and_gives_transformers_ids(trained
         assert "<|endoftext|>" in document or ids.tolist() == reference(document)["input_ids"]
 
 
-def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
-    texts = ["abc <|endoftext|> def", "", "abc"]
-    before, after, none = (encode_each(Encoder(trained, separator=of), texts) for of in ("before", "after", "none"))  # type: ignore[arg-type]
-    for ids, bare in zip(before, none, strict=True):
-        assert 299 not in bare and ids.tolist() == [*([299] if len(bare) else []), *bare]
-    assert [ids.tolist() for ids in after] == [[*ids[1:], *ids[:1]] for ids in before]
-    assert AutoTokenizer.from_pretrained(trained).decode(none[0]) == texts[0]
-
-
 @pytest.mark.parametrize("word", ["x", " ", "\n", " \t\n", "\x1c!"])
 def test_long_words_are_cut_before_training(word: str) -> None:
     text = "before " + word * 5000 + " after"
@@ -81,14 +72,6 @@ def test_ids_with_a_gap_keep_their_width(saved: Path, engine) -> None:
     encoder = Encoder(saved, separator="none", engine=engine)
     assert encoder.vocab_size == 70_001 and encoder.dtype == "uint32"
     assert encoder.encode(["a"])[0].tolist() == [70_000]
-
-
-@pytest.mark.parametrize("content", ["{", '{"model": 1}', None])
-def test_a_tokenizer_that_cannot_be_read_is_named(saved: Path, tmp_path: Path, content: str | None) -> None:
-    path = saved / "tokenizer.json"
-    path.unlink() if content is None else path.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=str(saved)):
-        save_tokenizer(str(saved), tmp_path / "out", sequence_length=32)
 
 
 def test_gpt2_ids_of_real_text(real_data: Path, tmp_path: Path) -> None:
