@@ -111,7 +111,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
         return self.steps_per_epoch * self.batches_per_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        for rows in self.steps():
+        for rows in itertools.islice(self._steps(), self.steps_per_epoch):
             # Neighbouring batches get rows of similar length, so ranks that take one batch each have similar work.
             lengths = self.targets[rows]
             longest_first = np.argsort(lengths, kind="stable")[::-1]
@@ -120,11 +120,8 @@ class LengthGroupedBatches(Sampler[list[int]]):
             for start, end in itertools.pairwise([0, *ends]):
                 yield numbers[start:end]
 
-    def steps(self) -> Iterator[np.ndarray]:
-        """Yield one array of row numbers for each complete optimizer step."""
-        return itertools.islice(self._steps(), self.steps_per_epoch)
-
     def _steps(self) -> Iterator[np.ndarray]:
+        """Yield the row numbers of each step, and finally the rows that remain."""
         step, before = 0, 0  # the current step, and the number of targets before the window
         held: list[np.ndarray] = []
         for rows in self.order.windows():

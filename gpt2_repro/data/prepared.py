@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # slow to import, so these are imported only when the rows or
 
 logger = logging.getLogger(__name__)
 
-MOST_NAMED = 4  # messages do not list more files
 COPY_AGAIN = "Copy the folder again, or prepare it with --overwrite."
 FURTHER = "validation_"  # prefix of the split names of further validation sets
 
@@ -47,8 +46,7 @@ class PreparedData:
     def read(cls, path: str | Path, *, command: str = "python prepare_data.py") -> "PreparedData":
         """Open a prepared folder without comparing it with a recipe.
 
-        Args:
-            command: the command that prepares the folder, for error messages.
+        `command` prepares the folder, for error messages.
         """
         folder = Path(path)
         if not folder.exists():
@@ -68,10 +66,8 @@ class PreparedData:
         If --dataset_dir was passed, only two kinds of fields are compared: the fields that decide how rows are cut
         (packing, sequence_length, min_length, separator), and the fields in `typed`.
 
-        Raises UserError if the folder is missing or damaged, or was prepared with other values.
-
-        Args:
-            typed: names of the fields that were passed on the command line.
+        Raises UserError if the folder is missing or damaged, or was prepared with other values. `typed` has the names
+        of the fields that were passed on the command line.
         """
         command = f"python prepare_data.py {recipe}"
         if args.source == "files" and not args.data_files:
@@ -107,7 +103,7 @@ class PreparedData:
     def rows(self, split: str) -> "Rows":
         """Return the rows of a split.
 
-        Raises UserError if the files of the split or the number of its rows do not match the manifest.
+        Raises UserError if the files or the number of rows do not match the manifest.
         """
         from gpt2_repro.data.rows import open_rows
 
@@ -134,10 +130,7 @@ class PreparedData:
         return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}
 
     def lock(self) -> None:
-        """Prevent other processes from replacing the folder until this process ends.
-
-        Raises UserError if another process is replacing the folder now.
-        """
+        """Prevent other processes from replacing the folder until this process ends."""
         # Replacing the memory-mapped files would kill this process with SIGBUS.
         # The descriptor is never closed, so the lock lasts until the process ends.
         if not try_lock(os.open(self.path, os.O_RDONLY), self.path, shared=True):
@@ -173,10 +166,7 @@ class PreparedData:
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
-    """Lock a folder so that other commands of this project cannot read or replace it.
-
-    Raises UserError with `message` if another process has locked the folder.
-    """
+    """Lock a folder, or raise UserError with `message` if another process has locked it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if not try_lock(descriptor, folder):
@@ -202,10 +192,7 @@ def request_of(args: DataArguments) -> dict[str, Any]:
 
 
 def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """Return the first field whose requested value differs from the recorded value.
-
-    Returns (field, recorded value, requested value), or None if all fields agree.
-    """
+    """Return the first difference as (field, recorded value, requested value)."""
     # A field without a recorded value was added to the project after the folder was prepared: use its default.
     recorded = dataclasses.asdict(DataArguments()) | recorded
     for key, value in requested.items():
@@ -217,8 +204,7 @@ def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tup
 def check_request(recorded: dict[str, Any], requested: dict[str, Any], folder: str, fix: str) -> None:
     """Raise UserError if a requested value differs from the recorded value.
 
-    Args:
-        folder: the start of the message, such as "data/books was prepared".
+    `folder` is the start of the message, such as "data/books was prepared".
     """
     if difference := first_difference(recorded, requested):
         key, *values = difference
@@ -227,8 +213,5 @@ def check_request(recorded: dict[str, Any], requested: dict[str, Any], folder: s
 
 
 def _as_typed(value: Any) -> str:
-    """Return a value as on the command line."""
-    if not isinstance(value, list):
-        return str(value)
-    more = len(value) - MOST_NAMED
-    return shlex.join(value[:MOST_NAMED]) + (f" … (and {more} more)" if more > 0 else "")
+    """Return a value as on the command line, shortened if there are many files."""
+    return (shlex.join(value) if isinstance(value, list) else str(value))[:300]

@@ -41,11 +41,9 @@ TOKENIZER_FILES = ["tokenizer.json", CONFIG, "special_tokens_map.json"]
 
 
 def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> None:
-    """Copy a tokenizer from a local folder or the Hub to the folder `destination`.
+    """Copy a tokenizer from the Hub, its folder, a run or a prepared folder.
 
-    Args:
-        name: Hub id or folder of a tokenizer, a run or a prepared folder.
-        sequence_length: the `model_max_length` to write if the tokenizer's configuration has none.
+    `sequence_length` becomes the `model_max_length` if the tokenizer's configuration has none.
     """
     destination.mkdir(parents=True, exist_ok=True)
     folders = (folder for folder in (Path(name, FINAL), Path(name, "tokenizer"), Path(name)) if folder.is_dir())
@@ -84,10 +82,7 @@ def _complete(folder: Path, sequence_length: int, *, separator: str = "before") 
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path, *, sequence_length: int) -> None:
-    """Train a byte-level BPE with `vocab_size` ids and save it to `destination`.
-
-    The last id is the end-of-text token.
-    """
+    """Train and save a byte-level BPE. The last of its ids is the end-of-text token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 257:
@@ -103,10 +98,9 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
 
 
 def count_characters(documents: Iterable[str], destination: Path, *, sequence_length: int) -> None:
-    """Collect the characters of the documents, and save a character tokenizer.
+    """Save a tokenizer with one id per character of the documents, and no end-of-text id.
 
-    Each character has one id. The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char.
-    The tokenizer has no end-of-text id.
+    The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -130,9 +124,7 @@ def obtain_tokenizer(
 ) -> None:
     """Save the tokenizer of --tokenizer to `destination`, unless that folder exists.
 
-    Args:
-        documents: function that returns the training text. Called for `train`, `train:SIZE` and `char`.
-        text_bytes: size of the training text, from which `train` chooses the vocabulary size.
+    `documents` returns the training text of about `text_bytes` bytes, for `train`, `train:SIZE` and `char`.
     """
     if destination.is_dir():
         return

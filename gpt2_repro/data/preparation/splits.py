@@ -25,40 +25,25 @@ MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSpan:
-    """Consecutive documents that go to the same split, from one part of a source file.
+    """Consecutive documents that go to the same split, from one part of a source file."""
 
-    Args:
-        stream: index of the source.
-        part: index of the file part among all parts of the source.
-        first_document: number of documents in the file part before these documents.
-        first_token: number of tokens in the file part before these documents.
-        lengths: array of shape [documents] with the number of tokens of each document.
-    """
-
-    stream: int
-    part: int
-    first_document: int
-    first_token: int
-    lengths: np.ndarray
+    stream: int  # index of the source
+    part: int  # index of the file part among all parts of the source
+    first_document: int  # number of documents in the file part before these documents
+    first_token: int  # number of tokens in the file part before these documents
+    lengths: np.ndarray  # [documents], in tokens
     split: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """One or two splits whose documents come from the same source files.
-
-    Args:
-        streams: for each source, the tokenized parts of its files.
-        names: names of the sources.
-        spans: function that yields the documents of all sources in order.
-        remark: how the validation split differs from the requested split, if it does.
-    """
+    """One or two splits whose documents come from the same source files."""
 
     splits: list[str]
-    streams: list[list[StagedPart]]
-    names: list[str]
-    spans: Callable[[], Iterator[DocumentSpan]]
-    remark: str = ""
+    streams: list[list[StagedPart]]  # for each source, the tokenized parts of its files
+    names: list[str]  # of the sources
+    spans: Callable[[], Iterator[DocumentSpan]]  # yields the documents of all sources in order
+    remark: str = ""  # how the validation split differs from the requested split, if it does
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
@@ -88,10 +73,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
 
 
 def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
-    """Return the source files for training, validation and --validation_sets.
-
-    The list for validation is empty unless --split is `source`.
-    """
+    """Return the files for training, --split source and --validation_sets."""
     texts, by_source = args.validation_text, args.split == "source"
     numbered = list(enumerate(sources.training))
     limits = [int(args.max_tokens * source.weight) + 1 if args.max_tokens else 0 for source in sources.training]
@@ -148,11 +130,7 @@ def _choose_documents(
 ) -> tuple[dict[str, Any], str]:
     """Choose the validation documents for --split head and --split hash.
 
-    Returns keyword arguments for `order_documents`, and a remark on the split.
-
-    Args:
-        order: `order_documents` for these sources.
-        total: the number of tokens of all documents.
+    Returns keyword arguments for `order_documents`, and a remark on the split. `total` is the number of all tokens.
     """
     if args.split == "hash":
         return {"hashed": True}, ""
@@ -196,10 +174,8 @@ def order_documents(
     Documents are sorted by position: the number of earlier tokens of the same source, divided by the source's weight.
 
     Args:
-        streams: for each source, the tokenized parts of its files in order.
         weights: share of each source in the tokens; the sum is 1.
-        splits: one or two names. With one name, all documents go to this split. With two names, the first is the
-            validation split, and the second is the split of all other documents.
+        splits: the split of all documents, or two splits: validation, and the split of all other documents.
         head: position at which validation ends.
         cut: whether to cut documents in two at the position `head`.
         hashed: whether --split hash chooses the validation documents, instead of `head`.

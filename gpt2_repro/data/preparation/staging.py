@@ -39,18 +39,12 @@ CHECKED = 1000  # one document in CHECKED is encoded a second time, with `tokeni
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """A sequence of source files that are tokenized one after another.
+    """A sequence of source files that are tokenized one after another."""
 
-    Args:
-        name: name of the subfolder for the tokens of the files.
-        limit: stop after this many tokens; 0 means no limit.
-        keep_texts: whether to save the texts of documents that can be in the split `validation`.
-    """
-
-    name: str
+    name: str  # of the subfolder for the tokens of the files
     files: list[SourceFile]
-    limit: int = 0
-    keep_texts: bool = False
+    limit: int = 0  # stop after this many tokens; 0 means no limit
+    keep_texts: bool = False  # whether to save the texts of documents that can be in the split `validation`
 
 
 class StagedPart:
@@ -125,12 +119,7 @@ def stage_part(
     limit: int,
     keep_texts: bool,
 ) -> None:
-    """Tokenize one part of a source file, and write the temporary files `staged`.
-
-    Args:
-        limit: stop after this many tokens of the part (0: no limit).
-        keep_texts: whether to save the texts of documents that can be in the split `validation`.
-    """
+    """Tokenize one part of a source file, and write the temporary files `staged`."""
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": []}
     if isinstance(part, TokenPart):

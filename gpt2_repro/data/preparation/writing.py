@@ -48,12 +48,8 @@ def write_folder(
 ) -> None:
     """Write all files of a prepared folder, and the manifest last.
 
-    Raises UserError if a split has no row or an id that is not in the vocabulary.
-
-    Args:
-        folder: folder to create; an existing folder is deleted.
-        tokenizer: folder with the tokenizer.
-        described: descriptions of the sources, as returned by `Sources.described`.
+    Raises UserError if a split has no row or an id that is not in the vocabulary. `described` is the result of
+    `Sources.described`.
     """
     if folder.exists():
         shutil.rmtree(folder)  # left by an interrupted pass

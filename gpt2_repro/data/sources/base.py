@@ -82,18 +82,12 @@ class WholeFile(SourceFile, Part):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A source of documents.
+    """A source of documents."""
 
-    Args:
-        description: what the manifest records about the source, including the revision of a Hub dataset.
-        validation_files: the source's own validation files, if any.
-        weight: share of the tokens in a mixture; 1 for a single source.
-    """
-
-    description: dict[str, Any]
+    description: dict[str, Any]  # for the manifest, including the revision of a Hub dataset
     files: list[SourceFile]
-    validation_files: list[SourceFile]
-    weight: float = 1.0
+    validation_files: list[SourceFile]  # the source's own validation files, if any
+    weight: float = 1.0  # share of the tokens in a mixture
 
 
 def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:

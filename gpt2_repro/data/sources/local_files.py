@@ -1,7 +1,6 @@
 """Find local files of text or tokens, and divide them into parts for the workers."""
 
 import dataclasses
-import difflib
 import glob
 import logging
 import os
@@ -13,7 +12,7 @@ from gpt2_repro.data.sources.base import Batch, Part, Source, SourceFile, TextFo
 from gpt2_repro.data.sources.parquet_files import parquet_parts
 from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart, is_json_array
 from gpt2_repro.data.sources.token_files import read_header
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, nearest
 from gpt2_repro.manifest import MANIFEST
 
 
@@ -118,9 +117,8 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
             matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
         files = [file for match in matches for file in ([match] if match.is_file() else _text_files_in(match))]
         if not files:
-            siblings = [path.name for path in Path(pattern).parent.glob("*")]
-            near = difflib.get_close_matches(Path(pattern).name, siblings, n=1, cutoff=0.8)
-            hint = f" Did you mean {Path(pattern).with_name(near[0])}?" if near and not matches else ""
+            near = nearest(Path(pattern).name, [path.name for path in Path(pattern).parent.glob("*")])
+            hint = f" Did you mean {near!r}?" if near and not matches else ""
             raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} file.{hint}")
         paths.update(files)
     # A file that is passed under two names is read once.

@@ -75,18 +75,12 @@ def validation_sets(args: DataArguments) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class SourceOpener:
-    """Open the sources that a recipe names: look up their files and revisions.
-
-    Args:
-        downloads: folder for downloaded files.
-        keep_downloads: whether to download files to the local Hugging Face cache instead.
-        revisions: for each Hub repository, the revision that an interrupted preparation used.
-    """
+    """Open the sources that a recipe names: look up their files and revisions."""
 
     args: DataArguments
-    downloads: Path
-    keep_downloads: bool
-    revisions: dict[str, str]
+    downloads: Path  # folder for downloaded files
+    keep_downloads: bool  # whether to download files to the local Hugging Face cache instead
+    revisions: dict[str, str]  # for each Hub repository, the revision that an interrupted preparation used
 
     def open_all(self) -> Sources:
         """Open all sources in the recipe section `data:`."""
@@ -100,8 +94,7 @@ class SourceOpener:
     def open(self, text: str) -> Source:
         """Open one source: a name in --list_sources, a Hub dataset, or local files.
 
-        `text` can be a path or a glob of local files. `#COLUMN` at the end of `text` selects the text column. Raises
-        UserError if the source does not exist.
+        `#COLUMN` at the end of `text` selects the text column.
         """
         name, _, column = text.partition("#")
         described: dict[str, Any] = {"name": name}

@@ -160,7 +160,7 @@ class TextPart(Part):
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
         # strict, because otherwise an unclosed quote would include all rows up to the next quote.
         rows = csv.reader(text, strict=True)
-        number = line = 0
+        line = 0
         try:
             header = [name.strip() for name in next(rows, [])]
             if header.count(column) != 1:
@@ -170,11 +170,10 @@ class TextPart(Part):
             for row in rows:
                 line = rows.line_num
                 if row:  # a blank line is not a row
-                    number += 1
                     yield row[place] if place < len(row) <= len(header) else None, line
         except csv.Error as error:
-            where = f"{self.name}, row {number + 1} (line {line + 1})"
-            raise UserError(f"{where}, is not valid CSV ({error}). Check that each quote is closed.") from None
+            fix = "Check that each quote is closed."
+            raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). {fix}") from None
         finally:
             text.detach()  # the caller closes the stream
 

@@ -178,8 +178,8 @@ CSV = b'id,text\n1,"one"\n2,"two'
         ("a.parquet", parquet([*TEXTS], name="body"), "--text_column"),
         ("a.csv", b"body,title\n1,2\n", "--text_column"),
         # Without an error, an unclosed quote would include the rows after it: 20,000 rows became 12,001 documents.
-        ("a.csv", CSV + b"\n" + b"3,three\n" * 1000, "row 2 (line 3)"),
-        ("a.csv", CSV + b"x" * 5000 + b'"\n', "row 2 (line 3)"),
+        ("a.csv", CSV + b"\n" + b"3,three\n" * 1000, "line 3,"),
+        ("a.csv", CSV + b"x" * 5000 + b'"\n', "line 3,"),
         ("a.txt", b"x" * 4001, "--sample_by paragraph"),
         ("a.jsonl", jsonl(["short", "x" * 4001]), "line 2"),
         ("paragraph.txt", b"short\n" + 200 * b"\n" + 900 * b"line\n", "line 202,"),
