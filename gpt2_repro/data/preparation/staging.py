@@ -233,16 +233,16 @@ def stage(
 
 def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Task]:
     """Yield one task for each part of each source file."""
-    files = list(join_small(stream.files).items())
-    notes = [folder / f"{key}.json" for key, _ in files]
-    fetch = functools.cache(lambda index: background.apply_async(files[index][1].fetch))
+    files = join_small(stream.files)
+    notes = [folder / f"{index:05d}.json" for index in range(len(files))]
+    fetch = functools.cache(lambda index: background.apply_async(files[index].fetch))
     read = 0
-    for index, ((key, file), note) in enumerate(zip(files, notes, strict=True)):
+    for index, (file, note) in enumerate(zip(files, notes, strict=True)):
         read += file.size
         if note.is_file():
             count = json.loads(note.read_text(encoding="utf-8"))["parts"]
             for number in range(count):
-                yield _Task(None, StagedPart(folder, f"{key}-{number:05d}"), file.size // count)
+                yield _Task(None, StagedPart(folder, f"{note.stem}-{number:05d}"), file.size // count)
             continue
         fetch(index).get()
         # Fetch the next file only if it is needed: a byte of parquet gives about a third of a token.
@@ -253,7 +253,7 @@ def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Ta
         if not parts:
             done()
         for number, part in enumerate(parts, 1):
-            staged = StagedPart(folder, f"{key}-{number - 1:05d}")
+            staged = StagedPart(folder, f"{note.stem}-{number - 1:05d}")
             yield _Task(None if staged.exists() else part, staged, part.size, done if number == len(parts) else None)
 
 

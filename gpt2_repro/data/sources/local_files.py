@@ -74,12 +74,8 @@ class JoinedFiles(WholeFile):
                 yield from part.read()
 
 
-def join_small(files: Sequence[SourceFile]) -> dict[str, SourceFile]:
-    """Join consecutive small text files.
-
-    Returns a dict in the order of the files. Each key has the index of the first file, and if several files are joined,
-    their number.
-    """
+def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Return the files in order, with consecutive small text files joined."""
     limit = min(PART_BYTES, sum(file.size for file in files) // FEW_PARTS)
     groups: list[list[SourceFile]] = []
     group_size = 0
@@ -91,14 +87,8 @@ def join_small(files: Sequence[SourceFile]) -> dict[str, SourceFile]:
             groups.append([])
             group_size = size
         groups[-1].append(file)
-    joined: dict[str, SourceFile] = {}
-    first = 0
-    for group in groups:
-        name, size = f"{group[0].name} to {group[-1].name}", sum(file.size for file in group)
-        key = f"{first:05d}" if len(group) == 1 else f"{first:05d}x{len(group)}"
-        joined[key] = group[0] if len(group) == 1 else JoinedFiles(name, size, group)
-        first += len(group)
-    return joined
+    joined = [JoinedFiles(f"{g[0].name} to {g[-1].name}", sum(file.size for file in g), g) for g in groups]
+    return [group[0] if len(group) == 1 else file for group, file in zip(groups, joined, strict=True)]
 
 
 def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: str) -> Source:

@@ -56,24 +56,20 @@ def test_a_finished_folder_is_returned_and_changed_files_are_named(arguments, tm
             prepare(arguments(), PreparationOptions(overwrite=overwrite))
 
 
-@pytest.mark.parametrize("split", ["head", "source"])
-def test_each_source_of_a_mixture_has_its_share(
-    arguments, documents: list[str], tmp_path: Path, content, split: str
+def test_validation_files_of_a_mixture_are_interleaved(
+    arguments, documents: list[str], tmp_path: Path, content
 ) -> None:
     books, web = [" ".join(documents[:60]), " ".join(documents[60:120])], documents[:120]
     for name, texts in (("books", books), ("web", web), ("books-val", documents[:60]), ("web-val", documents[60:120])):
         write_jsonl(tmp_path / f"{name}.jsonl", [f"{name} {text}" for text in texts])
-    pattern = "*" if split == "source" else ""
-    source = f"{tmp_path}/books{pattern}.jsonl=7,{tmp_path}/web{pattern}.jsonl=3"
-    form = {"data_files": [], "source": source, "validation_text": True, "split": split}
+    source = f"{tmp_path}/books*.jsonl=7,{tmp_path}/web*.jsonl=3"
+    form = {"data_files": [], "source": source, "validation_text": True, "split": "source"}
     data = prepare(arguments("one", **form))
     for counts in data.manifest.counts.values():
         first, second = (of["tokens"] for of in counts.sources.values())
         assert first + second == counts.tokens and first / counts.tokens == pytest.approx(0.7, abs=0.07)
     rows = [open_rows(data.path / name).joined() for name in ("train", "validation")]
     assert data.manifest.reference_losses == reference_losses(*rows, data.manifest.vocab_size)
-    texts = (data.path / "text" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(texts) == data.manifest.counts["validation"].documents
     prepare(arguments("two", **form), PreparationOptions(num_proc=2))
     assert content(data.path) == content(tmp_path / "two")
 
@@ -135,15 +131,12 @@ def test_files_by_several_names_are_read_once_and_links_are_followed(
         prepare(arguments("gone", data_files=[str(folder)]))
 
 
-def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path], tmp_path: Path) -> None:
+def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path]) -> None:
     first, second = corpus
-    for changes, named in [
-        ({"data_files": [], "source": f"{first.parent}/*.jsonl=1,{second}=1"}, "b.jsonl"),
-        ({"validation_sets": [f"mine={second}"]}, "'mine'"),
-    ]:
+    mixture = {"data_files": [], "source": f"{first.parent}/*.jsonl=1,{second}=1"}
+    for changes, named in ((mixture, "b.jsonl"), ({"validation_sets": [f"mine={second}"]}, "'mine'")):
         with pytest.raises(UserError, match=named):
             prepare(arguments(**changes))
-    assert not list(tmp_path.iterdir())
     prepare(arguments("set", data_files=[str(first)], validation_sets=[f"mine={second}"]))
 
 
