@@ -96,10 +96,8 @@ def _finished(target: Path, staging: Path, args: DataArguments) -> PreparedData:
     if changed := [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]:
         logger.warning("%s was prepared before %s changed. Pass --overwrite to prepare it again.", target, changed[0])
     # A process may have been killed after it moved the finished folder and before it deleted the staging folder.
-    if "request" in read_object(staging / REQUEST) and {path.name for path in staging.iterdir()} <= {
-        REQUEST,
-        REPLACED,
-    }:
+    unfinished = {path.name for path in staging.glob("*")} - {REQUEST, REPLACED}
+    if "request" in read_object(staging / REQUEST) and not unfinished:
         with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
             remove_folder(staging, REQUEST)
     return data

@@ -66,10 +66,11 @@ class ParquetPart(Part):
 
 def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     """Return the index of the text column among the primitive columns of a file."""
-    kinds = {field.name: field.type for field in table.schema_arrow}
-    kinds = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}
     is_text = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
-    names = [name for name, kind in kinds.items() if any(is_kind(kind) for is_kind in is_text)]
+    names = []
+    for field in table.schema_arrow:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        names += [field.name] * any(is_kind(kind) for is_kind in is_text)
     if column not in names:
         raise UserError(f"{path} has no text column `{column}`. Pass --text_column with one of: {', '.join(names)}.")
     # A nested column consists of several primitive columns.
