@@ -272,12 +272,17 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
         return
     # Spawn instead of fork: a forked process inherits locks that threads of the tokenizer may hold.
     context = multiprocessing.get_context("spawn")
-    executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_begin_worker)
+    executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_end_with_parent)
     queue: collections.deque[tuple[_Task, concurrent.futures.Future[None] | None]] = collections.deque()
     try:
         while True:
             for task in itertools.islice(tasks, 2 * num_proc + 1 - len(queue)):
-                queue.append((task, executor.submit(work, task.part, task.staged) if task.part else None))
+                # The first call starts the workers. They inherit the mask: only the main process handles Ctrl-C.
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                try:
+                    queue.append((task, executor.submit(work, task.part, task.staged) if task.part else None))
+                finally:
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             if not queue:
                 return
             task, future = queue.popleft()
@@ -294,14 +299,12 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
         executor.shutdown(cancel_futures=True)
 
 
-def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: only the main process handles it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
 def _end_with_parent() -> None:
-    # If the main process is killed, its workers would otherwise wait for tasks and never end.
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    """Start a thread that ends this worker if the main process was killed."""
+
+    def wait() -> None:
+        if parent := multiprocessing.parent_process():
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
