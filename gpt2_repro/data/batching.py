@@ -111,7 +111,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
         return self.steps_per_epoch * self.batches_per_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        for rows in self.steps():
+        for rows in itertools.islice(self._steps(), self.steps_per_epoch):
             # Neighbouring batches get rows of similar length, so ranks that take one batch each have similar work.
             lengths = self.targets[rows]
             longest_first = np.argsort(lengths, kind="stable")[::-1]
@@ -120,11 +120,8 @@ class LengthGroupedBatches(Sampler[list[int]]):
             for start, end in itertools.pairwise([0, *ends]):
                 yield numbers[start:end]
 
-    def steps(self) -> Iterator[np.ndarray]:
-        """Yield one array of row numbers for each complete optimizer step."""
-        return itertools.islice(self._steps(), self.steps_per_epoch)
-
     def _steps(self) -> Iterator[np.ndarray]:
+        """Yield the row numbers of each step, and finally the rows that remain."""
         step, before = 0, 0  # the current step, and the number of targets before the window
         held: list[np.ndarray] = []
         for rows in self.order.windows():
@@ -145,24 +142,19 @@ class LengthGroupedBatches(Sampler[list[int]]):
 def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) -> list[int]:
     """Divide sorted rows into batches, and return the index at which each batch ends.
 
-    The largest batch has as few positions as possible. Raises ValueError if there are fewer rows than batches, or if
-    the rows do not fit into the batches.
+    The largest batch has as few positions as possible. Raises ValueError if the rows do not fit into the batches.
 
     Args:
         lengths: number of targets of each row; the longest row comes first.
         max_positions: maximum size of a batch: its number of rows times the length of its longest row.
     """
-    if len(lengths) < num_batches:
-        raise ValueError(f"{len(lengths)} rows are too few for {num_batches} batches.")
-    if len(_fill(lengths, max_positions, num_batches)) > num_batches:
-        raise ValueError(f"{len(lengths)} rows do not fit into {num_batches} batches of {max_positions} positions.")
     # Find the smallest batch size, in positions, for which greedy filling needs at most num_batches. No other way to
     # cut the rows needs fewer batches of that size.
-    positions = range(max(lengths[0], -(-sum(lengths) // num_batches)), max_positions)
-    place = bisect.bisect_left(
-        positions, True, key=lambda middle: len(_fill(lengths, middle, num_batches)) <= num_batches
-    )
-    ends = _fill(lengths, positions.start + place, num_batches)
+    sizes = range(max(lengths[0], -(-sum(lengths) // num_batches)), max_positions + 1)
+    place = bisect.bisect_left(sizes, True, key=lambda positions: len(_fill(lengths, positions)) <= num_batches)
+    if place == len(sizes) or len(lengths) < num_batches:
+        raise ValueError(f"{len(lengths)} rows do not fit into {num_batches} batches of {max_positions} positions.")
+    ends = _fill(lengths, sizes[place])
     while len(ends) < num_batches:
         batches = [(start, end) for start, end in itertools.pairwise([0, *ends]) if end - start > 1]
         _, start, end = max((lengths[start] * (end - start), start, end) for start, end in batches)
@@ -170,18 +162,12 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
     return ends
 
 
-def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]:
-    """Fill batches with rows in order, and return the index at which each batch ends.
+def _fill(lengths: Sequence[int], positions: int) -> list[int]:
+    """Fill batches of `positions` positions with rows in order.
 
-    A batch has at most `positions` positions, including padding. Filling stops after `num_batches` + 1 batches. If the
-    result has `num_batches` + 1 entries, the rows do not fit into `num_batches` batches.
+    Returns the index at which each batch ends. `positions` includes padding.
     """
-    ends: list[int] = []
-    end = 0
-    while end < len(lengths) and len(ends) <= num_batches:
-        rows = positions // lengths[end]
-        if not rows:
-            raise ValueError(f"A row of {lengths[end]} targets does not fit into {positions} positions.")
-        end = min(end + rows, len(lengths))
-        ends.append(end)
-    return ends
+    ends = [0]
+    while ends[-1] < len(lengths):
+        ends.append(min(ends[-1] + positions // lengths[ends[-1]], len(lengths)))
+    return ends[1:]

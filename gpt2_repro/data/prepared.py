@@ -18,7 +18,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line, nearest
 from gpt2_repro.files import read_object, sha256_of, try_lock
-from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, RowForm
+from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
 from gpt2_repro.tokenization import load_for_rows
 from gpt2_repro.typed_json import from_json
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # slow to import, so these are imported only when the rows or
 
 logger = logging.getLogger(__name__)
 
-MOST_NAMED = 4  # messages do not list more files
+COPY_AGAIN = "Copy the folder again, or prepare it with --overwrite."
 FURTHER = "validation_"  # prefix of the split names of further validation sets
 
 
@@ -46,35 +46,18 @@ class PreparedData:
     def read(cls, path: str | Path, *, command: str = "python prepare_data.py") -> "PreparedData":
         """Open a prepared folder without comparing it with a recipe.
 
-        Raises UserError if the folder or its manifest is missing, or if the manifest is damaged.
-
-        Args:
-            command: the command that prepares the folder, for error messages.
+        `command` prepares the folder, for error messages.
         """
-        folder, file = Path(path), Path(path, MANIFEST)
+        folder = Path(path)
         if not folder.exists():
-            others = [path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}")]
-            if Path("data", path, MANIFEST).is_file():
-                raise UserError(f"{folder} does not exist. Did you mean {Path('data', path)}?")
-            near = nearest(folder.name, others)
+            near = nearest(folder.name, [path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}")])
             hint = f"Did you mean {folder.parent / near}? Otherwise, prepare" if near else "Prepare"
             raise UserError(f"{folder} does not exist. {hint} the data with `{command}`.")
-        if folder.is_file():
-            files = f"python prepare_data.py recipes/own_text.yaml --data_files {folder}"
-            raise UserError(f"{folder} is a file, not a prepared folder. Prepare it with `{files}`.")
         try:
-            return cls(folder, from_json(Manifest, read_object(file)))
+            return cls(folder, from_json(Manifest, read_object(folder / MANIFEST)))
         except (TypeError, AttributeError):
-            if (folder.parent / SPLITS).is_file():
-                raise UserError(
-                    f"{folder} is a part of a prepared folder. Pass --dataset_dir {folder.parent}."
-                ) from None
-            inside = sorted(str(path.parent) for path in folder.glob(f"*/{SPLITS}"))
-            fix = f"Pass --dataset_dir {inside[0]}." if inside else f"Move or delete {folder}, and run `{command}`."
-            if not inside and not (folder / SPLITS).is_file():
-                files = f"python prepare_data.py recipes/own_text.yaml --data_files {folder}"
-                raise UserError(f"{folder} is not a prepared folder. If it has text, run `{files}`.") from None
-            raise UserError(f"{file} is missing or damaged, so its folder is not a prepared folder. {fix}") from None
+            problem = f"{folder} is not a prepared folder, because its {MANIFEST} is missing or damaged"
+            raise UserError(f"{problem}. Pass another --dataset_dir, or prepare the data with `{command}`.") from None
 
     @classmethod
     def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
@@ -83,34 +66,22 @@ class PreparedData:
         If --dataset_dir was passed, only two kinds of fields are compared: the fields that decide how rows are cut
         (packing, sequence_length, min_length, separator), and the fields in `typed`.
 
-        Raises UserError if the folder is missing or damaged, or was prepared with other values.
-
-        Args:
-            typed: names of the fields that were passed on the command line.
+        Raises UserError if the folder is missing or damaged, or was prepared with other values. `typed` has the names
+        of the fields that were passed on the command line.
         """
+        command = f"python prepare_data.py {recipe}"
+        if args.source == "files" and not args.data_files:
+            command += " --data_files FILE"
         if not args.dataset_dir:
-            fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the printed --dataset_dir."
+            fix = f"Run `{command}` and pass the printed --dataset_dir."
             raise UserError(f"{recipe} names neither a text nor a prepared folder. {fix}")
-        passed = "dataset_dir" in typed
-        folder = f" --dataset_dir {shlex.quote(args.dataset_dir)}" if passed else ""
-        files = " --data_files FILE" if args.source == "files" and not args.data_files else ""
-        data = cls.read(args.dataset_dir, command=f"python prepare_data.py {recipe}{files}{folder}")
-        request = request_of(args)
-        requested = form_of(args) | {key: request[key] for key in request if key in typed} if passed else request
-        if difference := first_difference(data.manifest.request, requested):
-            key, holds, value = difference
-            option = f" --{key} {value}" if key in typed else ""
-            if files or "data_files" in typed:
-                names = data.manifest.request.get("data_files") or ["FILE"]
-                files = f" --data_files {shlex.join(names) if len(names) <= MOST_NAMED else 'FILES'}"
-            again = f"python prepare_data.py {recipe}{files}{option}"
-            fix = f"Pass --{key} {holds}, or run `{again}` with another --dataset_dir."
-            if (passed or "data_files" in typed) and (fitting := _recipe_of(data.manifest)) not in (None, recipe):
-                fix = f"Pass {fitting}, which has the settings of {args.dataset_dir}, or --{key} {holds}."
-            raise UserError(
-                f"{args.dataset_dir} was prepared with `--{key} {'none' if holds == '' else holds}`, not with "
-                f"`--{key} {'none' if value == '' else value}`. {fix}"
-            )
+        request = requested = request_of(args)
+        if "dataset_dir" in typed:
+            command += f" --dataset_dir {shlex.quote(args.dataset_dir)}"
+            requested = form_of(args) | {key: request[key] for key in request if key in typed}
+        data = cls.read(args.dataset_dir, command=command)
+        fix = f"Pass the value of the folder, or run `python prepare_data.py {recipe}` with another --dataset_dir."
+        check_request(data.manifest.request, requested, f"{args.dataset_dir} was prepared", fix)
         return data
 
     @property
@@ -122,30 +93,24 @@ class PreparedData:
 
     @functools.cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer of the prepared folder.
-
-        Raises UserError if the tokenizer cannot be loaded.
-        """
+        """The tokenizer of the prepared folder."""
         self.check_tokenizer()
         try:
             return load_for_rows(self.path / "tokenizer", separator=self.manifest.form.separator)
         except Exception as error:  # `tokenizers` raises plain Exception
-            fix = "Copy the folder again, or prepare it with --overwrite."
-            raise UserError(f"{self.path}/tokenizer cannot be read ({in_a_line(error)}). {fix}") from None
+            raise UserError(f"{self.path}/tokenizer cannot be read ({in_a_line(error)}). {COPY_AGAIN}") from None
 
     def rows(self, split: str) -> "Rows":
         """Return the rows of a split.
 
-        Raises UserError if the files of the split or the number of its rows do not match the manifest.
+        Raises UserError if the files or the number of rows do not match the manifest.
         """
         from gpt2_repro.data.rows import open_rows
 
         self.check_shards(split)
         rows, expected = open_rows(self.path / split, self.manifest.largest_id), self.manifest.counts[split].rows
         if len(rows) != expected:
-            raise UserError(
-                f"{self.path}/{split} has {len(rows):,} rows, not {expected:,}. Prepare the folder with --overwrite."
-            )
+            raise UserError(f"{self.path}/{split} has {len(rows):,} rows, not {expected:,}. {COPY_AGAIN}")
         return rows
 
     def validation(self, *, eval_tokens: int = 0) -> dict[str, "Rows"]:
@@ -165,10 +130,7 @@ class PreparedData:
         return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}
 
     def lock(self) -> None:
-        """Prevent other processes from replacing the folder until this process ends.
-
-        Raises UserError if another process is replacing the folder now.
-        """
+        """Prevent other processes from replacing the folder until this process ends."""
         # Replacing the memory-mapped files would kill this process with SIGBUS.
         # The descriptor is never closed, so the lock lasts until the process ends.
         if not try_lock(os.open(self.path, os.O_RDONLY), self.path, shared=True):
@@ -180,19 +142,15 @@ class PreparedData:
         expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
         for name in sorted(here.keys() | expected.keys()):
             if here.get(name) != expected.get(name):
-                recorded = f"records {expected[name]:,} bytes" if name in expected else "does not list it"
-                found = f"has {here[name]:,} bytes" if name in here else "is missing"
                 file = self.path / split / name
-                raise UserError(
-                    f"{file} {found}, but the manifest {recorded}. Copy the folder again, or prepare it with --overwrite."
-                )
+                sizes = f"{here.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
+                raise UserError(f"{file} has {sizes}. {COPY_AGAIN}")
 
     def check_tokenizer(self) -> None:
         """Raise UserError if a file of the tokenizer is missing."""
         for name in self.manifest.files:
             if name.startswith("tokenizer/") and not (self.path / name).is_file():
-                fix = "Copy the folder again, or prepare it with --overwrite."
-                raise UserError(f"{self.path / name} is missing. {fix}")
+                raise UserError(f"{self.path / name} is missing. {COPY_AGAIN}")
 
     def verify(self) -> None:
         """Read every file, and raise UserError if a hash differs from the manifest."""
@@ -203,17 +161,12 @@ class PreparedData:
         for name, sha256 in Progress(expected.items(), desc="verify", unit="file"):
             file = self.path / name
             if not file.is_file() or sha256_of(file) != sha256:
-                raise UserError(
-                    f"{file} is missing or differs from the manifest. Copy the folder again, or prepare it with --overwrite."
-                )
+                raise UserError(f"{file} is missing or differs from the manifest. {COPY_AGAIN}")
 
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
-    """Lock a folder so that other commands of this project cannot read or replace it.
-
-    Raises UserError with `message` if another process has locked the folder.
-    """
+    """Lock a folder, or raise UserError with `message` if another process has locked it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if not try_lock(descriptor, folder):
@@ -238,37 +191,27 @@ def request_of(args: DataArguments) -> dict[str, Any]:
     return json.loads(json.dumps({"source": "files" if args.data_files else args.source, **request}))
 
 
-def _recipe_of(manifest: Manifest) -> Path | None:
-    """Return a recipe of this project with the data settings of a prepared folder.
-
-    Return None if no recipe has these settings.
-    """
-    from gpt2_repro.config import DEFAULT, read_section
-
-    for path in sorted(DEFAULT.parent.glob("*.yaml"), key=lambda path: path != DEFAULT):
-        with contextlib.suppress(UserError):  # a recipe with a mistake
-            section = read_section(path, "data", DataArguments)
-            text = {"source": section.source, "tokenizer": section.tokenizer}
-            if first_difference(manifest.request, form_of(section) | text) is None:
-                return path
-    return None
-
-
 def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """Return the first field whose requested value differs from the recorded value.
-
-    Returns (field, recorded value, requested value), or None if all fields agree.
-    """
+    """Return the first difference as (field, recorded value, requested value)."""
     # A field without a recorded value was added to the project after the folder was prepared: use its default.
     recorded = dataclasses.asdict(DataArguments()) | recorded
     for key, value in requested.items():
         if recorded[key] != value:
-            return key, _as_typed(recorded[key]), _as_typed(value)
+            return key, recorded[key], value
     return None
 
 
-def _as_typed(value: Any) -> Any:
-    """Join a list with spaces, as on the command line. Return other values unchanged."""
-    if isinstance(value, list) and len(value) > MOST_NAMED:
-        return f"{shlex.join(value[:1])} … ({len(value)} files)"
-    return shlex.join(value) if isinstance(value, list) else value
+def check_request(recorded: dict[str, Any], requested: dict[str, Any], folder: str, fix: str) -> None:
+    """Raise UserError if a requested value differs from the recorded value.
+
+    `folder` is the start of the message, such as "data/books was prepared".
+    """
+    if difference := first_difference(recorded, requested):
+        key, *values = difference
+        holds, value = (_as_typed(value) or "none" for value in values)
+        raise UserError(f"{folder} with `--{key} {holds}`, not with `--{key} {value}`. {fix}")
+
+
+def _as_typed(value: Any) -> str:
+    """Return a value as on the command line, shortened if there are many files."""
+    return (shlex.join(value) if isinstance(value, list) else str(value))[:300]

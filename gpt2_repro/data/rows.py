@@ -1,20 +1,17 @@
 """Read the rows of a split as views of memory-mapped files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpt2_repro.data.packing import Block
 from gpt2_repro.errors import UserError, in_a_line
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-
-# Concatenated ids of rows [ids], and the length of each row [rows].
-Block = tuple[np.ndarray, np.ndarray]
 
 
 class Rows:
@@ -92,15 +89,9 @@ class Rows:
         """Return an array of shape [rows] with the number of ids of each row."""
         return np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for _, ends in self._chunks)])
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield thousands of rows at a time: their concatenated ids and their lengths."""
-        for ids, ends in self._chunks:
-            yield ids[ends[0] : ends[-1]], np.diff(ends)
-
     def joined(self) -> Block:
         """Return two arrays: the concatenated ids of all rows, and the rows' lengths."""
-        ids, lengths = zip(*self.blocks(), strict=True)
-        return np.concatenate(ids), np.concatenate(lengths)
+        return np.concatenate([ids[ends[0] : ends[-1]] for ids, ends in self._chunks]), self.lengths()
 
 
 def open_rows(folder: Path, largest_id: int | None = None) -> Rows:

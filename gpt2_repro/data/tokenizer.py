@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import write_whole
 from gpt2_repro.hardware import check_hub, hub_reason
 from gpt2_repro.run_record.layout import FINAL
@@ -40,35 +41,23 @@ TOKENIZER_FILES = ["tokenizer.json", CONFIG, "special_tokens_map.json"]
 
 
 def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> None:
-    """Copy a tokenizer from a local folder or the Hub to the folder `destination`.
+    """Copy a tokenizer from the Hub, its folder, a run or a prepared folder.
 
-    Raises UserError if the tokenizer does not exist, cannot be read or has no tokenizer.json.
-
-    Args:
-        sequence_length: the `model_max_length` to write if the tokenizer's configuration has none.
+    `sequence_length` becomes the `model_max_length` if the tokenizer's configuration has none.
     """
     destination.mkdir(parents=True, exist_ok=True)
-    given = Path(name).parent if name.endswith("/tokenizer.json") else Path(name)
-    given = next((given / inner for inner in (FINAL, "tokenizer") if (given / inner).is_dir()), given)
-    if given.is_file() or name.startswith("train="):
-        raise UserError(
-            f"{name} is not a tokenizer. Pass as --tokenizer a folder, a Hub id, train or train:4096 (train a BPE), or "
-            "char (one id per character)."
-        )
-    source = given if given.is_dir() else _download_tokenizer(name)
+    folders = (folder for folder in (Path(name, FINAL), Path(name, "tokenizer"), Path(name)) if folder.is_dir())
+    source = next(folders, None) or _download_tokenizer(name)
     for file in TOKENIZER_FILES:
         if (source / file).is_file():
             shutil.copyfile(source / file, destination / file)
     if not (destination / "tokenizer.json").is_file():
-        raise UserError(
-            f"The tokenizer {name} has no tokenizer.json. Pass another --tokenizer, such as train or train:4096 (train a "
-            "BPE) or char (one id per character)."
-        )
+        raise UserError(f"{name} has no tokenizer.json. Pass another --tokenizer, such as train or char.")
     try:
         _complete(destination, sequence_length)
     except Exception as error:  # `tokenizers` raises plain Exception
-        line = " ".join(str(error).split())[:200]
-        raise UserError(f"The tokenizer {name} cannot be read ({line}). Pass another --tokenizer.") from None
+        problem = f"The tokenizer {name} cannot be read ({in_a_line(error)})"
+        raise UserError(f"{problem}. Pass another --tokenizer.") from None
 
 
 def _download_tokenizer(name: str) -> Path:
@@ -79,9 +68,9 @@ def _download_tokenizer(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     except (HTTPError, HFValidationError, OSError) as error:
-        fix = "Pass a local folder as --tokenizer, or make a tokenizer from your own text: recipes/own_text.yaml --tokenizer train."
-        found = f"There is no local folder {name}, and the tokenizer cannot be fetched from the Hub"
-        raise UserError(f"{found} ({hub_reason(error)}). {fix}") from None
+        problem = f"There is no local folder {name}, and the tokenizer cannot be fetched from the Hub"
+        fix = "Pass a local folder as --tokenizer, train (train a BPE) or char (one id per character)."
+        raise UserError(f"{problem} ({hub_reason(error)}). {fix}") from None
 
 
 def _complete(folder: Path, sequence_length: int, *, separator: str = "before") -> None:
@@ -93,17 +82,11 @@ def _complete(folder: Path, sequence_length: int, *, separator: str = "before") 
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path, *, sequence_length: int) -> None:
-    """Train a byte-level BPE with `vocab_size` ids and save it to `destination`.
-
-    The last id is the end-of-text token. Raises UserError if `vocab_size` is below 257.
-    """
+    """Train and save a byte-level BPE. The last of its ids is the end-of-text token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 257:
-        raise UserError(
-            f"--tokenizer train:{vocab_size} has too few ids: 256 byte values and end-of-text need 257. Pass "
-            "--tokenizer train:257 or more."
-        )
+        raise UserError(f"--tokenizer train:{vocab_size} has too few ids: 256 bytes and end-of-text need train:257.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -111,66 +94,56 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(documents, trainer)
     tokenizer.add_special_tokens([END_OF_TEXT])
-    _save(tokenizer, destination, sequence_length)
+    _write(tokenizer, destination, sequence_length)
 
 
 def count_characters(documents: Iterable[str], destination: Path, *, sequence_length: int) -> None:
-    """Collect the characters of the documents, and save a character tokenizer.
+    """Save a tokenizer with one id per character of the documents, and no end-of-text id.
 
-    Each character has one id. The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char.
-    The tokenizer has no end-of-text id. Raises UserError if the documents have no text.
+    The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     characters = sorted(set().union(*map(set, documents)))
     if not characters:
-        raise UserError("--tokenizer char found no text in the source. Pass other files or another source.")
+        raise UserError("--tokenizer char found no text in the source.")
     tokenizer = Tokenizer(models.WordLevel({character: place for place, character in enumerate(characters)}, ""))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    _save(tokenizer, destination, sequence_length)
+    _write(tokenizer, destination, sequence_length)
 
 
-def _save(tokenizer: Any, destination: Path, sequence_length: int) -> None:
+def _write(tokenizer: Any, destination: Path, sequence_length: int) -> None:
     destination.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(destination / "tokenizer.json"))
     _complete(destination, sequence_length)
 
 
 def obtain_tokenizer(
-    name: str,
-    destination: Path,
-    documents: Callable[[], Iterable[str]],
-    *,
-    sequence_length: int,
-    separator: str,
-    text_bytes: Callable[[], float],
+    args: DataArguments, destination: Path, documents: Callable[[], Iterable[str]], text_bytes: float
 ) -> None:
-    """Save the tokenizer `name` to `destination`, unless that folder exists.
+    """Save the tokenizer of --tokenizer to `destination`, unless that folder exists.
 
-    Args:
-        name: value of --tokenizer: `train`, `train:SIZE`, `char`, or the folder or Hub id of a tokenizer.
-        documents: function that returns the training text. Called for `train`, `train:SIZE` and `char`.
-        text_bytes: function that returns the size of the training text in bytes. Called for `train`, to choose the
-            vocabulary size.
+    `documents` returns the training text of about `text_bytes` bytes, for `train`, `train:SIZE` and `char`.
     """
     if destination.is_dir():
         return
     partial = destination.with_name(f"{destination.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    name, length = args.tokenizer, args.sequence_length
     kind, _, size = name.partition(":")
     if kind == "train":
-        size = size or str(vocabulary_for(text_bytes()))
+        size = size or str(vocabulary_for(text_bytes))
         if not size.isdecimal():
-            raise UserError(f"The tokenizer {name} must end with a number. For example, pass --tokenizer train:4096.")
+            raise UserError(f"--tokenizer {name} must end with a number, such as train:4096.")
         logger.info("training a BPE tokenizer with at most %s ids", size)
-        train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=sequence_length)
+        train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=length)
     elif name == "char":
-        count_characters(documents(), partial, sequence_length=sequence_length)
+        count_characters(documents(), partial, sequence_length=length)
     else:
-        save_tokenizer(name, partial, sequence_length=sequence_length)
-    if separator == "none":
-        _complete(partial, sequence_length, separator=separator)
+        save_tokenizer(name, partial, sequence_length=length)
+    if args.separator == "none":
+        _complete(partial, length, separator="none")
     partial.rename(destination)
 
 
@@ -223,7 +196,9 @@ class Encoder:
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         self.separator = separator
-        self.end_of_text = None if separator == "none" else _end_of_text_id(config, vocabulary)
+        self.end_of_text = None if separator == "none" else vocabulary.get(separator_token(config) or "")
+        if separator != "none" and self.end_of_text is None:
+            raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
         self._description = without_special_tokens(description)
         if all(token.get("special") for token in description.get("added_tokens", [])):
             self._description["added_tokens"] = []  # they do not occur in text, and no other id depends on them
@@ -231,7 +206,12 @@ class Encoder:
         wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description, vocabulary)
         if engine == "fastokens" and not wanted:
             raise UserError("--encoder fastokens supports only byte-level BPE. Pass --encoder auto.")
-        self.engine = "fastokens" if wanted and _has_fastokens(needed=engine == "fastokens") else "tokenizers"
+        installed = importlib.util.find_spec("fastokens") is not None
+        if wanted and not installed:
+            if engine == "fastokens":
+                raise UserError("fastokens is not installed. Run `pip install -r requirements.txt`.")
+            logger.warning("fastokens is not installed. Text is encoded with `tokenizers`, which is much slower.")
+        self.engine = "fastokens" if wanted and installed else "tokenizers"
 
     @functools.cached_property
     def _fast(self) -> Any:
@@ -286,19 +266,3 @@ def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) 
     plain = plain and len(vocabulary) == max(vocabulary.values()) + 1  # fastokens cannot load gaps
     byte_level = step.get("type") == "ByteLevel" and not step.get("add_prefix_space")
     return description["model"].get("type") == "BPE" and byte_level and plain
-
-
-def _has_fastokens(*, needed: bool) -> bool:
-    if importlib.util.find_spec("fastokens"):
-        return True
-    if needed:
-        raise UserError("fastokens is not installed. Run `pip install -r requirements.txt` or pass --encoder auto.")
-    logger.warning("fastokens is not installed. Text is encoded with `tokenizers`, which is much slower.")
-    return False
-
-
-def _end_of_text_id(config: dict[str, Any], vocabulary: dict[str, int]) -> int:
-    token = separator_token(config)
-    if token not in vocabulary:
-        raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
-    return vocabulary[token]

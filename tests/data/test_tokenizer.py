@@ -7,7 +7,6 @@ token ids equals that of nanoGPT.
 import json
 import shutil
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -41,15 +40,6 @@ def test_a_trained_tokenizer_knows_every_byte_and_gives_transformers_ids(trained
         assert "<|endoftext|>" in document or ids.tolist() == reference(document)["input_ids"]
 
 
-def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
-    texts = ["abc <|endoftext|> def", "", "abc"]
-    before, after, none = (encode_each(Encoder(trained, separator=of), texts) for of in ("before", "after", "none"))  # type: ignore[arg-type]
-    for ids, bare in zip(before, none, strict=True):
-        assert 299 not in bare and ids.tolist() == [*([299] if len(bare) else []), *bare]
-    assert [ids.tolist() for ids in after] == [[*ids[1:], *ids[:1]] for ids in before]
-    assert AutoTokenizer.from_pretrained(trained).decode(none[0]) == texts[0]
-
-
 @pytest.mark.parametrize("word", ["x", " ", "\n", " \t\n", "\x1c!"])
 def test_long_words_are_cut_before_training(word: str) -> None:
     text = "before " + word * 5000 + " after"
@@ -64,9 +54,7 @@ def saved(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["auto", "tokenizers"])
-def test_documents_are_neither_cut_nor_filled_up(
-    trained: Path, saved: Path, documents: list[str], engine: Literal["auto", "tokenizers"]
-) -> None:
+def test_documents_are_neither_cut_nor_filled_up(trained: Path, saved: Path, documents: list[str], engine) -> None:
     tokenizer = Tokenizer.from_file(str(saved / "tokenizer.json"))
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=64)
@@ -74,38 +62,16 @@ def test_documents_are_neither_cut_nor_filled_up(
     encoded = encode_each(Encoder(saved, separator="before", engine=engine), documents)
     wanted = encode_each(Encoder(trained, separator="before", engine=engine), documents)
     assert [ids.tolist() for ids in encoded] == [ids.tolist() for ids in wanted]
-    Encoder(saved, separator="before", engine=engine).check(documents[:1], "a file")
 
 
 @pytest.mark.parametrize("engine", ["auto", "tokenizers"])
-def test_ids_with_a_gap_keep_their_width(saved: Path, engine: Literal["auto", "tokenizers"]) -> None:
+def test_ids_with_a_gap_keep_their_width(saved: Path, engine) -> None:
     description = json.loads((saved / "tokenizer.json").read_text(encoding="utf-8"))
     description["model"]["vocab"]["a"] = 70_000
     (saved / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
     encoder = Encoder(saved, separator="none", engine=engine)
     assert encoder.vocab_size == 70_001 and encoder.dtype == "uint32"
     assert encoder.encode(["a"])[0].tolist() == [70_000]
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("tokenizer.json", "{"),
-        ("tokenizer.json", '{"model": 1}'),
-        ("tokenizer_config.json", "{"),
-        ("tokenizer.json", None),
-    ],
-)
-def test_a_tokenizer_that_cannot_be_read_is_named(saved: Path, tmp_path: Path, file: str, content: str | None) -> None:
-    (saved / file).unlink() if content is None else (saved / file).write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=str(saved)):
-        save_tokenizer(str(saved), tmp_path / "out", sequence_length=32)
-
-
-def test_without_the_hub_a_folder_can_be_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="--tokenizer"):
-        save_tokenizer("nobody/nothing-at-all", tmp_path / "out", sequence_length=32)
 
 
 def test_gpt2_ids_of_real_text(real_data: Path, tmp_path: Path) -> None:
@@ -146,11 +112,7 @@ def test_shakespeare_is_nanogpt_s(real_data: Path, tmp_path: Path, monkeypatch: 
     for split, part in (("train", wanted[:1_003_854]), ("validation", wanted[1_003_854:])):
         rows = open_rows(tmp_path / "out" / split).joined()[0].reshape(-1, 65)
         assert [*rows[:, :-1].ravel(), rows[-1, -1]] == part[: len(rows) * 64 + 1].tolist()
-    monkeypatch.setattr(small_texts, "URL", "http://localhost:9/input.txt")
-    with pytest.raises(UserError, match="Connection refused.*--data_files FILE --split head"):
-        small_texts.Shakespeare(0, 1, str(tmp_path / "unreachable")).fetch()
-    # Another text at the same URL is refused.
-    monkeypatch.setattr(small_texts, "SHA256", "0" * 64)
+    monkeypatch.setattr(small_texts, "SHA256", "0" * 64)  # another text at the same URL
     args = DataArguments(source="tiny-shakespeare", tokenizer="char", dataset_dir=str(tmp_path / "other"))
     with pytest.raises(UserError, match="--data_files"):
         prepare(args)

@@ -2,26 +2,41 @@
 
 import contextlib
 import errno
+import functools
 import glob
 import json
 import logging
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from gpt2_repro.data.arguments import DataArguments, PreparationOptions, default_folder
-from gpt2_repro.data.preparation.build import REQUEST, build_folder, check_request
-from gpt2_repro.data.prepared import PreparedData, exclusive_lock, first_difference, request_of
-from gpt2_repro.data.sources.opening import SourceOpener
+from gpt2_repro.cli import Progress
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.preparation.splits import check_split, stage_groups, streams_of
+from gpt2_repro.data.preparation.staging import STREAMS, Stream, is_held_out, stage
+from gpt2_repro.data.preparation.writing import write_folder
+from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock, first_difference, request_of
+from gpt2_repro.data.sources.base import Source, SourceFile
+from gpt2_repro.data.sources.local_files import LocalFile
+from gpt2_repro.data.sources.opening import SourceOpener, Sources
+from gpt2_repro.data.sources.token_files import read_header, separator_shown
+from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, remove_folder, write_whole
-from gpt2_repro.manifest import MANIFEST, SPLITS
+from gpt2_repro.manifest import MANIFEST
+from gpt2_repro.text import size
 
 
 logger = logging.getLogger(__name__)
 
-PUBLISHED = "published.json"  # new name of REQUEST after the prepared folder is complete: nothing to resume
+# Marker of a staging folder: the request and the sources. It proves that prepare_data.py made the folder.
+REQUEST = "request.json"
+REPLACED = "replaced"  # in the staging folder: a prepared folder that --overwrite replaces
+# Bytes of text per byte of the file: 1.6 in FineWeb's parquet (46 GB in 28.5 GB); for English prose 2.7 with gzip and
+# 3 with zstd.
+TEXT_PER_BYTE = {".parquet": 1.6, ".gz": 2.7, ".zst": 3.0}
+BYTES_PER_TOKEN = 4.5  # for English web text and GPT-2's tokenizer: 46.0 GB have 9.95B tokens
 
 
 def prepare(args: DataArguments, options: PreparationOptions | None = None) -> PreparedData:
@@ -29,119 +44,209 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
 
     A folder that was already prepared with the same arguments is returned unchanged. An interrupted preparation is
     resumed from the folder `<dataset_dir>.staging`, if the arguments are the same.
-
-    Raises UserError if the source is unknown, the text or a split is empty, or the disk is full. Also raises UserError
-    if the folder was prepared with other arguments, was not made by prepare_data.py, or cannot be locked for writing.
     """
     options = options or PreparationOptions()
     target = Path(args.dataset_dir)
     if target.is_symlink():
         target = target.resolve()  # otherwise the finished folder would replace the link
-    request = request_of(args)
     if args.source == "files" and not args.data_files:
         raise UserError("No text was passed. Pass --data_files with your files, folders or globs.")
     if not target.name:
         raise UserError(f"--dataset_dir {args.dataset_dir} has no folder name. Pass a folder such as data/books.")
-    if outer := next((parent for parent in target.resolve().parents if (parent / SPLITS).is_file()), None):
-        raise UserError(f"--dataset_dir {target} is inside the prepared folder {outer}. Pass another folder.")
     exists = target.exists() and not (target.is_dir() and not any(target.iterdir()))  # an empty folder may be used
     if exists and "request" not in read_object(target / MANIFEST):
-        fix = f"Pass another folder, such as --dataset_dir {default_folder(args) or 'data/books'}."
-        if default_folder(args) == str(target):
-            fix = "Move or delete it, or pass another --dataset_dir."
-        raise UserError(f"{target} exists, but it is not a complete prepared folder. {fix}")
+        raise UserError(f"{target} exists, but it is not a complete prepared folder. Pass another --dataset_dir.")
     staging = target.with_name(target.name + ".staging")
     if exists and not options.overwrite:
-        data = PreparedData.read(target)
-        if difference := first_difference(data.manifest.request, request):
-            key, holds, value = difference
-            if key == "data_files":
-                SourceOpener(args, staging, keep_downloads=False, revisions={}).open_all()  # raises for wrong files
-            fix = "Pass --overwrite to replace it, or another --dataset_dir."
-            found = f"`--{key} {holds or 'none'}`, not with `--{key} {value or 'none'}`"
-            raise UserError(f"{target} was prepared with {found}. {fix}")
-        for split in data.manifest.shards:
-            data.check_shards(split)
-        data.check_tokenizer()
-        logger.info("%s is already prepared with these options", target)
-        _warn_of_changes(data, args)
-        _clear_away(target, staging)
-        return data
-    with _replacement_lock(target), _staging_lock(staging):
-        _claim(staging, request)
+        return _finished(target, staging, args)
+    with contextlib.ExitStack() as locks:
+        if target.exists():
+            message = f"A training run reads {target}. Wait until it ends or pass another --dataset_dir."
+            locks.enter_context(exclusive_lock(target, message))
+        locks.enter_context(_staging_lock(staging))
         try:
-            if not (staging / "folder" / MANIFEST).is_file():
-                build_folder(target, staging, args, options)
-            check_request(staging, read_object(staging / "folder" / MANIFEST)["request"], args)
-            if (staging / REQUEST).is_file():
-                (staging / REQUEST).replace(staging / PUBLISHED)
-            _publish(staging / "folder", target)
+            if not _is_complete(staging, args):
+                _build(staging, args, options)
+            _publish(staging, target)
+        except UserError:
+            downloads = (path for path in (staging / "downloads").rglob("*") if path.is_file())
+            if not _has_tokens(staging) and not any(downloads):  # nothing to resume
+                remove_folder(staging, REQUEST)
+            raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise UserError(f"The disk of {target} is full. Free some space and run the same command again.") from None
-        remove_folder(staging, PUBLISHED)
+        remove_folder(staging, REQUEST)
     return PreparedData.read(target)
 
 
-@contextlib.contextmanager
-def _replacement_lock(target: Path) -> Iterator[None]:
-    """Lock a prepared folder that will be replaced."""
-    if not target.exists():
-        yield
-        return
-    with exclusive_lock(target, f"A training run reads {target}. Wait until it ends or pass another --dataset_dir."):
-        yield
+def _finished(target: Path, staging: Path, args: DataArguments) -> PreparedData:
+    """Check a finished folder against the arguments, and return it."""
+    data = PreparedData.read(target)
+    fix = "Pass --overwrite to replace it, or another --dataset_dir."
+    check_request(data.manifest.request, request_of(args), f"{target} was prepared", fix)
+    for split in data.manifest.shards:
+        data.check_shards(split)
+    data.check_tokenizer()
+    logger.info("%s is already prepared with these options", target)
+    paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
+    known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", [])}
+    # Deleted files cause no warning: their text is still in the folder.
+    if changed := [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]:
+        logger.warning("%s was prepared before %s changed. Pass --overwrite to prepare it again.", target, changed[0])
+    # A process may have been killed after it moved the finished folder and before it deleted the staging folder.
+    unfinished = {path.name for path in staging.glob("*")} - {REQUEST, REPLACED}
+    if "request" in read_object(staging / REQUEST) and not unfinished:
+        with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
+            remove_folder(staging, REQUEST)
+    return data
 
 
 @contextlib.contextmanager
 def _staging_lock(staging: Path) -> Iterator[None]:
-    """Create the staging folder and lock it for this process."""
+    """Create the staging folder and lock it for this process.
+
+    Raises UserError if the folder has files that prepare_data.py did not make.
+    """
     try:
         staging.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{staging} cannot be created ({error.strerror}). Pass another --dataset_dir.") from None
     with exclusive_lock(staging, f"Another process is preparing {staging.with_suffix('')}. Wait for it or stop it."):
+        names = sorted(path.name for path in staging.iterdir() if not path.name.startswith(f".{REQUEST}."))
+        if names and "request" not in read_object(staging / REQUEST):
+            raise UserError(f"{staging} has an unknown file {names[0]}. Move the file or pass another --dataset_dir.")
         yield
 
 
-def _claim(staging: Path, request: dict[str, Any]) -> None:
-    """Record the options of a preparation in its staging folder.
+def _has_tokens(staging: Path) -> bool:
+    return (staging / "folder" / MANIFEST).is_file() or any(staging.glob(f"{STREAMS}/*/*.json"))
 
-    Raises UserError if the folder has files that prepare_data.py did not make.
+
+def _is_complete(staging: Path, args: DataArguments) -> bool:
+    """Return whether a staging folder has a complete prepared folder.
+
+    Raises UserError if the staging folder has work for other options.
     """
-    found = sorted(path.name for path in staging.iterdir() if not path.name.startswith(f".{REQUEST}."))
-    markers = (staging / REQUEST, staging / PUBLISHED, staging / "folder" / MANIFEST)
-    if not found:
-        write_whole(staging / REQUEST, json.dumps({"request": request}))
-    elif not any("request" in read_object(marker) for marker in markers):
-        raise UserError(f"{staging} has an unknown file {found[0]}. Move the file or pass another --dataset_dir.")
+    # The temporary files can be the result of hours of work, so they are not deleted if an option has changed.
+    if _has_tokens(staging):
+        fix = "Pass the same options to resume it, or delete the folder."
+        recorded = read_object(staging / REQUEST)["request"]
+        check_request(recorded, request_of(args), f"{staging} has a preparation that was started", fix)
+    return (staging / "folder" / MANIFEST).is_file()
 
 
-def _clear_away(target: Path, staging: Path) -> None:
-    """Delete a staging folder that is left over although its prepared folder is done."""
-    # Left by a process that was killed between renaming the prepared folder and deleting the staging folder.
-    if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
-        with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
-            remove_folder(staging, PUBLISHED)
+def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> None:
+    """Write all files of a prepared folder into the subfolder "folder" of `staging`."""
+    sources = _open_sources(staging, args, options)
+    tokenizer = staging / "tokenizer"
+    training_files = [file for source in sources.training for file in source.files]
+    texts = functools.partial(_training_text, sources.training, args)
+    obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, training_files)))
+    encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
+    _check_separator(sources.training, args, encoder)
+    streams = [stream for kind in streams_of(sources, args) for stream in kind]
+    check_disk(staging, expected_bytes(streams, encoder.dtype.itemsize, characters=args.tokenizer == "char"))
+    one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
+    groups = stage_groups(sources, args, one_stage)
+    try:
+        write_folder(staging / "folder", tokenizer, args, sources.described(), groups, encoder)
+    except UserError:  # the same tokens would fail again
+        for name in (STREAMS, "downloads"):
+            shutil.rmtree(staging / name, ignore_errors=True)
+        raise
 
 
-def _publish(folder: Path, target: Path) -> None:
-    """Rename a finished folder to its final path `target`."""
+def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
+    """Open the sources, and delete files in `staging` that were made from other sources."""
+    note, request = staging / REQUEST, request_of(args)
+    kept = read_object(note)
+    if not kept or first_difference(kept["request"], request):
+        kept = {}
+    described = [*kept.get("sources", []), *kept.get("validation_sets", {}).values()]
+    revisions = {source["repository"]: source["revision"] for source in described if "revision" in source}
+    sources = SourceOpener(args, staging / "downloads", options.keep_downloads, revisions).open_all()
+    check_split(args, sources)
+    opened = {**sources.described(), "changed": sources.changed()}
+    if opened == {key: kept.get(key) for key in opened}:
+        logger.info("resuming the interrupted preparation in %s", staging)
+        return sources
+    if "sources" in kept:
+        logger.warning("the source has changed, so the preparation in %s starts from the beginning", staging)
+    write_whole(note, json.dumps({"request": request}))  # without sources while files are deleted
+    _delete(set(staging.iterdir()) - {note})
+    write_whole(note, json.dumps({"request": request, **opened}, indent=2))
+    return sources
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
+    """Yield the texts of the documents from which a tokenizer is made."""
+    every = args.tokenizer == "char"
+    files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
+    for file in Progress(files, desc="read for the tokenizer", unit="file"):
+        file.fetch()
+        for part in file.parts():
+            for batch in part.read():
+                for document in batch.documents:
+                    if every or args.split != "hash" or not is_held_out(document, args):
+                        yield document
+
+
+def _text_bytes(file: SourceFile) -> float:
+    """Return the bytes of text in a file; for compressed files, an estimate."""
+    return file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0)
+
+
+def expected_bytes(streams: Iterable[Stream], itemsize: int, *, characters: bool) -> float:
+    """Return the approximate disk usage of a preparation: staged tokens and rows.
+
+    Args:
+        itemsize: bytes per token id.
+        characters: whether each character is a token.
+    """
+    needed = 0.0
+    for stream in streams:
+        bins = [file for file in stream.files if file.name.endswith(".bin")]
+        text = sum(_text_bytes(file) for file in stream.files if file not in bins)
+        tokens = text / (1 if characters else BYTES_PER_TOKEN) + sum(file.size / 2 for file in bins)
+        in_place = any(isinstance(file, LocalFile) for file in bins)  # local token files are not copied
+        needed += (1 if in_place else 2) * itemsize * min(tokens, stream.limit or math.inf)
+    return needed
+
+
+def check_disk(staging: Path, needed: float) -> None:
+    """Raise UserError if the disk is clearly too small for `needed` bytes."""
+    # `needed` includes the files of an interrupted preparation, so their space counts as free.
+    staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+    free = shutil.disk_usage(staging).free + staged
+    logger.info("the preparation needs about %s of disk space (free: %s)", size(needed), size(free))
+    if 0.8 * needed > free:  # the estimate assumes English text
+        fix = "Pass another --dataset_dir or a smaller --max_tokens."
+        raise UserError(f"The preparation needs {size(needed)} of disk space, but only {size(free)} is free. {fix}")
+
+
+def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
+    """Raise UserError if the separators in token files do not match --separator."""
+    for source in sources:
+        paths = [
+            Path(file.name) for file in source.files if isinstance(file, LocalFile) and file.name.endswith(".bin")
+        ]
+        if paths and encoder.end_of_text is not None:
+            first, last = read_header(paths[0]), read_header(paths[-1])
+            if (shown := separator_shown(first, last, encoder.end_of_text)) not in (None, args.separator):
+                raise UserError(f"{paths[0]} has end-of-text ids {shown} each document. Pass --separator {shown}.")
+
+
+def _publish(staging: Path, target: Path) -> None:
+    """Rename the finished folder in `staging` to its final path `target`."""
+    # An interrupted publication is repeated by the next start, which needs only the finished folder.
+    _delete(set(staging.iterdir()) - {staging / REQUEST, staging / "folder"})
     if target.exists():
-        replaced = folder.with_name("replaced")  # in the staging folder, which is deleted later
-        shutil.rmtree(replaced, ignore_errors=True)
-        target.rename(replaced)
-    folder.rename(target)
-
-
-def _warn_of_changes(data: PreparedData, args: DataArguments) -> None:
-    """Warn if a local file was added or changed after the folder was prepared."""
-    paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
-    known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", []) if args.data_files}
-    # Deleted files cause no warning: their text is still in the folder.
-    changed = [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]
-    if changed:
-        logger.warning(
-            "%s was prepared before %s changed. Pass --overwrite to prepare the folder again.", data.path, changed[0]
-        )
+        target.rename(staging / REPLACED)
+    (staging / "folder").rename(target)

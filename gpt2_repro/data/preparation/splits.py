@@ -7,102 +7,73 @@ import collections
 import dataclasses
 import functools
 import itertools
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.tokenizing import StagedPart
-from gpt2_repro.data.preparation.workers import Stream
+from gpt2_repro.data.preparation.staging import StagedPart, Stream
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.errors import UserError
 
 
-logger = logging.getLogger(__name__)
-
 SPLITS = ["validation", "train"]
 MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
-FEW_DOCUMENTS = 10_000  # with no more documents than this, --split hash may hold out too few or too many of them
 
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSpan:
-    """Consecutive documents that go to the same split, from one part of a source file.
+    """Consecutive documents that go to the same split, from one part of a source file."""
 
-    Args:
-        stream: index of the source.
-        part: index of the file part among all parts of the source.
-        first_document: number of documents in the file part before these documents.
-        first_token: number of tokens in the file part before these documents.
-        lengths: array of shape [documents] with the number of tokens of each document.
-    """
-
-    stream: int
-    part: int
-    first_document: int
-    first_token: int
-    lengths: np.ndarray
+    stream: int  # index of the source
+    part: int  # index of the file part among all parts of the source
+    first_document: int  # number of documents in the file part before these documents
+    first_token: int  # number of tokens in the file part before these documents
+    lengths: np.ndarray  # [documents], in tokens
     split: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """One or two splits whose documents come from the same source files.
-
-    Args:
-        streams: for each source, the tokenized parts of its files.
-        names: names of the sources.
-        spans: function that yields the documents of all sources in order.
-        remark: how the validation split differs from the requested split. If there is no difference, it is "".
-    """
+    """One or two splits whose documents come from the same source files."""
 
     splits: list[str]
-    streams: list[list[StagedPart]]
-    names: list[str]
-    spans: Callable[[], Iterator[DocumentSpan]]
-    remark: str = ""
+    streams: list[list[StagedPart]]  # for each source, the tokenized parts of its files
+    names: list[str]  # of the sources
+    spans: Callable[[], Iterator[DocumentSpan]]  # yields the documents of all sources in order
+    remark: str = ""  # how the validation split differs from the requested split, if it does
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
     """Raise UserError if a source does not support --split, or a file is used twice."""
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
-        name = source.description["name"]
-        tokens = any(file.name.endswith(".bin") for file in source.files)
-        if not source.files:
-            raise UserError(f"{name} has only validation files. Pass training files too.")
-        if args.split == "source" and not source.validation_files:
-            raise UserError(f"{name} has no validation files (with `val` in the name). Pass --split head or hash.")
-        if args.split == "head" and tokens and source.validation_files:
-            raise UserError(f"--split head ignores the validation files of {name}. Pass --split source.")
-        if args.split == "hash" and tokens:
-            raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or --split head.")
-        if args.validation_text and tokens:
-            raise UserError(
-                f"{source.files[0].name} is read as token ids, so there is no text to save for validation. For "
-                "token ids, pass --validation_text false and their --tokenizer. For text, pass a .txt file."
-            )
+        tokens, own = any(file.name.endswith(".bin") for file in source.files), source.validation_files
+        for is_wrong, problem in (
+            (not source.files, "has only validation files. Pass training files too"),
+            (
+                args.split == "source" and not own,
+                "has no validation files (`val` in the name). Pass --split head or hash",
+            ),
+            (args.split == "head" and tokens and own, "has validation files. Pass --split source to use them"),
+            (args.split == "hash" and tokens, "has tokens, but --split hash needs text. Pass --split source or head"),
+            (args.validation_text and tokens, "has tokens, so there is no text to save. Pass --validation_text false"),
+        ):
+            if is_wrong:
+                raise UserError(f"{source.description['name']} {problem}.")
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
             raise UserError(f"Two sources of the mixture contain {files[min(twice)]}. Pass this file only once.")
         trained |= files.keys()
-    of_training = [source.description["name"] for source in sources.training]
     for name, source in sources.validation_sets.items():
-        problem = f"The validation set {name!r} has text that is also in the training sources"
-        for file in source.validation_files or source.files:
-            if file.identity() in trained:
-                raise UserError(f"{problem} ({file.name}). Pass another source for {name}.")
-        if source.description["name"] in of_training and not (source.validation_files and args.split != "source"):
-            raise UserError(f"{problem}. Pass another source for {name}.")
+        if any(file.identity() in trained for file in source.validation_files or source.files):
+            raise UserError(f"The validation set {name!r} has text that is also in the training sources.")
 
 
 def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
-    """Return the source files for training, validation and --validation_sets.
-
-    The list for validation is empty unless --split is `source`.
-    """
+    """Return the files for training, --split source and --validation_sets."""
     texts, by_source = args.validation_text, args.split == "source"
     numbered = list(enumerate(sources.training))
     limits = [int(args.max_tokens * source.weight) + 1 if args.max_tokens else 0 for source in sources.training]
@@ -117,7 +88,7 @@ def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], lis
 
 def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream], list[StagedPart]]) -> list[Group]:
     """Tokenize all sources, and group the splits that use the same source files."""
-    training, own, further = streams_of(sources, args)
+    training, validation, further = streams_of(sources, args)
     names = [source.description["name"] for source in sources.training]
     weights = [source.weight for source in sources.training]
     train: list[list[StagedPart]] = [[] for _ in training]
@@ -128,28 +99,20 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
         limit = 0 if below == np.inf else int(below * weights[i]) + 1
         train[i] = stage(dataclasses.replace(training[i], limit=limit))
         if len(names) > 1:
-            below = min(below, sum(part.facts["tokens"] for part in train[i]) / weights[i])
+            below = min(below, _tokens(train[i]) / weights[i])
     ordered = functools.partial(order_documents, train, weights, below=below)
     if args.split == "source":
-        staged = [stage(stream) for stream in own]
-        counts = [sum(part.facts["tokens"] for part in parts) for parts in staged]
-        end = min(count / weight for count, weight in zip(counts, weights, strict=True)) if len(staged) > 1 else np.inf
-        rest = f"validation has only about {end:,.0f} of {sum(counts):,} tokens, because each source has its share"
+        own = [stage(stream) for stream in validation]
+        end = min(map(operator.truediv, map(_tokens, own), weights)) if len(own) > 1 else np.inf
+        spans = functools.partial(order_documents, own, weights, ["validation"], below=end)
         groups = [
-            Group(
-                ["validation"],
-                staged,
-                names,
-                functools.partial(order_documents, staged, weights, ["validation"], below=end),
-                rest if end < sum(counts) - 1 else "",
-            ),
+            Group(["validation"], own, names, spans),
             Group(["train"], train, names, functools.partial(ordered, ["train"])),
         ]
     else:
-        counts = [sum(part.facts["tokens"] for part in parts) for parts in train]
-        total = min(below, *(count / weight for count, weight in zip(counts, weights, strict=True)))
+        total = min(below, *map(operator.truediv, map(_tokens, train), weights))
         both = functools.partial(ordered, SPLITS)
-        chosen, remark = _choose_documents(both, train, names, weights, args, total)
+        chosen, remark = _choose_documents(both, weights, args, total)
         groups = [Group(SPLITS, train, names, functools.partial(both, **chosen), remark)]
     for source, stream in zip(sources.validation_sets.values(), further, strict=True):
         parts = [stage(stream)]
@@ -158,63 +121,34 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
     return groups
 
 
+def _tokens(parts: list[StagedPart]) -> int:
+    return sum(part.facts["tokens"] for part in parts)
+
+
 def _choose_documents(
-    order: Callable[..., Iterator[DocumentSpan]],
-    train: list[list[StagedPart]],
-    names: list[str],
-    weights: list[float],
-    args: DataArguments,
-    total: float,
+    order: Callable[..., Iterator[DocumentSpan]], weights: list[float], args: DataArguments, total: float
 ) -> tuple[dict[str, Any], str]:
     """Choose the validation documents for --split head and --split hash.
 
-    Returns keyword arguments for `order_documents`, and a remark on the split.
-
-    Args:
-        order: `order_documents` for these sources.
-        total: the number of tokens of all documents.
+    Returns keyword arguments for `order_documents`, and a remark on the split. `total` is the number of all tokens.
     """
-    wanted, remark = float(args.validation_tokens), ""
     if args.split == "hash":
-        wanted, remark = args.validation_fraction * total, "there are too few documents for --split hash, so "
-        every = range(len(train))
-        documents = [sum(part.facts["documents"] for part in parts) for parts in train]
-        if min(documents) > FEW_DOCUMENTS:
-            return {"hashed": every}, ""
-        counts = count_documents(order(hashed=every))
-        tokens = [sum(count["tokens"] for (split, _), count in counts.items() if split == name) for name in SPLITS]
-        if sum(documents) > FEW_DOCUMENTS or min(tokens) > args.sequence_length:
-            few = [number for number in _uneven(counts, weights, wanted) if documents[number] <= FEW_DOCUMENTS]
-            if not few:
-                return {"hashed": every}, ""
-            named = " and ".join(names[number] for number in few)
-            chosen = {"hashed": sorted({*every} - {*few}), "head": float(round(wanted)), "cut": True}
-            share = f"the first {args.validation_fraction:.1%} of this text. Its last document may be cut"
-            return chosen, f"there are too few documents for --split hash in {named}, so validation has {share}"
-    most = MOST_HELD_OUT * total
+        return {"hashed": True}, ""
+    wanted, most = float(args.validation_tokens), MOST_HELD_OUT * total
     head = float(round(min(wanted, most)))  # otherwise, a document that starts less than a token before it is included
     counts = count_documents(order(head=head, below=head))
     held_out = sum(count["tokens"] for count in counts.values())
+    # The share of a source in validation is wrong if it differs by more than a quarter from its weight.
+    shares = [(counts["validation", number]["tokens"], weight * head) for number, weight in enumerate(weights)]
+    even = len(weights) == 1 or all(abs(tokens - share) <= share / 4 for tokens, share in shares)
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or not the shares of a mixture, or if more than
     # 10 % was requested.
-    if not total or (wanted <= most and held_out <= most and not _uneven(counts, weights, head)):
-        return {"head": head}, remark and f"{remark}validation has the first documents"
+    if not total or (wanted <= most and held_out <= most and even):
+        return {"head": head}, ""
     less = f" instead of the {wanted:,.0f} that were requested" if wanted > head else ""
     share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
-    return {"head": head, "cut": True}, f"{remark}validation has {share}{less}. Its last document may be cut"
-
-
-def _uneven(counts: dict[tuple[str, int], collections.Counter[str]], weights: list[float], tokens: float) -> list[int]:
-    """Return the sources of a mixture that have a wrong share of validation.
-
-    A share is wrong if it differs by more than a quarter from the share that was requested.
-
-    Args:
-        tokens: the requested size of the validation split.
-    """
-    shares = [(number, weight * tokens) for number, weight in enumerate(weights) if len(weights) > 1]
-    return [n for n, share in shares if abs(counts["validation", n]["tokens"] - share) > share / 4]
+    return {"head": head, "cut": True}, f"validation has {share}{less}. Its last document may be cut"
 
 
 # Fields of a document: its position, whether it is held out, its length in tokens, the tokens before it in its
@@ -232,7 +166,7 @@ def order_documents(
     *,
     head: float = np.inf,
     cut: bool = False,
-    hashed: Collection[int] = (),
+    hashed: bool = False,
     below: float = np.inf,
 ) -> Iterator[DocumentSpan]:
     """Yield the documents of all sources in order.
@@ -240,18 +174,15 @@ def order_documents(
     Documents are sorted by position: the number of earlier tokens of the same source, divided by the source's weight.
 
     Args:
-        streams: for each source, the tokenized parts of its files in order.
         weights: share of each source in the tokens; the sum is 1.
-        splits: one or two names. With one name, all documents go to this split. With two names, the first is the
-            validation split, and the second is the split of all other documents.
+        splits: the split of all documents, or two splits: validation, and the split of all other documents.
         head: position at which validation ends.
         cut: whether to cut documents in two at the position `head`.
-        hashed: numbers of the sources whose validation documents --split hash chooses, instead of `head`.
+        hashed: whether --split hash chooses the validation documents, instead of `head`.
         below: yield only documents whose position is below this number.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
-    heads = [None if number in hashed else head for number in range(len(streams))]
-    loading = [_documents(parts, weight, number, heads[number]) for number, (parts, weight) in numbered]
+    loading = [_documents(parts, weight, i, None if hashed else head) for i, (parts, weight) in numbered]
     waiting = [np.empty(0, _DOCUMENT) for _ in streams]
     ends = [0.0] * len(streams)  # position of the next part of each stream
     while (known := min(ends)) < below:
@@ -259,14 +190,14 @@ def order_documents(
         loaded, ends[behind] = next(loading[behind], (waiting[behind][:0], np.inf))
         waiting[behind] = np.concatenate([waiting[behind], loaded])
         # All documents before the earliest next part are loaded now.
-        counts = [int(np.searchsorted(of_stream["start"], min(ends))) for of_stream in waiting]
-        documents = np.concatenate([of_stream[:count] for of_stream, count in zip(waiting, counts, strict=True)])
-        waiting = [of_stream[count:] for of_stream, count in zip(waiting, counts, strict=True)]
+        counts = [int(np.searchsorted(held["start"], min(ends))) for held in waiting]
+        documents = np.concatenate([held[:count] for held, count in zip(waiting, counts, strict=True)])
+        waiting = [held[count:] for held, count in zip(waiting, counts, strict=True)]
         if len(streams) > 1:
             documents = documents[np.lexsort((documents["stream"], documents["start"]))]
         documents = documents[documents["start"] < below]
         if cut:
-            documents = _cut_documents(documents, head, np.array(weights), hashed)
+            documents = _cut_documents(documents, head, np.array(weights))
         yield from _spans(documents, np.where(documents["held_out"], 0, len(splits) - 1), splits)
 
 
@@ -281,28 +212,22 @@ def _documents(
     tokens = 0
     for number, part in enumerate(parts):
         lengths = part.lengths()
-        found = np.zeros(len(lengths), _DOCUMENT)
-        found["length"], found["first_token"] = lengths, np.cumsum(lengths) - lengths
-        found["start"] = (tokens + found["first_token"]) / weight
-        found["stream"], found["part"], found["number"] = stream, number, np.arange(len(lengths))
-        found["held_out"] = part.held_out() if head is None else found["start"] < head
+        documents = np.zeros(len(lengths), _DOCUMENT)
+        documents["length"], documents["first_token"] = lengths, np.cumsum(lengths) - lengths
+        documents["start"] = (tokens + documents["first_token"]) / weight
+        documents["stream"], documents["part"], documents["number"] = stream, number, np.arange(len(lengths))
+        documents["held_out"] = part.held_out() if head is None else documents["start"] < head
         tokens += int(lengths.sum())
-        yield found, tokens / weight
+        yield documents, tokens / weight
 
 
-def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray, hashed: Collection[int]) -> np.ndarray:
+def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
     """Cut each document that contains the position `place` into two documents.
 
-    Returns a new array of the dtype `_DOCUMENT`, in which each cut document is replaced by its two parts.
-
-    Args:
-        place: the position at which the validation split ends. `order_documents` defines positions.
-        weights: the share of each source in the mixture.
-        hashed: numbers of the sources whose documents are not cut.
+    Returns a new array of the dtype `_DOCUMENT`.
     """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
-    whole = np.isin(documents["stream"], list(hashed))
-    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]) & ~whole)
+    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
     rest, tokens = documents[across], tokens[across]
     rest["start"], rest["held_out"] = place, False
     rest["first_token"] += tokens

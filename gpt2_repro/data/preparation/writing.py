@@ -1,13 +1,13 @@
-"""Cut the tokens of a split into rows, and write the rows to Arrow files.
-
-The folder of the files has the format of the `datasets` library.
-"""
+"""Write the files of a prepared folder: rows, tokenizer, validation text, manifest."""
 
 import functools
 import hashlib
 import itertools
 import json
+import logging
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,47 +16,149 @@ import pyarrow as pa
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.packing import pack_rows, pack_windows
-from gpt2_repro.data.preparation.splits import DocumentSpan
-from gpt2_repro.data.preparation.tokenizing import StagedPart
-from gpt2_repro.data.rows import Block
-from gpt2_repro.files import sha256_of, sync, write_whole
-from gpt2_repro.manifest import Shard
+from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
+from gpt2_repro.data.preparation.splits import DocumentSpan, Group, count_documents
+from gpt2_repro.data.preparation.staging import EXAMPLES, StagedPart
+from gpt2_repro.data.prepared import request_of
+from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
+from gpt2_repro.data.rows import open_rows
+from gpt2_repro.data.tokenizer import Encoder
+from gpt2_repro.errors import UserError
+from gpt2_repro.files import sha256_of, sync, sync_folder, write_whole
+from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, ReadCounts, Shard, SplitCounts
 
+
+logger = logging.getLogger(__name__)
 
 PIECE_TOKENS = 2**22  # tokens in memory at once
 BLOCK_IDS = 2**25  # targets per record batch: 64 MiB at 2 bytes per id
 SHARD_BLOCKS = 4  # record batches per file: 2**17 rows of 1,025 ids
+PACKAGES = ("datasets", "pyarrow", "numpy", "tokenizers")  # the manifest records their versions
+COUNTED = ("documents", "empty_documents", "tokens")
+NOISY_TOKENS = 2_000  # the loss of a token varies by about 3, so the mean of 2,000 tokens varies by 0.07
 
 
-def write_split(
+def write_folder(
     folder: Path,
-    spans: Iterable[DocumentSpan],
-    streams: Sequence[Sequence[StagedPart]],
+    tokenizer: Path,
     args: DataArguments,
-    *,
-    tokens: int,
-    dtype: np.dtype[Any],
-) -> list[Shard]:
-    """Write the rows of a split to a new folder, and return a list of the files.
+    described: dict[str, Any],
+    groups: Sequence[Group],
+    encoder: Encoder,
+) -> None:
+    """Write all files of a prepared folder, and the manifest last.
 
-    Args:
-        folder: folder to create; its name is the name of the split.
-        spans: documents of the split in order.
-        streams: for each source, the tokenized parts of its files.
-        tokens: number of tokens of the split, for the progress bar.
+    Raises UserError if a split has no row or an id that is not in the vocabulary. `described` is the result of
+    `Sources.described`.
     """
+    if folder.exists():
+        shutil.rmtree(folder)  # left by an interrupted pass
+    folder.mkdir()
+    counts: dict[str, SplitCounts] = {}
+    shards: dict[str, list[Shard]] = {}
+    for group in groups:
+        counted = count_documents(group.spans())
+        for split in group.splits:
+            source_counts = [
+                {key: counted[split, number][key] for key in COUNTED} for number in range(len(group.names))
+            ]
+            counts[split], shards[split] = _write_split(folder / split, group, source_counts, args, encoder)
+        if group.remark:
+            logger.info(group.remark)
+    if args.validation_text:
+        _write_validation_text(folder / "text", groups, tokenizer / "tokenizer.json")
+    (folder / SPLITS).write_text(json.dumps({"splits": sorted(counts)}), encoding="utf-8")  # for load_from_disk
+    (folder / "tokenizer").mkdir()
+    for path in tokenizer.iterdir():  # copytree would hide a full disk in shutil.Error
+        shutil.copyfile(path, folder / "tokenizer" / path.name)
+    facts = [part.facts for group in groups for parts in group.streams for part in parts]
+    sources = described["sources"]
+    others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
+    losses = None
+    if counts["train"].tokens <= MAX_TOKENS:
+        train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
+        losses = reference_losses(train, validation, encoder.vocab_size)
+    manifest = Manifest(
+        request=request_of(args),
+        source=sources[0] if len(sources) == 1 else {"name": args.source, "sources": sources},
+        validation_sets=described["validation_sets"],
+        tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
+        vocab_size=encoder.vocab_size,
+        largest_id=max(shard.largest_id for split in shards for shard in shards[split]),
+        bytes_per_token=encoder.dtype.itemsize,
+        counts=counts,
+        read=ReadCounts(  # counts over all files, for any split
+            documents=sum(fact["documents"] for fact in facts),
+            text_bytes=sum(fact["text_bytes"] for fact in facts),
+            longest_document_tokens=max(fact["longest"] for fact in facts),
+            bad_documents=sum(fact["bad"] for fact in facts),
+            bad_examples=[line for fact in facts for line in fact["bad_examples"]][:EXAMPLES],
+        ),
+        sha256={split: split_hash(shards[split]) for split in shards},
+        shards=shards,
+        files={str(path.relative_to(folder)): sha256_of(path) for path in sorted(others)},
+        versions={name: version(name) for name in sorted({*PACKAGES, encoder.engine})},
+        reference_losses=losses,
+    )
+    # Written last: the manifest marks the folder as complete.
+    write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
+    sync_folder(folder)
+
+
+def _write_split(
+    folder: Path, group: Group, source_counts: list[dict[str, int]], args: DataArguments, encoder: Encoder
+) -> tuple[SplitCounts, list[Shard]]:
+    """Write the rows of one split, and check that the split can be used.
+
+    `source_counts` has the numbers of documents and tokens of the split from each source.
+    """
+    split = folder.name
+    total = {key: sum(counts[key] for counts in source_counts) for key in COUNTED}
+    spans = (span for span in group.spans() if span.split == split)
     length = args.sequence_length
-    # Rows of each record batch except the last. This depends only on the recipe, so files are reproducible bit by bit.
-    per_block = max(1, BLOCK_IDS // length)
-    with Progress(total=tokens, desc=f"pack {folder.name}", unit="tok", unit_scale=True) as bar:
-        pieces = _read(spans, streams, args, bar)
-        if args.packing == "wrap":
-            windows = pack_windows(pieces, length, min_length=args.min_length, rows_per_block=per_block)
-            return write_rows(folder, windows, dtype, None)
-        blocks = pack_rows((ids for ids, _ in pieces), length, rows_per_block=per_block)
-        flat = ((rows.ravel(), np.full(len(rows), length + 1)) for rows in blocks)
-        return write_rows(folder, flat, dtype, length + 1)
+    with Progress(total=total["tokens"], desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
+        pieces = _read(spans, group.streams, args, bar)
+        wrap = args.packing == "wrap"
+        rows = pack_windows(pieces, length, min_length=args.min_length) if wrap else pack_rows(pieces, length)
+        # The rows of each record batch depend only on the recipe, so files are reproducible bit by bit.
+        blocks = in_blocks(rows, max(1, BLOCK_IDS // length))
+        shards = write_rows(folder, blocks, encoder.dtype, None if wrap else length + 1)
+    num_rows, targets = sum(shard.rows for shard in shards), sum(shard.targets for shard in shards)
+    if not num_rows:
+        option = "min_length" if wrap else "sequence_length"
+        few = f"The {split} split has {total['tokens']:,} tokens, but a row needs {getattr(args, option) + 1:,}"
+        raise UserError(f"{few}. Pass more text, another --split or size of the split, or a smaller --{option}.")
+    if (largest := max(shard.largest_id for shard in shards)) >= encoder.vocab_size:
+        problem = f"The {split} split has the id {largest}, which is not in the vocabulary"
+        raise UserError(f"{problem}. Pass another --tokenizer.")
+    if split != "train" and targets < NOISY_TOKENS:
+        logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
+    # The first id of the split (concat) or of each document (wrap) is not a target.
+    dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
+    sources = dict(zip(group.names, source_counts, strict=True)) if len(source_counts) > 1 else None
+    return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=sources), shards
+
+
+def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Path) -> None:
+    """Write the documents of the split `validation` to validation.jsonl."""
+    from tokenizers import Tokenizer
+
+    folder.mkdir()
+    decode = Tokenizer.from_file(str(tokenizer)).decode
+    group = next(group for group in groups if "validation" in group.splits)
+    # Keep the texts of one part per stream in memory: the part that is being read.
+    texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
+    with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
+        for span in group.spans():
+            if span.split == "validation":
+                part, number, place = group.streams[span.stream][span.part], span.first_document, span.first_token
+                lengths = part.lengths()
+                for length in span.lengths.tolist():
+                    text = texts_of(span.stream, span.part)[number]
+                    if length != lengths[number]:  # the document is cut
+                        text = decode(part.ids()[place : place + length].tolist())
+                    out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                    number, place = number + 1, place + length
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""Define base classes for source files and for the parts of a file."""
+"""Define base classes for sources, their files and the parts of a file."""
 
 import abc
 import contextlib
@@ -6,8 +6,9 @@ import csv
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +17,7 @@ class TextForm:
 
     Args:
         text_column: key or column with the text.
-        sample_by: what a document of a .txt file is: the complete file ("document"), a paragraph ("paragraph") or a
-            line ("line").
+        sample_by: what a document of a .txt file is: "document" (the complete file), "paragraph" or "line".
         first_row: a .parquet row that begins and ends with this string starts a new document. For example, with " = ",
             each row like " = Title = " starts a new document. With "", each row is a document.
         verbatim: whether the line breaks in .csv, .json and .jsonl files are kept. Otherwise, CR LF becomes LF.
@@ -31,12 +31,7 @@ class TextForm:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Some documents of a file in order, and the errors of rows that cannot be read.
-
-    Args:
-        documents: texts of the documents, '' for a row without text.
-        bad: location and error of each row that could not be read.
-    """
+    """Documents in order ('' for a row without text), and the errors of bad rows."""
 
     documents: list[str]
     bad: list[str] = dataclasses.field(default_factory=list)
@@ -54,10 +49,7 @@ class Part(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> Iterator[Batch]:
-        """Yield the documents of the part in order.
-
-        Raises UserError if the file cannot be read.
-        """
+        """Yield the documents of the part in order."""
 
 
 class SourceFile(abc.ABC):
@@ -71,10 +63,7 @@ class SourceFile(abc.ABC):
         return (self.name,)
 
     def fetch(self) -> None:  # noqa: B027 - most files are local
-        """Download the file if it is not on the local disk.
-
-        Raises UserError if the download fails.
-        """
+        """Download the file if it is not on the local disk."""
 
     @abc.abstractmethod
     def parts(self) -> list[Part]:
@@ -89,6 +78,16 @@ class WholeFile(SourceFile, Part):
 
     def parts(self) -> list[Part]:
         return [self]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A source of documents."""
+
+    description: dict[str, Any]  # for the manifest, including the revision of a Hub dataset
+    files: list[SourceFile]
+    validation_files: list[SourceFile]  # the source's own validation files, if any
+    weight: float = 1.0  # share of the tokens in a mixture
 
 
 def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
@@ -120,7 +119,5 @@ def reading(path: Path) -> Iterator[None]:
     except PermissionError:
         raise  # reported with the path by cli.run
     except (UnicodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
-        fix = "It is damaged, or its name has the wrong extension. Copy it again or rename it."
-        if "requires too much memory" in str(error):  # pyarrow reads windows of up to 128 MiB
-            fix = "It was compressed with `zstd --long`. Decompress it with `zstd -d --long=31`."
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}). {fix}") from None
+        fix = "It is damaged, or its name has the wrong extension."
+        raise UserError(f"{path} cannot be read ({in_a_line(error)}). {fix}") from None

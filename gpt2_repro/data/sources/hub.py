@@ -10,7 +10,7 @@ from typing import Any
 
 from gpt2_repro.data.sources.base import Part, SourceFile, TextForm
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import sha256_of
 from gpt2_repro.hardware import check_hub, hub_reason
 
@@ -20,8 +20,6 @@ class Repository:
 
     def __init__(self, name: str, revision: str | None, folder: Path | None) -> None:
         """Look up the repository on the Hub.
-
-        Raises UserError if the repository does not exist or the Hub cannot be reached.
 
         Args:
             revision: branch, tag or commit; None for the default branch.
@@ -37,10 +35,7 @@ class Repository:
             self.revision = str(self._api.dataset_info(name, revision=revision).sha)
 
     def files(self, pattern: str, form: TextForm) -> list[SourceFile]:
-        """Return the files whose paths match a pattern, sorted by path.
-
-        Raises UserError if no file matches.
-        """
+        """Return the files whose paths match a pattern, sorted by path."""
         folder = pattern.rpartition("/")[0] or None
         where: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision, "recursive": folder is not None}
         with self._listing():
@@ -51,10 +46,7 @@ class Repository:
         return [self._file(entry, form) for entry in sorted(found, key=lambda entry: entry.path)]
 
     def resolve(self, config: str | None, split: str, form: TextForm) -> list[SourceFile]:
-        """Return the files of a split, as found by the `datasets` library.
-
-        Raises UserError for an unknown config or split, and for files of an unsupported format.
-        """
+        """Return the files of a split, as found by the `datasets` library."""
         from datasets import load_dataset_builder
         from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
@@ -62,10 +54,8 @@ class Repository:
             try:
                 found = load_dataset_builder(self.name, config, revision=self.revision).config.data_files or {}
             except (ValueError, RuntimeError, DataFilesNotFoundError, DatasetNotFoundError) as error:
-                with_script = "script" in str(error)  # `datasets` no longer runs loading scripts
-                other = "@refs/convert/parquet, the Parquet copy" if with_script else ":CONFIG with another config"
-                line = " ".join(str(error).split())[:300]
-                raise UserError(f"{self.name} cannot be opened ({line}). Pass --source {self.name}{other}.") from None
+                fix = f"Pass another config (:CONFIG), or --source {self.name}@refs/convert/parquet, the Parquet copy."
+                raise UserError(f"{self.name} cannot be opened ({in_a_line(error)}). {fix}") from None
         if split not in found:
             raise UserError(f"{self.name} has no split {split!r}. Set --source_split to one of: {', '.join(found)}.")
         paths = [url.split(f"@{self.revision}/", 1)[1] for url in found[split]]
@@ -117,10 +107,6 @@ class HubFile(SourceFile):
         return LocalFile(str(self.path), self.size, self.form).parts()
 
     def drop(self) -> None:
-        """Delete the downloaded file, unless it is a token file.
-
-        The ids of a token file are read later.
-        """
         folder = self.repository.folder
         # Token files (.bin) are kept until the rows are cut, because their ids are not copied.
         if folder and self.path and self.path.suffix != ".bin" and self.path.is_relative_to(folder):

@@ -1,18 +1,27 @@
-"""Divide local files of text or tokens into parts, which workers read."""
+"""Find local files of text or tokens, and divide them into parts for the workers."""
 
 import dataclasses
+import glob
+import logging
+import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpt2_repro.data.sources.base import Batch, Part, SourceFile, TextForm, WholeFile
+from gpt2_repro.data.sources.base import Batch, Part, Source, SourceFile, TextForm, WholeFile
 from gpt2_repro.data.sources.parquet_files import parquet_parts
 from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart, is_json_array
 from gpt2_repro.data.sources.token_files import read_header
+from gpt2_repro.errors import UserError, nearest
+from gpt2_repro.manifest import MANIFEST
 
 
 KINDS = (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet")
 PART_BYTES = 2**25  # bytes of text per part: a worker needs a quarter of a second
 FEW_PARTS = 100  # small files are not joined to fewer parts than this, so that all workers have work
+_VALIDATION_NAME = re.compile(r"(^|[_.-])(val|valid|validation)([_.-]|$)")
+_TEST_NAME = re.compile(r"(^|[_.-])test([_.-]|$)")
+logger = logging.getLogger(__name__)
 
 
 def kind_of(path: Path) -> str:
@@ -30,8 +39,8 @@ class LocalFile(SourceFile):
 
     def identity(self) -> tuple[str, ...]:
         """Return a key that is equal for all links to the same file."""
-        found = Path(self.name).stat()
-        return str(found.st_dev), str(found.st_ino), "" if self.name.endswith(".bin") else self.form.text_column
+        status = Path(self.name).stat()
+        return str(status.st_dev), str(status.st_ino), "" if self.name.endswith(".bin") else self.form.text_column
 
     def parts(self) -> list[Part]:
         path = Path(self.name)
@@ -65,28 +74,81 @@ class JoinedFiles(WholeFile):
                 yield from part.read()
 
 
-def join_small(files: Sequence[SourceFile]) -> dict[str, SourceFile]:
-    """Join consecutive small text files.
-
-    Returns a dict in the order of the files. Each key has the index of the first file, and if several files are joined,
-    their number.
-    """
+def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Return the files in order, with consecutive small text files joined."""
     limit = min(PART_BYTES, sum(file.size for file in files) // FEW_PARTS)
     groups: list[list[SourceFile]] = []
-    held = 0
+    group_size = 0
     for file in files:
         joinable = isinstance(file, LocalFile) and kind_of(Path(file.name)) != ".bin"
         size = file.size if joinable else limit + 1
-        held += size
-        if not groups or held > limit:
+        group_size += size
+        if not groups or group_size > limit:
             groups.append([])
-            held = size
+            group_size = size
         groups[-1].append(file)
-    joined: dict[str, SourceFile] = {}
-    first = 0
-    for group in groups:
-        name, size = f"{group[0].name} to {group[-1].name}", sum(file.size for file in group)
-        key = f"{first:05d}" if len(group) == 1 else f"{first:05d}x{len(group)}"
-        joined[key] = group[0] if len(group) == 1 else JoinedFiles(name, size, group)
-        first += len(group)
-    return joined
+    joined = [JoinedFiles(f"{g[0].name} to {g[-1].name}", sum(file.size for file in g), g) for g in groups]
+    return [group[0] if len(group) == 1 else file for group, file in zip(groups, joined, strict=True)]
+
+
+def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: str) -> Source:
+    """Return a source of local files.
+
+    Raises UserError if a pattern matches nothing, or if a file type is not supported.
+
+    Args:
+        patterns: files, folders and globs.
+        split: value of --split. With `source`, files with `val` in their name are validation files.
+    """
+    paths: set[Path] = set()
+    for pattern in patterns:
+        matches = [Path(pattern)]  # an existing path is not used as a glob, because its name may contain []
+        if not pattern or not matches[0].exists():
+            matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
+        files = [file for match in matches for file in ([match] if match.is_file() else _text_files_in(match))]
+        if not files:
+            near = nearest(Path(pattern).name, [path.name for path in Path(pattern).parent.glob("*")])
+            hint = f" Did you mean {near!r}?" if near and not matches else ""
+            raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} file.{hint}")
+        paths.update(files)
+    # A file that is passed under two names is read once.
+    sizes = {path: path.stat().st_size for path in sorted({p.resolve(): p for p in sorted(paths)[::-1]}.values())}
+    if wrong := [path for path in sizes if kind_of(path) not in KINDS and path.suffix != ".bin"]:
+        known = f"{', '.join(KINDS)} (also compressed as .gz or .zst) and .bin"
+        raise UserError(f"The file type of {wrong[0]} is not supported. Supported are {known}.")
+    if split == "source" and (tests := [path for path in sizes if _TEST_NAME.search(path.name)]):
+        logger.info("test files are not used with --split source: %s", ", ".join(map(str, tests)))
+        sizes = {path: size for path, size in sizes.items() if path not in tests}
+    described = {"name": name, "files": [{"path": str(path), "bytes": size} for path, size in sizes.items()]}
+    source = Source(described, [], [])
+    for path, size in sizes.items():
+        held_out = (split == "source" or path.suffix == ".bin") and _VALIDATION_NAME.search(path.name)
+        (source.validation_files if held_out else source.files).append(LocalFile(str(path), size, form))
+    return source
+
+
+def _text_files_in(folder: Path) -> list[Path]:
+    """Return the text files in a folder and its subfolders.
+
+    Links to folders are followed. Hidden files and prepared folders are omitted. A README.md is omitted if there are
+    other text files. Raises UserError if a folder cannot be read or a link is broken.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}).") from None
+
+    found: list[Path] = []
+    seen: set[Path] = set()
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if (real := Path(parent).resolve()) in seen or MANIFEST in names:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not name.endswith(".staging"))
+        found += [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
+    if broken := [path for path in found if not path.exists()]:
+        raise UserError(f"{broken[0]} is a link to a missing file. Remove it, or pass other files.")
+    files = [path for path in found if kind_of(path) in KINDS]
+    if files and (others := [str(path) for path in found if kind_of(path) not in KINDS]):
+        logger.info("%d files in %s are not used, because of their file types: %s …", len(others), folder, others[0])
+    return [path for path in files if path.name != "README.md"] or files  # a dataset card is not text

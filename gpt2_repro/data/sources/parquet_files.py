@@ -15,7 +15,7 @@ from gpt2_repro.errors import UserError
 def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> list[Part]:
     """Divide a file of `size` bytes into parts of complete row groups.
 
-    A part has about `part_bytes` bytes of text. Raises UserError if the file does not have the text column.
+    A part has about `part_bytes` bytes of text.
     """
     with reading(path), pyarrow.parquet.ParquetFile(path) as table:
         place = _place(table, path, form.text_column)
@@ -66,21 +66,17 @@ class ParquetPart(Part):
 
 def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     """Return the index of the text column among the primitive columns of a file."""
-    kinds = {field.name: field.type for field in table.schema_arrow}
-    kinds = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}
     is_text = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
-    names = [name for name, kind in kinds.items() if any(is_kind(kind) for is_kind in is_text)]
+    names = []
+    for field in table.schema_arrow:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        names += [field.name] * any(is_kind(kind) for is_kind in is_text)
     if column not in names:
-        fix = (
-            f"Pass --text_column with one of: {', '.join(names)}"
-            if names
-            else "None of the columns contains text. Convert one column to strings"
-        )
-        raise UserError(f"{path} has no text column `{column}`. {fix}.")
+        raise UserError(f"{path} has no text column `{column}`. Pass --text_column with one of: {', '.join(names)}.")
     # A nested column consists of several primitive columns.
     paths = [table.schema.column(place).path for place in range(len(table.schema))]
     if (columns := paths.count(column)) != 1:
-        raise UserError(f"{path} has {columns} columns `{column}`. Rename the others, or pass another --text_column.")
+        raise UserError(f"{path} has {columns} columns `{column}`. Rename the others.")
     return paths.index(column)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from gpt2_repro.data.sources.base import TextForm
-from gpt2_repro.text import duration, size
+from gpt2_repro.text import Cell, Table, duration, size
 
 
 # Bytes of text per second and worker, for text that the worker has not encoded before. Two workers together reach
@@ -60,23 +60,21 @@ FORMS = {
 
 def table(num_proc: int) -> str:
     """Return the --list_sources text, with preparation times for `num_proc` workers."""
-    lines = [f"{'source':24} {'download':>9} {'tokens':>8} {'disk':>8} {'peak':>8}  {'time':>10}  description"]
+    shown = Table(["source", "download", "tokens", "disk", "peak", "time", "description"], [])
     for name, preset in PRESETS.items():
         minutes = max(1, round(max(preset.download / LINE_RATE, preset.text / TEXT_RATE / num_proc) / 60))
         own = "; has validation files: --split source" if preset.validation else ""
         folder = 2 * preset.tokens
         peak = peak_bytes(staged=folder, rows=folder, downloads=preset.downloads)
-        lines.append(
-            f"{name:24} {size(preset.download):>9} {preset.tokens / 1e9:7.2f}B {size(folder):>8} "
-            f"{size(peak):>8}  {duration(60 * minutes):>10}  {preset.about}{own}"
-        )
-    lines += ["", *(f"{name}\n    {about}" for name, about in (OTHER_SOURCES | FORMS).items()), ""]
-    lines.append(
+        sizes = size(preset.download), f"{preset.tokens / 1e9:.2f}B", size(folder), size(peak), duration(60 * minutes)
+        shown.rows.append([Cell(name), *(Cell(text, "number") for text in sizes), Cell(preset.about + own)])
+    others = [f"{name}\n    {about}" for name, about in (OTHER_SOURCES | FORMS).items()]
+    note = (
         "disk: size of the prepared folder, 2 bytes per token. peak: maximum disk usage, with temporary tokens. "
         f"time: {num_proc} workers tokenize {TEXT_RATE / 1e6:.0f} MB of text per second each (benchmarks/RESULTS.md), "
         f"or the time to download {LINE_RATE / 1e6:.0f} MB per second if that is longer."
     )
-    return "\n".join(lines)
+    return "\n".join([*shown.lines(), "", *others, "", note])
 
 
 def peak_bytes(*, staged: float, rows: float, downloads: float) -> float:

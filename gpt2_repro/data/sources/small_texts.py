@@ -27,16 +27,11 @@ class Shakespeare(WholeFile):
     start: int
     stop: int
     folder: str
-
     name = "tiny-shakespeare"
 
-    @property
-    def size(self) -> int:  # type: ignore[override]
-        return self.stop - self.start
-
-    @property
-    def _path(self) -> Path:
-        return Path(self.folder, "tiny-shakespeare.txt")
+    def __post_init__(self) -> None:
+        self.size = self.stop - self.start
+        self._path = Path(self.folder, "tiny-shakespeare.txt")
 
     def identity(self) -> tuple[str, ...]:
         return self.name, str(self.start)

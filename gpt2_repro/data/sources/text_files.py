@@ -5,7 +5,6 @@ import dataclasses
 import io
 import itertools
 import json
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,11 +18,10 @@ from gpt2_repro.errors import UserError, in_a_line
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 LONGEST_DOCUMENT = 2**27  # bytes; a worker needs twelve times as much memory
 BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a UTF-8 file; it is not text
-COMPRESSED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}  # the first bytes of a compressed file
-UTF16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a UTF-16 file
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))  # text has few of these characters
 
 Line = tuple[bytes, int]  # bytes of the line, and its number counted from the start of the part
+Item = tuple[Any, int]  # a line, paragraph, JSON value or CSV field, and its number
 Row = tuple[str | None, str]  # text or None, and the error message if the text is None
 
 
@@ -51,18 +49,52 @@ class TextPart(Part):
     def _batches(self) -> Iterator[Batch]:
         path = Path(self.name)
         with reading(path), open_bytes(path) as stream:
-            if self.kind == ".csv":
-                yield from in_batches(self._csv(stream))
-            elif self.kind == ".json":
-                yield from in_batches(self._array(stream))
-            elif self.kind == ".txt" and (wrong := _not_text(self.name, stream.peek(4096)[:4096])):  # type: ignore[attr-defined]
-                yield Batch([], [wrong] if self.start == 0 else [])
-            elif self.kind == ".txt" and self.form.sample_by == "document":
-                yield from in_batches(self._document(stream))
+            if self.kind == ".txt" and _is_binary(stream.peek(4096)[:4096]):  # type: ignore[attr-defined]
+                yield Batch([], [f"{self.name} is UTF-16 or a binary file, not text in UTF-8"] * (self.start == 0))
             else:
-                lines = self._lines(stream)
-                by_paragraph = self.kind == ".txt" and self.form.sample_by == "paragraph"
-                yield from in_batches(self._rows(self._paragraphs(lines) if by_paragraph else lines))
+                yield from in_batches(self._rows(stream))
+
+    def _rows(self, stream: BinaryIO) -> Iterator[Row]:
+        for item, number in self._items(stream):
+            try:
+                text = self._text_of(item)
+                text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
+                yield text, ""
+            except (ValueError, RecursionError) as error:
+                yield None, f"{self._place(number)} {in_a_line(error)}"
+
+    def _items(self, stream: BinaryIO) -> Iterator[Item]:
+        """Yield lines, paragraphs, JSON values or CSV fields."""
+        if self.kind == ".csv":
+            return self._csv(stream)
+        if self.kind == ".json":
+            return self._array(stream)
+        if self.kind == ".jsonl":
+            return (line for line in self._lines(stream) if line[0].strip())
+        if self.form.sample_by == "document":
+            return self._document(stream)
+        lines = self._lines(stream)
+        return self._paragraphs(lines) if self.form.sample_by == "paragraph" else lines
+
+    def _text_of(self, item: Any) -> str:
+        """Return the text of an item. Raises ValueError if there is none."""
+        if self.kind == ".txt":
+            return item.decode() if self.form.sample_by == "document" else item.rstrip(b"\r\n").decode()
+        if self.kind == ".csv":
+            if item is None:
+                raise ValueError("has too many or too few fields")
+            return item
+        # Decode first: json.loads would accept halves of surrogate pairs that are encoded as bytes.
+        value = json.loads(item.decode().removeprefix("\ufeff")) if self.kind == ".jsonl" else item
+        if isinstance(value, str):
+            return value
+        column = self.form.text_column
+        if not isinstance(value, dict) or column not in value:
+            keys = ", ".join(value) if isinstance(value, dict) else "none, because it is not an object"
+            raise ValueError(f"has no key `{column}` (pass --text_column). Its keys: {keys[:200]}")
+        if not isinstance(text := value[column], str | None):
+            raise ValueError(f"has a {type(text).__name__} under the key `{column}`, not a string")
+        return text or ""
 
     def _lines(self, stream: BinaryIO) -> Iterator[Line]:
         at = number = 0
@@ -91,18 +123,7 @@ class TextPart(Part):
             while at < self.start:
                 at += len(file.readline())
                 before += 1
-        return f"{self.name}, line {before + number},"
-
-    def _rows(self, lines: Iterator[Line]) -> Iterator[Row]:
-        for line, number in lines:
-            try:
-                if self.kind == ".txt":
-                    yield line.rstrip(b"\r\n").decode(), ""
-                elif (text := _jsonl_text(line, self.form.text_column)) is not None:
-                    yield text, ""
-            except ValueError as error:
-                wrong = "is not valid Unicode" if isinstance(error, UnicodeError) else str(error)
-                yield None, f"{self._place(number)} {wrong}"
+        return f"{self.name}, {'item' if self.kind == '.json' else 'line'} {before + number},"
 
     def _paragraphs(self, lines: Iterator[Line]) -> Iterator[Line]:
         """Yield each paragraph as one text, with the number of its first line."""
@@ -119,126 +140,50 @@ class TextPart(Part):
                     raise UserError(f"{self._place(first)} has a paragraph over {LONGEST_DOCUMENT:,} bytes. Split it.")
             yield b"".join(held), first
 
-    def _array(self, stream: BinaryIO) -> Iterator[Row]:
+    def _array(self, stream: BinaryIO) -> Iterator[Item]:
         try:
-            # Decode first: json.loads would accept halves of surrogate pairs that are encoded as bytes.
             items = json.loads(stream.read().removeprefix(BYTE_ORDER_MARK).decode())
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{self.name} is not valid JSON ({error}). Repair the file.") from None
-        for number, item in enumerate(items, 1):
-            try:
-                text = item if isinstance(item, str) else _text_of(item, self.form.text_column)
-                text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
-                yield text, ""
-            except UnicodeEncodeError:
-                yield None, f"{self.name}, item {number}, is not valid Unicode"
-            except ValueError as error:
-                yield None, f"{self.name}, item {number}, {error}"
+            raise UserError(f"{self.name} is not valid JSON ({error}).") from None
+        yield from zip(items, itertools.count(1), strict=False)
 
-    def _document(self, stream: BinaryIO) -> Iterator[Row]:
+    def _document(self, stream: BinaryIO) -> Iterator[Item]:
         content = stream.read(LONGEST_DOCUMENT + 1)
         if len(content) > LONGEST_DOCUMENT:
             raise UserError(f"{self.name} is over {LONGEST_DOCUMENT:,} bytes. Pass --sample_by paragraph or line.")
-        try:
-            yield content.removeprefix(BYTE_ORDER_MARK).decode(), ""
-        except UnicodeDecodeError as error:
-            fix = f"Convert it with `iconv -f cp1252 -t utf-8 {shlex.quote(self.name)} > utf8.txt` and pass utf8.txt"
-            yield None, f"{self.name} is not valid UTF-8 at byte {error.start}. {fix}"
+        yield content.removeprefix(BYTE_ORDER_MARK), 1
 
-    def _csv(self, stream: BinaryIO) -> Iterator[Row]:
-        if stream.peek(2)[:2] in UTF16:  # type: ignore[attr-defined]
-            name = shlex.quote(self.name)
-            raise UserError(f"{self.name} is UTF-16. Convert it: iconv -f utf-16 -t utf-8 {name} > utf8.csv")
+    def _csv(self, stream: BinaryIO) -> Iterator[Item]:
+        """Yield the field with the text of each row, or None if the row has too many or too few fields."""
         csv.field_size_limit(LONGEST_DOCUMENT)
-        column = self.form.text_column
+        column = self.form.text_column.strip()
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
         # strict, because otherwise an unclosed quote would include all rows up to the next quote.
         rows = csv.reader(text, strict=True)
-        number = line = 0
+        line = 0
         try:
             header = [name.strip() for name in next(rows, [])]
-            if (columns := header.count(column.strip())) != 1:
+            if header.count(column) != 1:
                 fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
-                if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), "")):
-                    fix = f"The columns seem to be separated by {other!r}. Save the file with commas instead."
-                raise UserError(f"{self.name} has {columns or 'no'} column{'s' * (columns > 1)} `{column}`. {fix}")
-            place = header.index(column.strip())
-            line = rows.line_num
+                raise UserError(f"{self.name} has {header.count(column)} columns `{column}`. {fix}")
+            place, line = header.index(column), rows.line_num
             for row in rows:
                 line = rows.line_num
                 if row:  # a blank line is not a row
-                    number += 1
-                    wrong = _wrong_fields(row, len(header), place)
-                    yield None if wrong else row[place], f"{self.name}, line {line}, {wrong}"
+                    yield row[place] if place < len(row) <= len(header) else None, line
         except csv.Error as error:
-            where = f"{self.name}, row {number + 1} (line {line + 1})"
-            raise UserError(f"{where}, is not valid CSV ({error}). Check that each quote is closed.") from None
+            fix = "Check that each quote is closed."
+            raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). {fix}") from None
         finally:
             text.detach()  # the caller closes the stream
 
 
-def _not_text(name: str, start: bytes) -> str:
-    """Return an error message if a file is not text in UTF-8, otherwise "".
-
-    `start` has the first bytes of the file.
-    """
-    if kind := next((suffix for magic, suffix in COMPRESSED.items() if start.startswith(magic)), ""):
-        return f"{name} is not valid UTF-8. It is compressed. Rename it to {name}{kind}"
-    if start.startswith(UTF16):
-        fix = f"Convert it with `iconv -f utf-16 -t utf-8 {shlex.quote(name)} > utf8.txt` and pass utf8.txt"
-        return f"{name} is not valid UTF-8. {fix}"
+def _is_binary(start: bytes) -> bool:
+    """Return whether the first bytes of a file are UTF-16, compressed or binary."""
     # A text may have single NUL characters, but not the zero bytes of UTF-16 and binary files.
     controls = len(start) - len(start.translate(None, CONTROLS))
     invalid = len(start) - len(start.decode(errors="ignore").encode())
-    if b"\0" in start and (4 * controls > len(start) or invalid > 3):  # 3: a character may be cut at the end
-        return f"{name} has NUL bytes like UTF-16 or a binary file. Convert it to UTF-8 or remove it"
-    return ""
-
-
-def _wrong_fields(row: list[str], expected: int, place: int) -> str:
-    """Return an error message for a CSV row, or "" if the row is valid.
-
-    `place` is the index of the field with the text.
-    """
-    if len(row) > expected:
-        return "has too many fields. Put text with commas in quotes"
-    if len(row) <= place:
-        return "has too few fields. Add the missing fields"
-    try:
-        row[place].encode()
-    except UnicodeEncodeError:
-        return "is not valid UTF-8"
-    return ""
-
-
-def _jsonl_text(line: bytes, column: str) -> str | None:
-    """Return the text of a .jsonl line, or None for a blank line."""
-    # Decode first: json.loads would accept halves of surrogate pairs that are encoded as bytes.
-    decoded = line.decode().removeprefix("\ufeff")
-    if not decoded.strip():
-        return None
-    try:
-        value = json.loads(decoded)
-    except (ValueError, RecursionError):
-        fix = "Write one JSON object per line, or one array of objects in a .json file"
-        raise ValueError(f"is not a JSON value. {fix}") from None
-    text = _text_of(value, column)
-    if b"\\u" in line:
-        text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
-    return text
-
-
-def _text_of(value: Any, column: str) -> str:
-    """Return the text under the key `column` of a JSON object, or "" if it is null."""
-    if not isinstance(value, dict) or column not in value:
-        keys = ", ".join(value) if isinstance(value, dict) else "none, because it is not an object"
-        form = f"each JSON object must have its text under the key `{column}`"
-        fix = f"Pass --text_column with a key whose value is text, or convert the file: {form}"
-        raise ValueError(f"has no key `{column}`. Its keys: {keys[:200]}. {fix}")
-    if not isinstance(text := value[column], str | None):
-        found = f"has a value of type {type(text).__name__} under the key `{column}`, but needs a string"
-        raise ValueError(f"{found}. Convert the value, or pass another --text_column")
-    return text or ""
+    return b"\0" in start and (4 * controls > len(start) or invalid > 3)  # 3: a character may be cut at the end
 
 
 def is_json_array(path: Path) -> bool:

@@ -73,30 +73,20 @@ class TokenPart(Part):
 
 
 def read_header(path: Path) -> TokenPart:
-    """Read the header of a token file and return the location of its ids.
-
-    Raises UserError if the file has another format or was cut off.
-    """
-    try:
-        size = path.stat().st_size
-        start = np.fromfile(path, "<i4", count=3)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}). Pass another file.") from None
-    first = int(start[0]) if len(start) else 0
-    if first != MAGIC:
-        if first in OTHER_MAGICS or first.to_bytes(4, "little", signed=True) == b"\x93NUM":
-            raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
-        if size % 2:
-            raise UserError(
-                f"{path} is cut off: its size of {size:,} bytes is not a multiple of 2 (uint16). Download it again."
-            )
-        return TokenPart(str(path), 0, size // 2, size)
-    if len(start) < 3 or start[1] != VERSION:
-        raise UserError(f"{path} has version {start[1:2]} of llm.c's format. Pass files of version {VERSION}.")
-    tokens = int(start[2])
-    if size != HEADER_BYTES + 2 * tokens:
-        raise UserError(f"{path} has {size:,} bytes instead of {HEADER_BYTES + 2 * tokens:,}. Download it again.")
-    return TokenPart(str(path), HEADER_BYTES, tokens, size)
+    """Read the header of a token file and return the location of its ids."""
+    size = path.stat().st_size
+    start = np.fromfile(path, "<i4", count=3).tolist()
+    first = start[0] if start else 0
+    if first == MAGIC:
+        offset, tokens = HEADER_BYTES, start[2] if start[1:2] == [VERSION] and len(start) == 3 else -1
+    elif first in OTHER_MAGICS or first.to_bytes(4, "little", signed=True) == b"\x93NUM":
+        raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
+    else:
+        offset, tokens = 0, size // 2
+    if size != offset + 2 * tokens:
+        wanted = f"the {tokens:,} uint16 ids" if tokens >= 0 else f"version {VERSION} of llm.c's format"
+        raise UserError(f"{path} with {size:,} bytes is cut off or does not have {wanted}. Download it again.")
+    return TokenPart(str(path), offset, tokens, size)
 
 
 def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray:

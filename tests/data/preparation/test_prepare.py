@@ -1,21 +1,30 @@
 """A prepared folder is absent or complete, and the same for any number of workers."""
 
-import errno
 import json
 import os
 import shutil
 import subprocess
+from collections import namedtuple
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-import prepare_data
 from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.preparation.prepare import expected_bytes, prepare
+from gpt2_repro.data.preparation.staging import Stream
+from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.reference_losses import reference_losses
 from gpt2_repro.data.rows import open_rows
-from gpt2_repro.data.sources.small_texts import Topics, module_docstrings
+from gpt2_repro.data.sources.local_files import LocalFile
+from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
+from tests.reference import write_llmc_shard
+
+
+def write_jsonl(path: Path, texts: list[str]) -> str:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return str(path)
 
 
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 12, "max_tokens": 3000}])
@@ -28,74 +37,39 @@ def test_any_number_of_workers_gives_the_same_bytes(arguments, form: dict, conte
         assert 3000 <= sum(of.tokens for of in counts) < 3000 + 2000
 
 
-def test_a_finished_folder_is_found_again_and_changed_files_are_named(
-    arguments, corpus: list[Path], tmp_path: Path, caplog, content
-) -> None:
+def test_a_finished_folder_is_returned_and_changed_files_are_named(arguments, tmp_path: Path, caplog, content) -> None:
     path = tmp_path / "grows.jsonl"
-    path.write_text('{"text": "one"}\n', encoding="utf-8")
-    files = {"data_files": [*map(str, corpus), str(tmp_path / "*.jsonl")]}
+    write_jsonl(path, ["one two three " * 300])
+    files = {"data_files": [str(tmp_path / "*.jsonl")]}
     data, before = prepare(arguments(**files)), content(tmp_path / "out")
-    for text, named in (("one", False), ("one more", True), (None, False)):
-        path.unlink() if text is None else path.write_text(json.dumps({"text": text}) + "\n", encoding="utf-8")
-        caplog.clear()
+    for changed in (False, True):
+        if changed:
+            write_jsonl(path, ["other"])
         assert prepare(arguments(**files)) == data
-        assert (str(path) in caplog.text and "--overwrite" in caplog.text) == named
-    with pytest.raises(UserError, match="sequence_length 32`, not with `--sequence_length 16"):
+        assert (str(path) in caplog.text) == changed
+    with pytest.raises(UserError, match="--sequence_length 32.*--sequence_length 16"):
         prepare(arguments(**files, sequence_length=16))
     assert content(tmp_path / "out") == before
     (tmp_path / "out" / "manifest.json").write_text("{", encoding="utf-8")
     for overwrite in (False, True):
-        with pytest.raises(UserError, match="not a complete prepared folder"):
+        with pytest.raises(UserError, match="--dataset_dir"):
             prepare(arguments(), PreparationOptions(overwrite=overwrite))
 
 
-def test_a_mixture_has_its_weights_and_its_own_validation_files(
-    arguments, documents: list[str], tmp_path: Path, capsys
+def test_validation_files_of_a_mixture_are_interleaved(
+    arguments, documents: list[str], tmp_path: Path, content
 ) -> None:
-    for name in ("a", "b"):
-        for kind, part in (("train", documents[:100]), ("validation", documents[100:])):
-            lines = "".join(json.dumps({"text": name + text}) + "\n" for text in part)
-            (tmp_path / f"{name}-{kind}.jsonl").write_text(lines, encoding="utf-8")
-    source = f"{tmp_path}/a-*.jsonl=3,{tmp_path}/b-*.jsonl=1"
-    args = arguments(data_files=[], source=source, split="source", validation_text=True)
-    data = prepare(args)
-    manifest = data.manifest
-    assert [described["weight"] for described in manifest.source["sources"]] == [0.75, 0.25]
-    of_train = manifest.counts["train"]
-    first, second = (of["tokens"] for of in of_train.sources.values())
-    assert first + second == of_train.tokens and first / (first + second) == pytest.approx(0.75, abs=0.02)
-    prepare_data.describe(data, max_tokens=0)
-    assert f"b-*.jsonl {second / of_train.tokens:.1%}" in capsys.readouterr().out
-    lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["text"] for line in lines]
-    assert [text for text in texts if text.startswith("a")] == ["a" + text for text in documents[100:]]
-    of_validation = manifest.counts["validation"]
-    assert of_validation.documents == len(texts) and texts[0][0] != texts[1][0]  # interleaved
-    assert of_validation.sources[f"{tmp_path}/a-*.jsonl"]["tokens"] / of_validation.tokens == pytest.approx(
-        0.75, abs=0.05
-    )
-
-
-@pytest.mark.parametrize("split", ["hash", "head"])
-def test_each_source_of_a_mixture_has_its_share_of_validation(
-    arguments, documents: list[str], tmp_path: Path, caplog, content, split: str
-) -> None:
-    caplog.set_level("INFO")
-    for name, texts in (("books", [" ".join(documents[:60]), " ".join(documents[60:120])]), ("web", documents[:120])):
-        lines = "".join(json.dumps({"text": f"{name} {text}"}) + "\n" for text in texts)
-        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    source = f"{tmp_path}/books.jsonl=7,{tmp_path}/web.jsonl=3"
-    form = {"data_files": [], "source": source, "split": split, "validation_fraction": 0.1, "validation_text": True}
+    books, web = [" ".join(documents[:60]), " ".join(documents[60:120])], documents[:120]
+    for name, texts in (("books", books), ("web", web), ("books-val", documents[:60]), ("web-val", documents[60:120])):
+        write_jsonl(tmp_path / f"{name}.jsonl", [f"{name} {text}" for text in texts])
+    source = f"{tmp_path}/books*.jsonl=7,{tmp_path}/web*.jsonl=3"
+    form = {"data_files": [], "source": source, "validation_text": True, "split": "source"}
     data = prepare(arguments("one", **form))
     for counts in data.manifest.counts.values():
-        books = counts.sources[f"{tmp_path}/books.jsonl"]["tokens"]
-        assert books / counts.tokens == pytest.approx(0.7, abs=0.07)
-    assert "Its last document may be cut" in caplog.text
-    assert (f"--split hash in {tmp_path}/books.jsonl" in caplog.text) == (split == "hash")
+        first, second = (of["tokens"] for of in counts.sources.values())
+        assert first + second == counts.tokens and first / counts.tokens == pytest.approx(0.7, abs=0.07)
     rows = [open_rows(data.path / name).joined() for name in ("train", "validation")]
     assert data.manifest.reference_losses == reference_losses(*rows, data.manifest.vocab_size)
-    texts = (data.path / "text" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(texts) == data.manifest.counts["validation"].documents
     prepare(arguments("two", **form), PreparationOptions(num_proc=2))
     assert content(data.path) == content(tmp_path / "two")
 
@@ -106,121 +80,149 @@ def test_each_source_of_a_mixture_has_its_share_of_validation(
         ({"data_files": ["nowhere/*.txt"]}, "nowhere/"),
         ({"data_files": [__file__]}, "test_prepare.py"),
         ({"data_files": [], "source": "finweb-10bt"}, "'fineweb-10bt'"),
-        ({"data_files": [], "source": "files"}, "--data_files"),
-        *(({"data_files": [], "source": f"{of},two.jsonl=1"}, of) for of in ("one.jsonl=0", "a=nan", "a", "=1")),
-        ({"tokenizer": "train:many"}, "train:4096"),
-        ({"tokenizer": "train:100"}, "train:257"),
+        *(({"data_files": [], "source": f"{of},two.jsonl=1"}, of) for of in ("one.jsonl=0", "a=nan", "a", "a=x")),
+        ({"tokenizer": "train:many"}, "--tokenizer train:many"),
+        ({"tokenizer": "nobody/nothing-at-all"}, "--tokenizer"),
         ({"tokenizer": "char"}, "--separator none"),
         ({"packing": "wrap", "min_length": 4000, "sequence_length": 5000}, "--min_length"),
-        ({"min_length": 5}, "--packing wrap"),
-        ({"packing": "wrap", "min_length": 33}, "--min_length 33"),
-        ({"packing": "wrap", "min_length": -1}, "--min_length -1"),
-        ({"sequence_length": 0}, "--sequence_length 0"),
-        ({"split_seed": -1}, "--split_seed -1"),
-        ({"validation_fraction": 1.0}, "--validation_fraction 1.0"),
         ({"split": "source"}, "--split h"),
-        ({"validation_sets": ["plain"]}, "NAME=SOURCE"),
         ({"validation_sets": ["Plain=a.txt"]}, "NAME=SOURCE"),
-        ({"validation_sets": ["a=embedded", "a=y.txt"]}, "a twice"),
         ({"validation_sets": ["a=nothing.txt"]}, "nothing.txt"),
-        ({"validation_sets": ["a=embeded"]}, "'embedded'"),
-        ({"dataset_dir": "."}, "--dataset_dir ."),
         ({"dataset_dir": "/dev/null/out"}, "/dev/null/out"),
     ],
 )
-def test_a_mistake_is_named_and_leaves_nothing(arguments, changes: dict, named: str, tmp_path: Path) -> None:
+def test_a_mistake_is_named_and_leaves_nothing(
+    arguments, changes: dict, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError) as error:
         prepare(arguments(**changes))
     assert named in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_short_text_has_one_message_and_a_single_document_is_cut(arguments, tmp_path: Path, caplog) -> None:
-    caplog.set_level("INFO")
-    (tmp_path / "one.txt").write_text("one two", encoding="utf-8")
-    one = {"data_files": [str(tmp_path / "one.txt")]}
-    with pytest.raises(UserError, match=r"Only \d tokens of text found in .*one\.txt"):
-        prepare(arguments(**one))
-    (tmp_path / "one.txt").write_text("one two " * 12, encoding="utf-8")
-    for changes, told in (({}, "330 tokens"), ({"split": "hash"}, "330 tokens")):
-        with pytest.raises(UserError, match=told):
+def test_too_little_text_is_refused_and_a_single_document_is_cut(arguments, tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    one = {"data_files": [str(path)]}
+    for repeats, changes in ((1, {}), (12, {}), (12, {"split": "hash"}), (400, {"validation_tokens": 9})):
+        path.write_text("one two " * repeats, encoding="utf-8")
+        with pytest.raises(UserError, match="validation split .* a row needs 33"):
             prepare(arguments(**one, **changes))
-    (tmp_path / "one.txt").write_text("one two " * 400, encoding="utf-8")
-    for changes, told in (
-        ({"validation_tokens": 9}, "--validation_tokens"),
-        ({"split": "hash"}, "--validation_fract"),
-    ):
-        with pytest.raises(UserError, match=told):
-            prepare(arguments(**one, **changes))
-    assert "validation" not in caplog.text and [path.name for path in tmp_path.iterdir()] == ["one.txt"]
-    prepare(arguments(**one, split="hash", validation_fraction=0.05))
-    assert "--split hash" in caplog.text
-    assert any("--validation_fraction" in line for line in caplog.messages)  # fewer than 2,000 tokens of validation
+        assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+    counts = prepare(arguments(**one)).manifest.counts
+    assert counts["validation"].documents == counts["train"].documents == 1
 
 
-def test_a_name_with_brackets_is_a_file_and_a_file_by_two_names_is_read_once(
+def test_files_by_several_names_are_read_once_and_links_are_followed(
     arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(corpus[0].parent)
-    (tmp_path / "link [1].jsonl").symlink_to(corpus[1])
-    names = ["a.jsonl", *map(str, corpus), str(tmp_path / "link [1].jsonl"), f"../{corpus[0].parent.name}/[a].jsonl"]
-    assert prepare(arguments("names", data_files=names)).manifest.sha256 == prepare(arguments("once")).manifest.sha256
-    wanted = prepare(arguments("wanted", data_files=[str(corpus[1])])).manifest.sha256
-    assert prepare(arguments("link", data_files=[], source=names[3])).manifest.sha256 == wanted
-
-
-def test_links_are_followed_and_what_cannot_be_read_is_refused(
-    arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     wanted = prepare(arguments("wanted")).manifest.sha256
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "more").symlink_to(corpus[1].parent)
-    (folder / "more.jsonl").symlink_to(corpus[0])
+    (folder / "more [1].jsonl").symlink_to(corpus[0])
     (folder / "loop").symlink_to(folder)
-    for name, pattern in (("folder", folder), ("glob", f"{folder}/**/*.jsonl")):
-        assert prepare(arguments(name, data_files=[str(pattern)])).manifest.sha256 == wanted
+    names = ["a.jsonl", *map(str, corpus), str(folder / "more [1].jsonl"), f"../{corpus[0].parent.name}/[a].jsonl"]
+    for name, files in (("names", names), ("folder", [str(folder)])):
+        assert prepare(arguments(name, data_files=files)).manifest.sha256 == wanted
     (folder / "gone").symlink_to(tmp_path / "missing")
-    with pytest.raises(UserError, match="gone is neither a file nor a link to one"):
+    with pytest.raises(UserError, match="text/gone"):
         prepare(arguments("gone", data_files=[str(folder)]))
-    (folder / "gone").unlink()
-    locked = folder / "locked"
-    locked.mkdir()
-    scandir, access = os.scandir, os.access
-
-    def refuse(path: str) -> object:  # the tests may run as root, who can read everything
-        if Path(path) == locked:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    for pattern in (folder, f"{folder}/**/*.jsonl"):
-        with pytest.raises(UserError, match=r"locked cannot be read \(Permission denied\)"):
-            prepare(arguments("locked", data_files=[str(pattern)]))
-    locked.rmdir()
-    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "b.jsonl" and access(path, mode))
-    with pytest.raises(UserError, match="b.jsonl cannot be read"):
-        prepare(arguments("locked", data_files=[str(folder)]))
 
 
-def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path], tmp_path: Path) -> None:
+def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path]) -> None:
     first, second = corpus
-    for changes, named in [
-        ({"data_files": [], "source": f"{first}=1,{first}=2"}, "a.jsonl"),
-        ({"data_files": [], "source": f"{first.parent}/*.jsonl=1,{second}=1"}, "b.jsonl"),
-        ({"validation_sets": [f"mine={second}"]}, "b.jsonl"),
-    ]:
+    mixture = {"data_files": [], "source": f"{first.parent}/*.jsonl=1,{second}=1"}
+    for changes, named in ((mixture, "b.jsonl"), ({"validation_sets": [f"mine={second}"]}, "'mine'")):
         with pytest.raises(UserError, match=named):
             prepare(arguments(**changes))
-    assert not list(tmp_path.iterdir())
-    prepare(arguments("mixture", data_files=[], source=f"{first}=1,{second}=1"))
     prepare(arguments("set", data_files=[str(first)], validation_sets=[f"mine={second}"]))
 
 
-def test_the_embedded_corpus_is_prose_of_this_python() -> None:
-    topics = [document for batch in Topics().read() for document in batch.documents]
-    assert len(topics) > 40 and any("lambda" in topic for topic in topics)
-    assert "Implementation of JSONEncoder" in module_docstrings(Path(json.encoder.__file__))
+def test_bad_rows_are_refused_or_counted(arguments, corpus: list[Path], tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_bytes(b'{"text": "\xff"}\n{"body": 1}\n')
+    args = arguments(data_files=[str(tmp_path / "*.jsonl"), *map(str, corpus)])
+    for allowed in (0, 3):
+        with pytest.raises(UserError, match=r"a.jsonl, line 1, .*--max_bad_documents"):
+            prepare(args, PreparationOptions(num_proc=2, max_bad_documents=allowed))
+    # Another limit is the same request: the staged files are resumed.
+    manifest = prepare(args, PreparationOptions(max_bad_documents=4)).manifest
+    assert manifest.read.bad_documents == 4 and len(manifest.read.bad_examples) == 3
+    assert manifest.sha256 == prepare(arguments("plain")).manifest.sha256
+
+
+def test_a_folder_that_is_read_is_not_replaced(arguments, content) -> None:
+    data = prepare(arguments())
+    again, before = PreparationOptions(overwrite=True), content(data.path)
+    reader = os.dup(0)
+    os.close(reader)
+    data.lock()  # opens the lowest free descriptor and never closes it
+    with pytest.raises(UserError, match="out"):
+        prepare(arguments(sequence_length=16), again)
+    assert content(data.path) == before
+    os.close(reader)
+    assert prepare(arguments(sequence_length=16), again).manifest.request["sequence_length"] == 16
+    with exclusive_lock(data.path, ""), pytest.raises(UserError, match="is being replaced"):
+        data.lock()
+
+
+def test_the_disk_is_checked_before_the_start(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text, tokens = LocalFile("a.jsonl", 4_500_000), LocalFile("a.bin", 2_000_000)
+    for file, limit, wanted in ((text, 0, 2e6 + 2e6), (text, 500_000, 1e6 + 1e6), (tokens, 0, 2e6)):
+        assert expected_bytes([Stream("train-0", [file], limit)], 2, characters=False) == pytest.approx(wanted)
+    full = namedtuple("usage", "total used free")(10**9, 10**9, 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(UserError, match=r"--dataset_dir.*--max_tokens"):
+        prepare(arguments())
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_encoder_that_differs_is_noticed(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = {"data_files": [write_jsonl(tmp_path / "many.jsonl", [f"document {number}" for number in range(1100)])]}
+    manifest = prepare(arguments(**files)).manifest
+    assert manifest.versions["fastokens"]
+    plain = Encoder._plain
+
+    def wrong(self: Encoder, documents: list[str]):
+        ids, lengths = plain(self, documents)
+        return (ids[::-1] if documents == ["document 1000"] else ids), lengths
+
+    monkeypatch.setattr(Encoder, "_plain", wrong)
+    with pytest.raises(UserError, match="'document 1000' of .*many.jsonl .*--encoder tokenizers"):
+        prepare(arguments("other", **files))
+    slow = prepare(arguments("slow", **files), PreparationOptions(encoder="tokenizers"))
+    assert slow.manifest.sha256 == manifest.sha256
+
+
+def test_shards_of_tokens_give_the_rows_that_they_were_made_from(arguments, tmp_path: Path) -> None:
+    args, shards = arguments(), tmp_path / "shards"
+    manifest = prepare(args).manifest
+    shards.mkdir()
+    for split, name in (("train", "out_train_000001"), ("validation", "out_val_000000")):
+        rows = open_rows(Path(args.dataset_dir, split)).joined()[0].reshape(-1, 33)
+        write_llmc_shard(shards / f"{name}.bin", np.append(rows[:, :-1], rows[-1, -1]))
+    tokenizer = f"{args.dataset_dir}/tokenizer"
+    form = {"data_files": [str(shards / "*.bin")], "tokenizer": tokenizer, "split": "source"}
+    back = prepare(arguments("back", **form)).manifest
+    assert back.sha256 == manifest.sha256
+    for split in ("train", "validation"):
+        assert back.counts[split].documents == manifest.counts[split].documents
+    for changes, named in [
+        ({"split": "head"}, "--split source"),
+        ({"separator": "after"}, "--separator before"),
+        ({"tokenizer": "train:300"}, "--tokenizer"),
+        ({"validation_text": True}, "--validation_text"),
+    ]:
+        with pytest.raises(UserError, match=named):
+            prepare(arguments("wrong", **form | changes))
+    beyond = np.fromfile(shards / "out_train_000001.bin", np.uint16)
+    beyond[-3] = 300
+    beyond.tofile(shards / "out_train_000001.bin")
+    with pytest.raises(UserError, match="the id 300, .*--tokenizer"):
+        prepare(arguments("wrong", **form))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "out", "shards"]  # no incomplete folder
 
 
 def test_preparing_imports_no_torch(corpus: list[Path], tmp_path: Path, type_command) -> None:

@@ -18,11 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from huggingface_hub.errors import OfflineModeIsEnabled
 
 import prepare_data
 from gpt2_repro.data.rows import open_rows
-from gpt2_repro.data.sources.hub import hub_errors
 from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
@@ -45,7 +43,7 @@ class Hub:
     Args:
         files: content of each file, by repository and path.
         faults: the next answers for a file name: an HTTP status, or `broken` to send zeros as content.
-        asked: names of the files that the server has sent, in order. Answers with an HTTP error are not included.
+        asked: names of the files that the server has sent, in order.
     """
 
     files: dict[str, dict[str, bytes]]
@@ -175,17 +173,19 @@ def test_ready_made_tokens_keep_their_validation_shard(
 ) -> None:
     stream = np.random.default_rng(0).integers(0, 299, 3000).astype(np.uint16)
     stream[::50] = 299
-    pieces = {"train_000001": stream[650:1800], "train_000002": stream[1800:], "val_000000": stream[:650]}
-    paths = {name: write_llmc_shard(tmp_path / f"{name}.bin", piece) for name, piece in pieces.items()}
-    hub.files["kjj0/fineweb10B-gpt2"] = {f"fineweb_{name}.bin": path.read_bytes() for name, path in paths.items()}
+    for name, ids in {
+        "train_000001": stream[650:1800],
+        "train_000002": stream[1800:],
+        "val_000000": stream[:650],
+    }.items():
+        shard = write_llmc_shard(tmp_path / f"{name}.bin", ids).read_bytes()
+        hub.files.setdefault("kjj0/fineweb10B-gpt2", {})[f"fineweb_{name}.bin"] = shard
     words = ("--source", "fineweb-10bt-tokens", "--tokenizer", tokenizer)
     assert "--split source" in prepare_online(*words)
     assert not prepare_online(*words, "--split", "source")
     for split, wanted in (("validation", stream[:650]), ("train", stream[650:])):
-        ids, lengths = open_rows(tmp_path / "out" / split).joined()
-        rows = ids.reshape(-1, 33)
+        rows = open_rows(tmp_path / "out" / split).joined()[0].reshape(-1, 33)
         assert [*rows[:, :-1].ravel(), rows[-1, -1]] == wanted[: len(rows) * 32 + 1].tolist()
-        assert read_object(tmp_path / "out" / "manifest.json")["counts"][split]["tokens"] == len(wanted)
 
 
 def test_any_dataset_by_its_id_and_a_validation_set_of_another(
@@ -213,18 +213,5 @@ def test_any_dataset_by_its_id_and_a_validation_set_of_another(
     assert not prepare_online("--data_files", *corpus, folder="local")
     local = read_object(tmp_path / "local" / "manifest.json")["sha256"]
     assert {split: manifest["sha256"][split] for split in local} == local
-    for wrong, named in [
-        (("--source", "someone/prose:medium"), "someone/prose"),
-        ((*source, "--source_split", "test"), "--source_split"),
-        (("--source", "someone/nothing"), "someone/nothing"),
-    ]:
-        assert named in prepare_online(*wrong, folder="wrong")
-        assert not list(tmp_path.glob("wrong*"))
-
-
-def test_errors_of_the_network_are_user_errors_and_those_of_this_disk_are_not() -> None:
-    for error in (OfflineModeIsEnabled(), ConnectionError("lost"), TimeoutError(), OSError("urlopen")):
-        with pytest.raises(UserError, match="--data_files"), hub_errors("fetch a file"):
-            raise error
-    with pytest.raises(OSError, match="No space left"), hub_errors("fetch a file"):
-        raise OSError(28, "No space left on device")
+    assert "someone/nothing" in prepare_online("--source", "someone/nothing", folder="wrong")
+    assert not list(tmp_path.glob("wrong*"))
