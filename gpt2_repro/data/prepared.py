@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line, nearest
-from gpt2_repro.files import read_object, sha256_of, try_lock
+from gpt2_repro.files import from_json, read_object, sha256_of, try_lock
 from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, RowForm
 from gpt2_repro.tokenization import load_for_rows
-from gpt2_repro.typed_json import from_json
 
 
 if TYPE_CHECKING:  # slow to import, so these are imported only when the rows or the tokenizer are read
@@ -64,7 +63,7 @@ class PreparedData:
             raise UserError(f"{folder} is a file, not a prepared folder. Prepare it with `{files}`.")
         try:
             return cls(folder, from_json(Manifest, read_object(file)))
-        except (TypeError, AttributeError):
+        except ValueError:
             if (folder.parent / SPLITS).is_file():
                 raise UserError(
                     f"{folder} is a part of a prepared folder. Pass --dataset_dir {folder.parent}."
