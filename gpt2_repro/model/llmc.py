@@ -69,10 +69,7 @@ def read_llmc(path: Path) -> PreTrainedModel:
         place += shape.numel()
         weights[name].copy_((tensor.t() if _is_transposed(name) else tensor)[: len(weights[name])])
     if place != len(values):
-        raise UserError(
-            f"{path} is damaged: it has {len(values):,} weights instead of {place:,}. Download or export "
-            "the file again."
-        )
+        raise UserError(f"{path} is damaged: it has {len(values):,} weights instead of {place:,}.")
     return model
 
 

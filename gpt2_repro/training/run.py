@@ -141,7 +141,7 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
     from transformers import PrinterCallback, ProgressCallback
     from transformers.utils.logging import disable_progress_bar
 
-    from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_compilation
+    from gpt2_repro.training.callbacks import CompilationReport, ProgressBar
     from gpt2_repro.training.samples import TextSampler
     from gpt2_repro.training.tracking import Guarded, guard_reporting, report_text
 
@@ -154,7 +154,6 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
     sampler = TextSampler(trainer.run, trainer.processing_class, due=trainer.when.samples, report=report)
     trainer.callback_handler.callbacks.append(Guarded(sampler))  # add_callback warns of a second Guarded
     if trainer.args.compile_loss:
-        time_compilation(functools.partial(trainer.meter.move, to="startup"))
         trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
 
 

@@ -63,7 +63,7 @@ class PretrainingTrainer(Trainer):
         # across steps and counts rows, so its steps have different numbers of targets.
         self.sampler = choose_sampler(self.train_dataset, self.plan, self.args)
         self.full_rows = environment.data["request"]["packing"] == "concat"
-        self.meter = Meter(environment)
+        self.meter = Meter(environment, compiled=self.args.compile_loss)
         run.measured = self.meter.time_breakdown
         self.when = StepControl(self.args, self.run.seconds, lambda: bool(self.saver.jobs))
         self.validation = Validation(inputs, self.args, self.plan, self.when)

@@ -76,16 +76,13 @@ EARLIER = {
 }
 
 
-@pytest.mark.parametrize("prefixed", [True, False])
 @pytest.mark.parametrize("family", EARLIER)
-def test_constants_of_earlier_transformers_are_ignored(family: str, prefixed: bool, tmp_path: Path) -> None:
+def test_constants_of_earlier_transformers_are_ignored(family: str, tmp_path: Path) -> None:
     config, prefix, constants = EARLIER[family]
     model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     weights |= {f"{prefix}.{name}": constant for name, constant in constants.items()}
-    if not prefixed:
-        weights = {name.removeprefix(f"{prefix}."): weight for name, weight in weights.items()}
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with torch.inference_mode():
         assert torch.equal(load_model(str(tmp_path))(input_ids=IDS).logits, model(input_ids=IDS).logits)
@@ -112,10 +109,7 @@ def test_pickled_weights_and_remote_code_are_refused(theirs: Path, tmp_path: Pat
     ("changes", "message"),
     [
         ({"n_layer": 200_000}, "200,000 layers"),
-        ({"n_positions": 10**12}, ""),
         ({"n_head": 0}, ""),
-        ({"n_embd": "wide"}, ""),
-        ({"dtype": "no_such_dtype"}, ""),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantized"),
     ],
 )
