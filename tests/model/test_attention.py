@@ -11,6 +11,7 @@ from transformers import AttentionInterface, modeling_flash_attention_utils
 from transformers.integrations import hub_kernels
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import attention, pretraining
 from gpt2_repro.model.arguments import ModelArguments
@@ -32,7 +33,7 @@ GPU = Machine(cuda=True, bf16=True, length=1024)
 
 def config(model_type: str = "gpt2", **overrides: Any):
     args = ModelArguments(
-        model_type=model_type, n_layer=2, n_head=2, n_embd=32, config_overrides=json.dumps(overrides)
+        model_type=model_type, n_layer=2, n_head=2, n_embd=32, config_overrides=JsonObject(json.dumps(overrides))
     )
     return build_config(args, sequence_length=128, vocab_size=300)
 
