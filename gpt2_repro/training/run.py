@@ -165,8 +165,8 @@ def fit(trainer: "PretrainingTrainer", start: Start) -> None:
     Raises RunFailed if the disk is full or too many updates are not finite.
     """
     from gpt2_repro.training import ranks
-    from gpt2_repro.training.engine import shard_by_fsdp
     from gpt2_repro.training.resuming import loadable
+    from gpt2_repro.training.sharded import shard_by_fsdp
 
     run, args, when = trainer.run, trainer.args, trainer.when
     if start.checkpoint is not None:
@@ -244,8 +244,9 @@ def _save_final(trainer: "PretrainingTrainer") -> None:
     from gpt2_repro import tokenization
     from gpt2_repro.evaluation.model_card import model_card
     from gpt2_repro.model.pretraining import plain_model
-    from gpt2_repro.training.engine import build_whole, fp32_weights
+    from gpt2_repro.training.engine import fp32_weights
     from gpt2_repro.training.hashing import hashed_saves
+    from gpt2_repro.training.sharded import build_whole
     from gpt2_repro.training.validation import AVERAGED
 
     main = trainer.is_world_process_zero()

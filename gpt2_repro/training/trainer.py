@@ -32,6 +32,7 @@ from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.optimization import own_optimizer
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.saving import CheckpointSaver
+from gpt2_repro.training.sharded import whole
 from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.when import StepControl, Watchdog
 
@@ -191,7 +192,7 @@ class PretrainingTrainer(Trainer):
             # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
             norm = self.model_wrapped.get_global_grad_norm()
         else:
-            norm = engine.whole(engine.clip_gradients(self.optimizer, math.inf) if grad_norm is None else grad_norm)
+            norm = whole(engine.clip_gradients(self.optimizer, math.inf) if grad_norm is None else grad_norm)
         self.guard.see_norm(norm)
         return norm
 
