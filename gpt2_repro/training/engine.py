@@ -56,10 +56,7 @@ def let_zero_use(*optimizers: type[torch.optim.Optimizer]) -> None:
 def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> None:
     """Remove host work that Trainer and accelerate repeat in every step.
 
-    Args:
-        wrapped: the training engine, such as the DDP, DeepSpeed or FSDP wrapper around the model.
-        model: the model without wrapper.
-        optimizer: the optimizer that Trainer uses.
+    `wrapped` is the training engine: the DDP, DeepSpeed or FSDP wrapper around the model.
     """
     # Trainer calls train() before each micro-batch and zero_grad() after each step. Both visit every module.
     train = wrapped.train
@@ -71,12 +68,7 @@ def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> 
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
-    """Return the class, dtypes and settings of the training engine.
-
-    Args:
-        wrapped: the training engine, such as the DDP, DeepSpeed or FSDP wrapper around the model.
-        inner: torch's optimizer, from `innermost_optimizer`.
-    """
+    """Return the class, dtypes and settings of the training engine."""
     dtype = next(wrapped.parameters()).dtype
     weights = _name(dtype)
     autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
@@ -114,15 +106,7 @@ def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
 
 
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
-    """Correct the optimizer state that DeepSpeed 0.19.8 restores wrongly.
-
-    The corrected values are step counts, the clipping limit and weight decays.
-
-    Args:
-        wrapped: the training engine, such as the DDP, DeepSpeed or FSDP wrapper around the model.
-        optimizer: torch's optimizer, from `innermost_optimizer`.
-        weight_decay: the weight decay of the first parameter group. The second group has no weight decay.
-    """
+    """Correct optimizer state that DeepSpeed 0.19.8 restores wrongly."""
     # Checkpoints in universal form (one file per weight) load step counts to the CPU (runtime/base_optimizer.py).
     # Under ZeRO-3, all groups share one step count, and each group increments it (runtime/zero/stage3.py).
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
@@ -140,10 +124,9 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def zero_gradient_norm(wrapped: nn.Module) -> tuple[Callable[[], Any] | None, bool]:
-    """Return two values about DeepSpeed's gradient norm.
+    """Return a function for DeepSpeed's gradient norm, and whether it skips updates.
 
-    The first value is a function that returns the norm. Without DeepSpeed, this value is None. The second value is
-    True if DeepSpeed skips updates whose norm is not finite.
+    The function is None without DeepSpeed. Updates are skipped if the norm is not finite.
     """
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None, False
@@ -154,13 +137,7 @@ def zero_gradient_norm(wrapped: nn.Module) -> tuple[Callable[[], Any] | None, bo
 
 
 def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:
-    """Raise UserError if the engine does not train as the recipe requires.
-
-    Args:
-        facts: the result of `describe_engine`.
-        max_grad_norm: the clipping limit of the recipe.
-        bf16: whether matrix products are computed in bf16.
-    """
+    """Raise UserError if the engine does not train as the recipe requires."""
     expected: dict[str, Any] = {"processes": plan.num_processes, "master_weights": "float32"}
     expected["matrix_products"] = "bfloat16" if bf16 else "float32"
     if facts["zero_stage"] is not None:
@@ -182,13 +159,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Return every weight in fp32 on the CPU, by name.
+    """Return every weight (or its master) in fp32 on the CPU. A collective.
 
-    If there are fp32 master weights, their values are returned. This is a collective: call it on all ranks.
-
-    Args:
-        model: the model without its wrapper.
-        keep: whether this rank needs the weights. A rank with False gets {}.
+    A rank without `keep` gets {}.
     """
     weights = {}
     for name, parameter in model.named_parameters():
@@ -199,12 +172,7 @@ def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
 
 
 def set_masters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Set DeepSpeed's fp32 master weights.
-
-    Args:
-        model: the model without its wrapper.
-        weights: the complete fp32 weights by name.
-    """
+    """Set DeepSpeed's fp32 master weights to the complete `weights`."""
     for name, parameter in model.named_parameters():
         weight: Any = parameter
         if sharded.is_zero3(weight):
@@ -216,27 +184,22 @@ def set_masters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
 def check_layout(model: nn.Module, optimizer: Any) -> None:
     """Raise UserError if ZeRO-1 or 2 stores the weights of a group in another order.
 
-    DeepSpeed (0.19.8) then assigns master weights to other weights of the model, and Muon and MARS update other
-    weights.
-
-    Args:
-        model: the model without its wrapper.
-        optimizer: torch's optimizer, from `innermost_optimizer`.
+    DeepSpeed (0.19.8) then assigns masters to other weights of the model, and Muon and MARS update other weights.
     """
     # None: this rank has no part of the weight.
     mappings = {weight: weight._hp_mapping for weight in model.parameters() if hasattr(weight, "_hp_mapping")}
     if not mappings:  # another engine
         return
     same = all(
-        torch.equal(found.lp_fragment.flatten(), found.hp_fragment.to(found.lp_fragment.dtype))
-        for found in mappings.values()
-        if found is not None
+        torch.equal(part.lp_fragment.flatten(), part.hp_fragment.to(part.lp_fragment.dtype))
+        for part in mappings.values()
+        if part is not None
     )
     for group, weights in zip(optimizer.param_groups, getattr(optimizer, "weights", ()), strict=False):
         start, begin = 0, dist.get_rank() * len(group["params"][0])
         for weight in weights if group["by"] != "adamw" else ():
-            if found := mappings[weight]:
-                same &= begin + found.hp_fragment_address.start - found.lp_fragment_address.start == start
+            if part := mappings[weight]:
+                same &= begin + part.hp_fragment_address.start - part.lp_fragment_address.start == start
             start += weight.numel()
     if not same:
         fix = "Remove round_robin_gradients and parameter_alignment from the DeepSpeed JSON."

@@ -245,8 +245,8 @@ def _save_final(trainer: "PretrainingTrainer") -> None:
     from gpt2_repro.evaluation.model_card import model_card
     from gpt2_repro.model.pretraining import plain_model
     from gpt2_repro.training.engine import fp32_weights
-    from gpt2_repro.training.hashing import hashed_saves
     from gpt2_repro.training.sharded import build_whole
+    from gpt2_repro.training.trainer import hashed_saves
     from gpt2_repro.training.validation import AVERAGED
 
     main = trainer.is_world_process_zero()

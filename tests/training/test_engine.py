@@ -1,7 +1,5 @@
 """Wrong optimizer state is corrected after a resume."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -21,21 +19,6 @@ def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device
     fix_restored_optimizer(torch.nn.Linear(1, 1), optimizer, weight_decay=0.1)
     steps = [optimizer.state[weight]["step"] for weight in weights]
     assert {step.device.type for step in steps} == {device} and steps[0] is not steps[1]
-
-
-# DeepSpeed restores the values in the checkpoint, and drops a parameter group without weights.
-@pytest.mark.parametrize(("stage", "groups", "decays"), [(1, 2, [0.1, 0.1]), (3, 2, [0.1, 0.0]), (3, 1, [0.1])])
-def test_restored_optimizer_has_the_recipes_clipping_and_decay(stage: int, groups: int, decays: list) -> None:
-    """After a resume, the clipping limit and the weight decay are those of the recipe."""
-    optimizer = torch.optim.AdamW([{"params": [torch.nn.Parameter(torch.ones(3))]} for _ in range(groups)])
-    for group in optimizer.param_groups:
-        group["weight_decay"] = 0.1
-    methods = {"zero_optimization_stage": lambda self: stage, "gradient_clipping": lambda self: 0.1}
-    engine = type("DeepSpeedEngine", (SimpleNamespace,), methods)()
-    engine.optimizer = SimpleNamespace(clip_grad=1.0)  # the limit in the checkpoint
-    fix_restored_optimizer(engine, optimizer, weight_decay=0.1)
-    assert engine.optimizer.clip_grad == 0.1
-    assert [group["weight_decay"] for group in optimizer.param_groups] == decays
 
 
 def test_training_mode_is_set_again_after_a_validation() -> None:
