@@ -60,7 +60,9 @@ def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides
         if key in owned:
             raise UserError(f"--config_overrides cannot set {key}: {owned[key]}.")
         if key not in keys:
-            raise UserError(f"{kind.model_type} has no key {key!r}. {did_you_mean(key, keys - owned.keys())}")
+            raise UserError(
+                f"{kind.model_type} has no key {key!r} for --config_overrides. {did_you_mean(key, keys - owned.keys())}"
+            )
     try:
         config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()} | overrides)
     except FAILURES as error:
