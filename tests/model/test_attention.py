@@ -2,13 +2,11 @@
 
 import json
 import logging
-import types
 from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface, modeling_flash_attention_utils
-from transformers.integrations import hub_kernels
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpt2_repro.config import JsonObject
@@ -192,22 +190,3 @@ def test_a_kernel_that_cannot_be_compiled_is_replaced(caplog: pytest.LogCaptureF
         loss = loss_of("untraceable", compiled=True)
     assert torch.allclose(loss, loss_of("causal_sdpa"), rtol=1e-4)
     assert len([record for record in caplog.records if "untraceable cannot be compiled" in record.message]) == 1
-
-
-def test_the_hub_kernel_is_used_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A stub, because no installable version of the package `kernels` fits transformers 5.23.
-    calls = []
-
-    def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
-        calls.append(causal)
-        heads_first = [each.transpose(1, 2) for each in (q, k, v)]
-        out = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=causal, scale=softmax_scale)
-        return out.transpose(1, 2)
-
-    stub = types.SimpleNamespace(flash_attn_func=flash_attn_func, flash_attn_varlen_func=flash_attn_func)
-    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
-    monkeypatch.setattr(hub_kernels, "get_attn_kernel_version", lambda name: 4)
-    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **_: stub if name == HUB_KERNEL else None)
-    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
-    assert torch.allclose(loss_of(HUB_KERNEL, bf16=True), loss_of("causal_sdpa", bf16=True), rtol=0.02)
-    assert calls == [True, True]  # one causal call per layer

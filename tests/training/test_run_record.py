@@ -180,16 +180,8 @@ LATE = {"training": 700, "data": 60}  # seconds at the checkpoint of step 6. At 
 @pytest.mark.parametrize(
     ("start", "at_checkpoint", "supervised", "ended", "training", "redone", "data", "idle"),
     [
-        (
-            8,
-            LATE,
-            None,
-            None,
-            900,
-            60,
-            100,
-            40,
-        ),  # no step is repeated. 60 s belong to an attempt that recorded nothing.
+        # No step is repeated. 60 s belong to an attempt that recorded nothing.
+        (8, LATE, None, None, 900, 60, 100, 40),
         (6, LATE, None, None, 700, 300, 60, 40),
         (0, {}, None, None, 0, 1060, 0, 40),
         (8, LATE, -100, -75, 900, 60, 100, 115),

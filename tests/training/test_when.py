@@ -49,20 +49,6 @@ def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
     return control
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_signal_stops_with_a_checkpoint_before_validation(signals: StopSignals, number) -> None:
-    when = control_of(signals)
-    assert not ask(when).should_training_stop and ask(when).should_evaluate
-    os.kill(os.getpid(), number)
-    control = ask(when, rank=1)
-    assert control.should_save and control.should_training_stop and not control.should_evaluate
-    died = number == signal.SIGUSR2
-    assert when.reason == ("the launcher died" if died else number.name) and when.orphaned is died and when.is_over(5)
-    # After the last step the signal has no effect.
-    last = ask(finished := control_of(signals), step=10)
-    assert last.should_log and last.should_evaluate and last.should_save and finished.reason is None
-
-
 def test_second_signal_and_signals_of_workers_are_ignored(signals: StopSignals) -> None:
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # signals of the terminal and of the launcher
         os.kill(os.getpid(), number)
@@ -74,20 +60,6 @@ def test_second_signal_and_signals_of_workers_are_ignored(signals: StopSignals) 
     forked._process = 1
     forked._receive(signal.SIGTERM, None)
     assert forked.received == 0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "options", "reason"),
-    [
-        (7200, {"max_hours": 2.0}, "--max_hours 2"),
-        (3599, {"max_usd": 14.0, "usd_per_hour": 14.0}, None),
-        (3600, {"max_usd": 14.0, "usd_per_hour": 14.0}, "--max_usd 14"),
-    ],
-)
-def test_budget_stops_with_a_checkpoint(seconds: float, options: dict, reason: str | None) -> None:
-    when = control_of(seconds=seconds, **options)
-    assert not ask(when, rank=1).should_training_stop  # only rank 0 reads the clock
-    assert ask(when).should_training_stop is (reason is not None) and when.reason == reason
 
 
 def test_rolling_checkpoint_is_due_when_no_save_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
