@@ -24,7 +24,7 @@ PACKAGE, HUB_KERNEL = "flash_attention_2", "kernels-community/flash-attn2"
 TIMING_SECONDS = 1.0  # per kernel, after a warm-up
 # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
 MOST_DIFFERENCE = 0.05
-FAILURES = (ImportError, RuntimeError, ValueError, OSError, AssertionError)
+KERNEL_FAILURES = (ImportError, RuntimeError, ValueError, OSError, AssertionError)
 
 
 class Machine(NamedTuple):
@@ -87,8 +87,8 @@ def choose_attention(
     flash = (PACKAGE, HUB_KERNEL)
 
     def measure(obstacles: Mapping[str, str | None]) -> dict[str, float | str]:
-        how: Any = {"rows": rows, "bf16": machine.bf16, "document_mask": machine.document_mask}
-        return time_kernels(obstacles, config, device="cuda", **how)
+        options: Any = {"rows": rows, "bf16": machine.bf16, "document_mask": machine.document_mask}
+        return time_kernels(obstacles, config, device="cuda", **options)
 
     if requested != "auto":
         problem: str | float | None = obstacle(requested, machine)
@@ -154,12 +154,12 @@ def time_kernels(
         try:
             timings[name] = reason or 0.0
             if reason is None:
-                how: Any = {"rows": rows, "bf16": bf16, "device": device, "document_mask": document_mask}
-                timings[name], results = _run_kernel(name, config, **how)
+                options: Any = {"rows": rows, "bf16": bf16, "device": device, "document_mask": document_mask}
+                timings[name], results = _run_kernel(name, config, **options)
                 expected = expected or results
                 if (difference := _difference(results, expected)) > MOST_DIFFERENCE:
                     timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
-        except FAILURES as error:
+        except KERNEL_FAILURES as error:
             timings[name] = f"it fails on this machine ({str(error).splitlines()[0][:200]})"
     return timings
 

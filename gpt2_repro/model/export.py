@@ -58,8 +58,8 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(key for key in loading[problem] if not CONSTANTS.search(str(key))):
-            found = f"{problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)"
-            raise UserError(f"Cannot load {checkpoint}, because its weights do not fit its config.json: {found}.")
+            details = f"{problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)"
+            raise UserError(f"Cannot load {checkpoint}, because its weights do not fit its config.json: {details}.")
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
             raise UserError(f"{checkpoint} has weights that are not finite ({name}).")

@@ -42,31 +42,31 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
             parameter[: len(weights[key])] = weights[key]
 
 
-def _check_config(theirs: PreTrainedConfig, ours: PreTrainedConfig, *, name: str) -> None:
+def _check_config(source: PreTrainedConfig, target: PreTrainedConfig, *, name: str) -> None:
     """Raise UserError if architectures, vocabularies, shapes or other keys differ."""
-    if theirs.model_type != ours.model_type:
-        problem = f"{name} is a {theirs.model_type}, but this recipe trains a {ours.model_type}."
+    if source.model_type != target.model_type:
+        problem = f"{name} is a {source.model_type}, but this recipe trains a {target.model_type}."
         raise UserError(f"{problem} Pass --init_from and --model_type of the same architecture.")
-    padded = [padded_size(ours.true_vocab_size, 2**power) for power in range(3, 10)]
-    if theirs.vocab_size not in (ours.true_vocab_size, *padded):
-        problem = f"{name} has {theirs.vocab_size:,} token ids, but the data has {ours.true_vocab_size:,}."
+    padded = [padded_size(target.true_vocab_size, 2**power) for power in range(3, 10)]
+    if source.vocab_size not in (target.true_vocab_size, *padded):
+        problem = f"{name} has {source.vocab_size:,} token ids, but the data has {target.true_vocab_size:,}."
         raise UserError(f"{problem} Pass data that was prepared with the tokenizer of {name}.")
-    options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
-    shapes = {option: (getattr(theirs, key), getattr(ours, key)) for option, key in options.items()}
-    if fix := " ".join(f"--{option} {their}" for option, (their, our) in shapes.items() if their != our):
+    options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(target, "n_positions") else {})
+    shapes = {option: (getattr(source, key), getattr(target, key)) for option, key in options.items()}
+    if fix := " ".join(f"--{option} {value}" for option, (value, wanted) in shapes.items() if value != wanted):
         raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}, and data of this length.")
-    plain = plain_config(ours)
-    shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
-    pairs = {key: (getattr(theirs, key), getattr(plain, key)) for key in sorted(own_keys(ours) - shaped - FREE)}
-    if different := {key: their for key, (their, our) in pairs.items() if their != our}:
+    plain = plain_config(target)
+    shaped = {type(target).attribute_map.get(key, key) for key in SHAPE.values()}
+    pairs = {key: (getattr(source, key), getattr(plain, key)) for key in sorted(own_keys(target) - shaped - FREE)}
+    if different := {key: value for key, (value, wanted) in pairs.items() if value != wanted}:
         raise UserError(f"{name} needs further keys in --config_overrides: {json.dumps(different)}.")
 
 
 def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:
     try:
-        theirs = load_tokenizer(checkpoint)
+        source = load_tokenizer(checkpoint)
     except UserError:
         return  # the checkpoint has no tokenizer
     # For a checkpoint without a tokenizer, transformers may create an almost empty one.
-    if len(theirs) >= len(tokenizer) and not is_same(theirs, tokenizer):
+    if len(source) >= len(tokenizer) and not is_same(source, tokenizer):
         raise UserError(f"{name} has a different tokenizer than the data. Prepare the data with --tokenizer {name}.")

@@ -11,7 +11,7 @@ from gpt2_repro.hardware import check_hub
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import complete_checkpoints, training_record
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import FINAL, MANIFEST, RECIPE, checkpoints, is_run, step_of
+from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, RECIPE, checkpoints, is_run, step_of
 
 
 logger = logging.getLogger("gpt2_repro.run_record.checkpoint")
@@ -88,7 +88,7 @@ def all_checkpoints(name: str) -> list[Checkpoint]:
     Raises UserError if there are none.
     """
     run = Path(name)
-    folders = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]
+    folders = [path for path in reversed(checkpoints(run)) if (path / CHECKPOINT_MANIFEST).is_file()]
     folders += [path for path in [run / FINAL] if path.is_dir()]
     if not folders:
         raise UserError(f"{name} is not a run with a complete checkpoint.")

@@ -17,7 +17,15 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import from_json, read_object, sha256_of, sync, to_json, write_whole
 from gpt2_repro.run_record import events
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import ENVIRONMENT, MANIFEST, METRICS, STAGING, TRASH, checkpoints, step_of
+from gpt2_repro.run_record.layout import (
+    CHECKPOINT_MANIFEST,
+    ENVIRONMENT,
+    METRICS,
+    STAGING,
+    TRASH,
+    checkpoints,
+    step_of,
+)
 
 
 DISK_FAULTS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read-only"}
@@ -41,7 +49,7 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
             sync(path)
     # The model card of final/ is written later, so the manifest does not list it.
     manifest = json.loads(to_json(facts | {"files": dict(sorted(files.items()))}))
-    write_whole(folder / MANIFEST, json.dumps(manifest | {"sha256": manifest_hash(manifest)}, indent=1))
+    write_whole(folder / CHECKPOINT_MANIFEST, json.dumps(manifest | {"sha256": manifest_hash(manifest)}, indent=1))
     sync(folder)
 
 
@@ -128,7 +136,7 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint or final/, or {} if missing or damaged."""
-    manifest = read_object(checkpoint / MANIFEST)
+    manifest = read_object(checkpoint / CHECKPOINT_MANIFEST)
     files, identity = manifest.get("files"), manifest.get("run_identity", {})
     if not isinstance(files, dict) or not isinstance(identity, dict):
         return {}

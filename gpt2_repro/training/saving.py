@@ -93,10 +93,10 @@ class CheckpointSaver:
             return
         self.memory = StagingMemory(size)
         logger.info("checkpoints are copied to memory (%s) and then written in the background", size_text(needed))
-        words = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]
+        command = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]
         # A separate session, because a signal to the launcher or to the terminal must not end the writer.
         self.writer = subprocess.Popen(
-            words,
+            command,
             cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -182,7 +182,7 @@ class CheckpointSaver:
     def wait_for(self, folder: Path) -> None:
         """Wait until rank 0 has completed `folder` and this machine sees it."""
         grows = growth(self.staging)
-        while not (folder / checkpoints.MANIFEST).is_file():
+        while not (folder / checkpoints.CHECKPOINT_MANIFEST).is_file():
             if grows():
                 self.alive()
             time.sleep(0.05)
