@@ -17,6 +17,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "gpt2_repro"
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = [ast.parse(source) for source in SOURCES.values()]
 # Folders with the sources in which private names are looked up.
 LIBRARIES = ("transformers", "accelerate", "deepspeed", "lm_eval", "tqdm", "torch/optim", "torch/distributed/fsdp")
 STANDARD_LIBRARY = {"_asdict", "_exit", "_fields", "_replace"}
@@ -65,16 +66,14 @@ def attributes(tree: ast.AST) -> Iterator[tuple[str, str]]:
 @functools.cache
 def called() -> set[str]:
     """Return the attributes that the package uses, and words in its strings."""
-    trees = [ast.parse(source) for source in SOURCES.values()]
-    names = {name for tree in trees for owner, name in attributes(tree) if owner != "super()"}
-    return names | {str(node.value) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    names = {name for tree in TREES for owner, name in attributes(tree) if owner != "super()"}
+    return names | {str(node.value) for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.Constant)}
 
 
 def private_names() -> set[str]:
     """Return the private names of other libraries' objects and modules."""
     names = set()
-    for source in SOURCES.values():
-        tree = ast.parse(source)
+    for tree in TREES:
         names |= {name for owner, name in attributes(tree) if owner not in ("self", "cls")}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
@@ -141,7 +140,7 @@ def problems(source: str) -> list[str]:
 
 def our_bases(node: ast.ClassDef) -> list[ast.ClassDef]:
     names = [ast.unparse(base) for base in node.bases]
-    nodes = (each for source in SOURCES.values() for each in ast.parse(source).body)
+    nodes = (each for tree in TREES for each in tree.body)
     return [each for each in nodes if isinstance(each, ast.ClassDef) and each.name in names]
 
 
