@@ -4,5 +4,4 @@ import time
 
 
 __version__ = "0.1.0"
-# When this process imported the package, in seconds since the machine was booted.
-IMPORTED = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+STARTED = time.monotonic()  # when this process imported the package, which every command does first

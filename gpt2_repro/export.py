@@ -25,9 +25,6 @@ from gpt2_repro.run_record.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record.layout import COMPARISON
 
 
-FILES = (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx", ".zip")
-
-
 def main(argv: list[str]) -> None:
     """Load a checkpoint, write the export and read the export back.
 
@@ -81,11 +78,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
     if args.private and not args.push_to_hub:
-        raise UserError("--private needs --push_to_hub. Pass --push_to_hub ORG/NAME, or remove --private.")
+        raise UserError("--private needs --push_to_hub ORG/NAME.")
     args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
-    if args.out is not None and args.out.suffix in FILES:
-        fix = "Pass a folder name for Hugging Face files, or a name that ends in .bin for llm.c."
-        raise UserError(f"{args.out.suffix} files are not supported. {fix}")
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
@@ -93,19 +87,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
         raise UserError("To upload to the Hub, set HF_TOKEN to a token with write access.")
     if args.out is not None and args.out.exists():
-        raise UserError(f"{args.out} already exists. Pass a new path as OUT.")
+        raise UserError(f"{args.out} already exists.")
     return args
 
 
 def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
-    """Return the comparison of a run, and the exported model's name in the comparison.
-
-    `revision` is the fingerprint of the model's weights and tokenizer. The result is (None, None) if the run has no
-    comparison that contains this fingerprint.
-    """
+    """Return the comparison of a run and the name of the model with this fingerprint."""
     try:
         comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None, None
     return next(((comparison, model.name) for model in comparison.models if model.revision == revision), (None, None))
 
@@ -117,9 +107,8 @@ def require_same(written: Any, again: Any) -> None:
     config = written.config
     ids = torch.arange(min(64, max_positions(config)))[None] % config.vocab_size
     with torch.inference_mode():
-        expected, found = (model.float()(input_ids=ids).logits for model in (written, again))
-        same = torch.equal(expected, found)
-    if not same:
+        expected, logits = (model.float()(input_ids=ids).logits for model in (written, again))
+    if not torch.equal(expected, logits):
         raise RunFailed("The export was not saved: its logits differ from the checkpoint's. Please report this error.")
 
 

@@ -14,7 +14,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpt2_repro.errors import UserError, in_a_line
 
@@ -106,6 +106,24 @@ def read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {}
+
+
+T = TypeVar("T")
+
+
+def from_json(kind: type[T], value: object, *, default: T | None = None) -> T:
+    """Convert parsed JSON to a dataclass, or to a list or dict of dataclasses.
+
+    Keys without a field are ignored. A value of another form gives `default`, or raises ValueError if that is None.
+    """
+    from pydantic import TypeAdapter  # takes 0.2 s, and few commands need it
+
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValueError:
+        if default is None:
+            raise
+        return default
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:

@@ -4,25 +4,21 @@ python -m gpt2_repro.generate runs/demo "The meaning of"
 python -m gpt2_repro.generate runs/demo FILE:prompt.txt
 python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
 
-Pass FILE:prompt.txt to read the prompt from the file prompt.txt, or - to read it from the standard input.
+FILE:prompt.txt reads the prompt from the file prompt.txt.
 """
 
 import argparse
 import logging
-import re
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
 
-UTF16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a UTF-16 file
 MOST_SAMPLES = 1000  # because all samples are generated in one batch
 
 logger = logging.getLogger("gpt2_repro.generate")
@@ -43,54 +39,34 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
     parser.add_argument("--seed", type=int, default=42, help="Random seed. (default: %(default)s)")
     args = parser.parse(argv)
-    for name, least in (("max_new_tokens", 1), ("num_samples", 1), ("top_k", 0)):
-        if (value := getattr(args, name)) < least:
-            raise UserError(f"--{name} {value} must be at least {least}, such as --{name} 10.")
-    if args.temperature and not 0.001 <= args.temperature <= 1000:  # probabilities must not overflow
-        raise UserError(f"--temperature {args.temperature:g} must be 0, or from 0.001 to 1000, such as 0.8.")
+    ranges: dict[str, tuple[float, float | None]] = {
+        "max_new_tokens": (1, None),
+        "num_samples": (1, MOST_SAMPLES),
+        "top_k": (0, None),
+    }
+    ranges |= {"temperature": (0, 1000), "top_p": (1e-9, 1), "seed": (0, 2**63 - 1)}
+    for name, (least, most) in ranges.items():
+        value = getattr(args, name)
+        if not (least <= value and (most is None or value <= most)):
+            raise UserError(f"--{name} {value} must be at least {least}{f' and at most {most}' if most else ''}.")
+    if 0 < args.temperature < 0.001:  # probabilities would overflow
+        raise UserError(f"--temperature {args.temperature} must be 0 or at least 0.001.")
     if args.temperature == 0 and args.num_samples > 1:
         raise UserError("--temperature 0 makes all samples equal. Pass --num_samples 1, or a higher --temperature.")
-    if not 0 < args.top_p <= 1:
-        raise UserError(f"--top_p {args.top_p} must be above 0 and at most 1, such as 0.9.")
-    if args.num_samples > MOST_SAMPLES:
-        raise UserError(
-            f"--num_samples {args.num_samples} is more than {MOST_SAMPLES}. For more, run again with another --seed."
-        )
-    if not 0 <= args.seed < 2**63:
-        raise UserError(f"--seed {args.seed} is not in the range 0 to 2**63 - 1. For example, pass --seed 42.")
     if args.words and args.prompt:
         raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
-    if args.words and not Path(args.checkpoint).exists() and Path(args.words[0]).is_dir():
-        fix = f"Pass {args.words[0]} first: python -m gpt2_repro.generate {args.words[0]} '{args.checkpoint}'"
-        raise UserError(f"{args.checkpoint!r} is not a checkpoint. {fix}")
-    if args.words and re.fullmatch(r"checkpoint-\d+|final|runs/\S*", args.words[0]):
-        fix = f"Pass a single one, such as {Path(args.checkpoint, Path(args.words[0]).name)}."
-        raise UserError(f"Two checkpoints were passed: {args.checkpoint} and {args.words[0]}. {fix}")
     args.prompt = args.prompt or " ".join(args.words)
-    if args.prompt == "-":
-        args.prompt = sys.stdin.read().removesuffix("\n")
     if args.prompt.startswith("FILE:"):
         file = Path(args.prompt.removeprefix("FILE:"))
-        if not file.is_file():
-            found = f"{file} is a folder" if file.is_dir() else f"{file} does not exist"
-            found = "FILE: needs a path" if args.prompt == "FILE:" else found
-            raise UserError(f"{found}. After FILE:, pass the path of a text file, such as FILE:books/prompt.txt.")
         try:
             args.prompt = file.read_text("utf-8-sig")
-        except UnicodeDecodeError:
-            if b"\0" in file.read_bytes() and file.read_bytes()[:2] not in UTF16:
-                raise UserError(f"{file} is not a text file. Pass a file with text in UTF-8.") from None
-            encoding = "utf-16" if file.read_bytes()[:2] in UTF16 else "cp1252"
-            fix = f"Convert it with `iconv -f {encoding} -t utf-8 {shlex.quote(str(file))} > utf8.txt` and pass FILE:utf8.txt."
-            raise UserError(f"{file} is not valid UTF-8. {fix}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file} cannot be read as a text file in UTF-8: {in_a_line(error)}") from None
     return args
 
 
 def _load(name: str, source: str) -> tuple[Any, Any]:
-    """Return the model and the tokenizer of the checkpoint `name`, found in `source`.
-
-    Raises UserError if loading fails.
-    """
+    """Return the model and the tokenizer of the checkpoint `name` in `source`."""
     from gpt2_repro.model.export import load_pair
 
     while True:
@@ -124,11 +100,8 @@ def main(argv: list[str]) -> None:
     ids = torch.tensor([start] * args.num_samples, device=model.device)
     lengths = {"max_new_tokens": min(args.max_new_tokens, window - len(start)), "pad_token_id": tokenizer.eos_token_id}
     if lengths["max_new_tokens"] < args.max_new_tokens:
-        logger.warning(
-            "The model's window has %d tokens, including the prompt. At most %d tokens are generated.",
-            window,
-            lengths["max_new_tokens"],
-        )
+        text = "The model's window has %d tokens, including the prompt. At most %d tokens are generated."
+        logger.warning(text, window, lengths["max_new_tokens"])
     sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")} | {"do_sample": True}
     torch.manual_seed(args.seed)
     written = model.generate(

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from gpt2_repro.typed_json import from_json
+from gpt2_repro.files import from_json
 
 
 MANIFEST = "manifest.json"

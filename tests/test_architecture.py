@@ -27,7 +27,7 @@ PURE = [
         "manifest",
     ),
     *("text", "evaluation/model_card", "data/packing", "data/preparation/splits", "data/sources/presets"),
-    *("evaluation/scores", "run_record/checkpoint", "run_record/environment", "typed_json"),
+    *("evaluation/scores", "run_record/checkpoint", "run_record/environment"),
 ]
 RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")
 

@@ -57,11 +57,8 @@ def test_llm_cs_file_and_the_folder_are_the_same_model(run: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("", "--push_to_hub ORG/NAME"),
         ("there", "there"),
-        ("new --push_to_hub name", "ORG/NAME"),
         ("m.bin --format llmc --push_to_hub a/b", "--format hf"),
-        ("new --format gguf", "'gguf'"),
         ("--push_to_hub a/b", "HF_TOKEN"),
     ],
 )

@@ -1,45 +1,27 @@
-"""Other libraries still have the private attributes that gpt2_repro uses.
+"""Other libraries still have what gpt2_repro overrides and uses of their inside.
 
 `make upgrade-check` runs these tests with the newest transformers, accelerate and DeepSpeed.
 """
 
 import ast
+import functools
 import importlib.util
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
 PACKAGE = Path(__file__).parents[1] / "gpt2_repro"
-TRAINER = "transformers.trainer"
-# Name -> the modules whose source contains it.
-CONTRACT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        (
-            *("_created_lr_scheduler", "_get_grad_norm", "_get_output_dir"),
-            *("_globalstep_last_logged", "_init_training_state", "_load_from_checkpoint", "_prepare_for_training"),
-            *("_maybe_log_save_evaluate", "_run_epoch", "_save_checkpoint", "_tr_loss"),
-        ),
-        (TRAINER,),
-    ),
-    "_attn_implementation": ("transformers.configuration_utils",),
-    "_n_gpu": ("transformers.training_args",),
-    "_wandb": ("transformers.integrations.integration_utils",),
-    "_shared_state": ("accelerate.state",),
-    "_global_grad_norm": ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"),
-    "_hp_mapping": ("deepspeed.utils.mixed_precision_linkage",),
-    "_z3_optimizer": ("deepspeed.utils.tensor_fragment",),
-    "_dynamo": ("torch._dynamo",),
-    "_inductor": ("torch._inductor.config",),
-    "_get_fsdp_state": ("torch.distributed.fsdp._fully_shard._fully_shard",),
-    "_mp_policy": ("torch.distributed.fsdp._fully_shard._fsdp_state",),
-    "_last_lr": ("torch.optim.lr_scheduler",),
-    "_instances": ("tqdm.std",),
-    **dict.fromkeys(("_loglikelihood_tokens", "_rank", "_world_size"), ("lm_eval.models.huggingface",)),
-}
-# Public attributes without documentation.
+SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = [ast.parse(source) for source in SOURCES.values()]
+# Folders with the sources in which private names are looked up.
+LIBRARIES = ("transformers", "accelerate", "deepspeed", "lm_eval", "tqdm", "torch/optim", "torch/distributed/fsdp")
+STANDARD_LIBRARY = {"_asdict", "_exit", "_fields", "_replace"}
+# Public attributes without documentation, and the modules whose source contains them.
 UNDOCUMENTED: dict[str, tuple[str, ...]] = {
     "clip_grad": ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3", "deepspeed.runtime.bf16_optimizer"),
     "fp32_partitioned_groups_flat": ("deepspeed.runtime.zero.stage3",),
@@ -54,21 +36,6 @@ UNDOCUMENTED: dict[str, tuple[str, ...]] = {
     "found_inf": ("torch.optim.adamw",),
     "is_lomo_available": ("accelerate.optimizer",),
 }  # fmt: skip
-# The parameters of the methods that we override or call.
-PARAMETERS = {
-    "_get_output_dir": ["self", "trial"],
-    "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
-    "_maybe_log_save_evaluate": [
-        *("self", "tr_loss", "grad_norm", "model", "trial"),
-        *("epoch", "ignore_keys_for_eval", "start_time", "learning_rate"),
-    ],
-    "_save_checkpoint": ["self", "model", "trial"],
-    "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
-    "log": ["self", "logs", "start_time"],
-    "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
-}
-STANDARD_LIBRARY = {"_action_groups", "_actions", "_add_action", "_asdict", "_exit", "_fields", "_format_args"}
-STANDARD_LIBRARY |= {"_group_actions", "_option_string_actions", "_replace"}
 
 
 def source_of(module: str) -> str:
@@ -77,42 +44,143 @@ def source_of(module: str) -> str:
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
+@functools.cache
+def upstream() -> list[str]:
+    root = Path(importlib.util.find_spec("torch").submodule_search_locations[0]).parent  # type: ignore[union-attr,index]
+    folders = (root / library for library in LIBRARIES)
+    # The models of transformers are most of its files, and the package touches none of their private names.
+    paths = (path for folder in folders for path in folder.rglob("*.py") if "transformers/models" not in str(path))
+    return [line for path in paths for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+
+
+def attributes(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield owner and name of each attribute that is read, also through getattr."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node.value), node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr", "setattr"):
+            owner, name, *_ = node.args
+            yield ast.unparse(owner), str(getattr(name, "value", ""))
+
+
+@functools.cache
+def called() -> set[str]:
+    """Return the attributes that the package uses, and words in its strings."""
+    names = {name for tree in TREES for owner, name in attributes(tree) if owner != "super()"}
+    return names | {str(node.value) for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
 def private_names() -> set[str]:
-    """Return the private names of other libraries that gpt2_repro uses or overrides."""
-    used, own = set(), set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute):
-                set_here = isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
-                (own if set_here else used).add(node.attr)
-            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-                own.add(node.name)
-            elif isinstance(node, ast.ImportFrom):
-                used.update((node.module or "").split("."))
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr"):
-                used.add(ast.unparse(node.args[1]).strip("'"))
-    overridden = own & set(CONTRACT)
-    private = {name for name in used if re.match(r"_[a-z]", name)}
-    return (private - own - STANDARD_LIBRARY) | overridden
+    """Return the private names of other libraries' objects and modules."""
+    names = set()
+    for tree in TREES:
+        names |= {name for owner, name in attributes(tree) if owner not in ("self", "cls")}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                names |= {*(node.module or "").split("."), *(alias.name for alias in node.names)}
+    return {name for name in names if re.match(r"_[a-z]", name)} - STANDARD_LIBRARY
 
 
-def test_the_contract_lists_what_the_package_uses() -> None:
-    assert private_names() == set(CONTRACT)
+@pytest.mark.parametrize("name", sorted(private_names()))
+def test_upstream_still_defines(name: str) -> None:
+    if importlib.util.find_spec(f"torch.{name}"):
+        return
+    definition = rf"(def|class) {name}\b|\b{name}(: [^=\n]+)? = |[\"']{name}[\"']"
+    assert any(re.search(definition, line) for line in upstream() if name in line), f"{name} is gone"
 
 
-@pytest.mark.parametrize("name", [*CONTRACT, *UNDOCUMENTED])
+def base_of(node: ast.ClassDef, tree: ast.Module) -> type | None:
+    """Return the first base class of another library, or None."""
+    names = {}
+    for imported in ast.walk(tree):
+        if isinstance(imported, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{imported.module}.{alias.name}" for alias in imported.names}
+        elif isinstance(imported, ast.Import):
+            names |= {alias.name.split(".")[0]: alias.name.split(".")[0] for alias in imported.names}
+    for base in map(ast.unparse, node.bases):
+        first, _, rest = base.partition(".")
+        *modules, name = f"{names.get(first, '')}.{rest}".strip(".").split(".")
+        if modules and modules[0] in ("transformers", "accelerate", "deepspeed", "torch", "lm_eval"):
+            return getattr(importlib.import_module(".".join(modules)), name)
+    return None
+
+
+def names_in(base: type) -> set[str]:
+    """Return the attributes of a class, also those that its methods assign."""
+    classes = [each for each in base.__mro__ if inspect.getmodule(each) and hasattr(each, "__dict__")]
+    sources = [inspect.getsource(each) for each in classes if each.__module__ not in ("builtins", "torch._C")]
+    return {*dir(base), *re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", "".join(sources))}
+
+
+def problems(source: str) -> list[str]:
+    """Return names in subclasses that upstream lacks or has in another form."""
+    tree, found = ast.parse(source), []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef) or (base := base_of(node, tree)) is None:
+            continue
+        known = names_in(base) | {*UNDOCUMENTED}
+        methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+        assigned = {name.id for each in node.body if isinstance(each, ast.Assign) for name in each.targets}  # type: ignore[attr-defined]
+        # Upstream calls an override. A method that only we define must be called by us.
+        found += [name for name in {*methods, *assigned} - known - called() if not name.startswith("__")]
+        begin = {*ast.walk(methods.get("__init__", ast.Pass()))}  # our private attributes are created here
+        stores = [
+            each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+        ]
+        own = {each.attr for each in stores if each in begin or not each.attr.startswith("_")}
+        fields = {each for kind in (node, *our_bases(node)) for each in kind.body if isinstance(each, ast.AnnAssign)}
+        own |= {*methods, *assigned, *(ast.unparse(each.target) for each in fields)}
+        for owner, name in attributes(node):
+            if (owner == "super()" and name not in known) or (owner == "self" and name not in known | own):
+                found.append(name)
+        overrides = {name: ours for name, ours in methods.items() if not name.startswith("__")}
+        found += [name for name, ours in overrides.items() if not accepts(ours, getattr(base, name, None))]
+    return found
+
+
+def our_bases(node: ast.ClassDef) -> list[ast.ClassDef]:
+    names = [ast.unparse(base) for base in node.bases]
+    nodes = (each for tree in TREES for each in tree.body)
+    return [each for each in nodes if isinstance(each, ast.ClassDef) and each.name in names]
+
+
+def accepts(ours: ast.FunctionDef, theirs: Any) -> bool:
+    """Return whether a method takes all parameters of the overridden method."""
+    if not inspect.isfunction(theirs):
+        return True
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [name for name, one in inspect.signature(theirs).parameters.items() if one.kind not in kinds]
+    ours_by_position = [each.arg for each in ours.args.args]
+    all_accepted = ours.args.vararg or ours.args.kwarg or {*names} <= {*ours_by_position}
+    return bool(all_accepted) and names[: len(ours_by_position)] == ours_by_position[: len(names)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_subclasses_override_and_use_what_upstream_has(path: Path) -> None:
+    assert problems(SOURCES[path]) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("def _clip_grad_norm(", "def _clip_gradient_norm("),  # an override that upstream would no longer call
+        ("super()._issue_warnings_after_load(", "super()._issue_warnings("),
+        ("self._save(", "self._save_weights("),
+        ("self._tr_loss", "self._total_loss"),
+        ("def get_batch_samples(self, epoch_iterator: Any,", "def get_batch_samples(self, iterator: Any,"),
+        ("on_prediction_step = on_evaluate", "on_predicted_step = on_evaluate"),
+    ],
+)
+def test_a_name_that_upstream_lacks_is_found(old: str, new: str) -> None:
+    names = ("trainer.py", "when.py")
+    (source,) = (SOURCES[path] for name in names if old in SOURCES[path := PACKAGE / "training" / name])
+    assert problems(source.replace(old, new))
+
+
+@pytest.mark.parametrize("name", UNDOCUMENTED)
 def test_upstream_still_has(name: str) -> None:
-    for module in (CONTRACT | UNDOCUMENTED)[name]:
-        if module.startswith("torch._"):
-            assert importlib.util.find_spec(module), module
-        else:
-            assert re.search(rf"\b{re.escape(name)}\b", source_of(module)), f"{module} has no {name}"
-
-
-def test_methods_of_trainer_take_what_they_took() -> None:
-    from transformers import Trainer
-
-    assert {name: list(inspect.signature(getattr(Trainer, name)).parameters) for name in PARAMETERS} == PARAMETERS
+    for module in UNDOCUMENTED[name]:
+        assert re.search(rf"\b{re.escape(name)}\b", source_of(module)), f"{module} has no {name}"
 
 
 def test_the_classes_that_deepspeed_pickles_are_where_they_were() -> None:

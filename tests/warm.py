@@ -10,11 +10,13 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import gpt2_repro
 from tests.commands import ENVIRONMENT, ROOT, words_of
 
 
@@ -79,6 +81,7 @@ def _run_script(words: list[str], environment: dict[str, str]) -> None:
 
 
 def _become(words: list[str], environment: dict[str, str]) -> None:
+    gpt2_repro.STARTED = time.monotonic()
     os.setsid()
     os.chdir(ROOT)
     os.environ.clear()

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line, nearest
-from gpt2_repro.files import read_object, sha256_of, try_lock
+from gpt2_repro.files import from_json, read_object, sha256_of, try_lock
 from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
 from gpt2_repro.tokenization import load_for_rows
-from gpt2_repro.typed_json import from_json
 
 
 if TYPE_CHECKING:  # slow to import, so these are imported only when the rows or the tokenizer are read
@@ -55,7 +54,7 @@ class PreparedData:
             raise UserError(f"{folder} does not exist. {hint} the data with `{command}`.")
         try:
             return cls(folder, from_json(Manifest, read_object(folder / MANIFEST)))
-        except (TypeError, AttributeError):
+        except ValueError:
             problem = f"{folder} is not a prepared folder, because its {MANIFEST} is missing or damaged"
             raise UserError(f"{problem}. Pass another --dataset_dir, or prepare the data with `{command}`.") from None
 

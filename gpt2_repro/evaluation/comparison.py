@@ -5,9 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.files import to_json
+from gpt2_repro.files import from_json, to_json
 from gpt2_repro.text import Cell, Table
-from gpt2_repro.typed_json import from_json
 
 
 # Two models match if they differ by less than this margin. The margin of an accuracy is absolute: 0.02 is 2 percentage
@@ -153,7 +152,7 @@ class Comparison:
     def from_json(cls, text: str) -> "Comparison":
         """Parse the text of comparison.json. Only the key `rows` is required.
 
-        Raises ValueError, TypeError, AttributeError or RecursionError if the text is damaged.
+        Raises ValueError or RecursionError if the text is damaged.
         """
         return from_json(cls, json.loads(text))
 

@@ -31,10 +31,9 @@ from gpt2_repro.evaluation.scores import (
     read_scores,
 )
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS, task_index, write_task_files
-from gpt2_repro.files import read_object, to_json, write_whole
+from gpt2_repro.files import from_json, read_object, to_json, write_whole
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.tokenization import encode, load, start_id
-from gpt2_repro.typed_json import from_json
 
 
 logger = logging.getLogger(__name__)

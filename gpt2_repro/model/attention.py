@@ -5,12 +5,12 @@ import importlib.util
 import logging
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
-from transformers import AttentionInterface, AutoModelForCausalLM, GPT2Config, PreTrainedConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import is_kernels_available
 
 from gpt2_repro.errors import UserError
@@ -24,7 +24,7 @@ PACKAGE, HUB_KERNEL = "flash_attention_2", "kernels-community/flash-attn2"
 TIMING_SECONDS = 1.0  # per kernel, after a warm-up
 # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
 MOST_DIFFERENCE = 0.05
-FAILURES = (ImportError, RuntimeError, ValueError, OSError, AssertionError)
+KERNEL_FAILURES = (ImportError, RuntimeError, ValueError, OSError, AssertionError)
 
 
 class Machine(NamedTuple):
@@ -80,16 +80,22 @@ def choose_attention(
         requested: the field attn_implementation of the recipe.
         config: configuration of the model to train. Kernels are timed with its number and size of heads.
         rows: rows per forward pass.
-        earlier: the kernel that this run used before on the same GPU model, or "" if there is none. "auto" uses it
-            again if possible.
+        earlier: the kernel that this run used before on the same GPU model. "auto" uses it again if possible.
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
     flash = (PACKAGE, HUB_KERNEL)
+
+    def measure(obstacles: Mapping[str, str | None]) -> dict[str, float | str]:
+        options: Any = {"rows": rows, "bf16": machine.bf16, "document_mask": machine.document_mask}
+        return time_kernels(obstacles, config, device="cuda", **options)
+
     if requested != "auto":
-        wrong = obstacle(requested, machine)
-        if wrong := wrong or (_disagreement(requested, machine.document_mask) if requested in flash else None):
-            raise UserError(f"{requested} cannot be used: {wrong}. Pass --attn_implementation auto.")
+        problem: str | float | None = obstacle(requested, machine)
+        if problem is None and requested in flash:
+            problem = measure({requested: None, "causal_sdpa": None})[requested]
+        if isinstance(problem, str):
+            raise UserError(f"{requested} cannot be used: {problem}. Pass --attn_implementation auto.")
         return Choice(requested, "as requested")
     obstacles = {name: obstacle(name, machine) for name in (*flash, *SDPA)}
     if obstacles[PACKAGE] is None:
@@ -97,30 +103,25 @@ def choose_attention(
     if not machine.cuda:
         return Choice("causal_sdpa", "torch's SDPA, because there is no GPU")
     if machine.document_mask:
+        usable = {name: obstacles[name] for name in flash}
+        timings = measure(usable | {"causal_sdpa": None}) if None in usable.values() else dict(usable)
         for name in flash:
-            obstacles[name] = obstacles[name] or _disagreement(name, document_mask=True)
-            if obstacles[name] is None:
+            if isinstance(timings[name], float):
                 return Choice(name, "it takes document lengths instead of a mask")
-        why = "; ".join(f"{name}: {obstacles[name]}" for name in flash)
+        why = "; ".join(f"{name}: {timings[name]}" for name in flash)
         return Choice("causal_sdpa", f"torch's SDPA with a document mask; {why}")
     if earlier in obstacles:
         if obstacles[earlier] is None:
             return Choice(earlier, "as at the start of the run")
         why = "The run began with the attention kernel %s, but %s. All usable kernels are timed again."
         logger.warning(why, earlier, obstacles[earlier])
-    timings = time_kernels(obstacles, config, rows=rows, bf16=machine.bf16, device="cuda")
-    return fastest(timings, f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}")
+    return fastest(measure(obstacles), f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}")
 
 
-def fastest(timings: Mapping[str, float | str], where: str) -> Choice:
-    """Return the fastest kernel, or causal_sdpa if no kernel was timed. Log all times.
-
-    Args:
-        timings: the result of `time_kernels`.
-        where: description of the measured shape and the GPU.
-    """
+def fastest(timings: Mapping[str, float | str], shape: str) -> Choice:
+    """Return the fastest kernel, or causal_sdpa if no kernel was timed. Log all times."""
     times = sorted((time, name) for name, time in timings.items() if not isinstance(time, str))
-    logger.info("attention, forward and backward, %s:", where)
+    logger.info("attention, forward and backward, %s:", shape)
     for name, result in [*((name, f"{time:.2f} ms") for time, name in times), *timings.items()]:
         if isinstance(result, str):
             logger.info("  %-30s %s", name, result)
@@ -131,7 +132,13 @@ def fastest(timings: Mapping[str, float | str], where: str) -> Choice:
 
 
 def time_kernels(
-    obstacles: Mapping[str, str | None], config: PreTrainedConfig, *, rows: int, bf16: bool, device: str
+    obstacles: Mapping[str, str | None],
+    config: PreTrainedConfig,
+    *,
+    rows: int,
+    bf16: bool,
+    device: str,
+    document_mask: bool = False,
 ) -> dict[str, float | str]:
     """Return each kernel's time of one forward and backward pass, in milliseconds.
 
@@ -147,22 +154,20 @@ def time_kernels(
         try:
             timings[name] = reason or 0.0
             if reason is None:
-                timings[name], results = _run_kernel(name, config, rows=rows, bf16=bf16, device=device)
+                options: Any = {"rows": rows, "bf16": bf16, "device": device, "document_mask": document_mask}
+                timings[name], results = _run_kernel(name, config, **options)
                 expected = expected or results
                 if (difference := _difference(results, expected)) > MOST_DIFFERENCE:
                     timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
-        except FAILURES as error:
+        except KERNEL_FAILURES as error:
             timings[name] = f"it fails on this machine ({str(error).splitlines()[0][:200]})"
     return timings
 
 
 def _run_kernel(
-    name: str, config: PreTrainedConfig, *, rows: int, bf16: bool, device: str
+    name: str, config: PreTrainedConfig, *, rows: int, bf16: bool, device: str, document_mask: bool
 ) -> tuple[float, list[Tensor]]:
-    """Return a kernel's time in milliseconds, and its output and gradients.
-
-    The time is the median of repeated measurements of one forward and backward pass.
-    """
+    """Return a kernel's median time in milliseconds, and its output and gradients."""
     single = copy.deepcopy(config)
     single.num_hidden_layers, single.vocab_size = 1, 128
     single.bos_token_id = single.eos_token_id = None  # ids outside this small vocabulary cause a warning
@@ -176,10 +181,13 @@ def _run_kernel(
     shapes = [(rows, length, count, width) for count in (heads, groups, groups, heads)]
     *drawn, direction = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
     inputs = [tensor.transpose(1, 2).requires_grad_() for tensor in drawn]
+    ids = torch.arange(rows * length, device=device).view(rows, length) % 37
+    lengths = Documents(separator=0).attention(model, ids) if document_mask else {}
+    mask = lengths.pop("attention_mask", None)
     attend = AttentionInterface()[model.config._attn_implementation]
 
     def run() -> list[Tensor]:
-        out = attend(module, *inputs, None, dropout=0.0, scaling=width**-0.5)[0]
+        out = attend(module, *inputs, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
         return [out.detach(), *torch.autograd.grad(out, inputs, direction)]
 
     results = run()
@@ -191,35 +199,3 @@ def _difference(results: list[Tensor], expected: list[Tensor]) -> float:
     pairs = zip(results, expected, strict=True)
     differences = torch.stack([(a - b).abs().max().float() / b.abs().max().float() for a, b in pairs])
     return float(differences.nan_to_num(math.inf).max())
-
-
-def _disagreement(name: str, document_mask: bool) -> str | None:
-    try:
-        difference = attention_difference(name, "sdpa", device="cuda", document_mask=document_mask)
-    except FAILURES as error:
-        return f"it fails on this machine ({str(error).splitlines()[0][:200]})"
-    return None if difference < MOST_DIFFERENCE else f"it differs from SDPA by {difference:.3f}"
-
-
-def attention_difference(one: str, other: str, *, device: str, document_mask: bool = False) -> float:
-    """Return the largest difference between two attention implementations in bf16.
-
-    Outputs and gradients are compared, relative to the largest absolute value of `other`. This function sets torch's
-    global seed.
-    """
-    none = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": None, "eos_token_id": None}
-    config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **none)
-    ids = torch.arange(256, device=device).view(2, 128) % (37 if document_mask else 512)
-    results: list[list[torch.Tensor]] = []
-    for implementation in (one, other):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=implementation)
-        model = model.to(device)
-        inside = Documents(separator=0).attention(model, ids) if document_mask else {}
-        hidden = model.base_model(ids, use_cache=False, **inside).last_hidden_state.float()
-        # A random direction, not a norm. After a LayerNorm the norm is the same for all weights, and its gradient is
-        # rounding noise.
-        direction = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(device)
-        (hidden * direction).mean().backward()
-        results.append([hidden.detach(), model.base_model.h[0].attn.c_attn.weight.grad.float()])
-    return _difference(*results)

@@ -1,16 +1,28 @@
-"""Build the model to train."""
+"""Build the model to train, and compile its loss."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.hardware import total_memory
-from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.initial_weights import start_from
 from gpt2_repro.model.pretraining import make_pretraining
 from gpt2_repro.model.size import gpt2_parameters
+
+
+logger = logging.getLogger(__name__)
+
+# Next to the runs and not in /tmp, which a rented machine loses when it stops.
+CACHE = ".cache/inductor"
 
 
 def build_model(
@@ -30,8 +42,7 @@ def build_model(
         documents: if given, tokens attend only to their own document.
         compiled: compile the loss with torch.compile.
 
-    Raises UserError if the model is too large for the memory of the machine, and also if the checkpoint `init_from`
-    cannot be loaded or does not match the model or the data.
+    Raises UserError for a model that does not fit into the memory, and for an `init_from` that does not fit.
     """
     _check_memory(config)
     model = stock_model(config, attention=attention)
@@ -44,7 +55,6 @@ def build_model(
 
 
 def _check_memory(config: PreTrainedConfig) -> None:
-    """Raise UserError if the model does not fit into the memory of the machine."""
     shape = {"n_layer": config.num_hidden_layers, "n_embd": config.hidden_size, "vocab_size": config.vocab_size}
     parameters = gpt2_parameters(**shape, n_positions=config.max_position_embeddings)
     # fp32 weights; without a GPU also their gradients and the two moments of AdamW.
@@ -53,3 +63,47 @@ def _check_memory(config: PreTrainedConfig) -> None:
         size = f"{parameters / 1e6:,.0f} M parameters needs about {needed / 1e9:,.0f} GB of memory"
         fix = "Pass a smaller --n_layer or --n_embd."
         raise UserError(f"A model with {size}. This machine has {memory / 1e9:.0f} GB. {fix}")
+
+
+def compile_loss(model: PreTrainedModel, *, backend: Any = "inductor") -> None:
+    """Compile the loss of a model from `make_pretraining` into one graph.
+
+    If an attention kernel cannot be compiled, the model switches to causal_sdpa. `model.compiled_graphs` lists what
+    each compiled graph is for, "training" or "validation".
+
+    Compiled code is cached in $TORCHINDUCTOR_CACHE_DIR (default: .cache/inductor).
+    """
+    # Importing transformers sets this variable to torch's default in /tmp. That value is replaced, too.
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(CACHE).resolve())
+    recomputed = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+    if model.balance_loss is not None and hasattr(torch._dynamo.config, recomputed):
+        # Hooks collect router logits in the forward pass. They need not run again when blocks are recomputed.
+        setattr(torch._dynamo.config, recomputed, True)
+    compiler = torch._dynamo.lookup_backend(backend)
+    model.compiled_graphs = []
+
+    def log_and_compile(graph: Any, inputs: list[Any], **options: Any) -> Any:
+        kind = "training" if torch.is_grad_enabled() else "validation"
+        model.compiled_graphs.append(kind)
+        cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        logger.info("compiling the %s step; compiled code is cached in %s", kind, cache)
+        return compiler(graph, inputs, **options)
+
+    # Only the loss: DDP and DeepSpeed wrap an ordinary module, and sampling and scoring have changing input shapes.
+    compiled = torch.compile(model.summed_loss, backend=log_and_compile, fullgraph=True, dynamic=False)
+
+    def compiled_loss(input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:
+        try:
+            return compiled(input_ids, shift_labels, **attention)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if (kernel := model.config._attn_implementation) == "causal_sdpa":
+                raise
+            text = "The attention kernel %s cannot be compiled (%s). The run uses the kernel causal_sdpa instead."
+            logger.warning(text, kernel, in_a_line(error)[:200])
+            model.compiled_graphs.clear()
+            model.set_attn_implementation("causal_sdpa")
+            attention = model.documents.attention(model, input_ids) if model.documents else {}
+            return compiled(input_ids, shift_labels, **attention)
+
+    model.summed_loss = compiled_loss

@@ -53,41 +53,34 @@ def build_config(
 
 
 def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedConfig:
-    """Return `default` changed by `values`, and then by `overrides`.
-
-    Raises UserError for overrides that are unknown, invalid or not allowed.
-    """
+    """Return `default` changed by `values` and `overrides`, or raise UserError."""
     kind, keys = type(default), own_keys(default)
     owned = OWNED | {kind.attribute_map.get(name, name): reason for name, reason in OWNED.items()}
     for key in overrides:
         if key in owned:
             raise UserError(f"--config_overrides cannot set {key}: {owned[key]}.")
         if key not in keys:
-            nearest = did_you_mean(key, keys - owned.keys())
-            raise UserError(f"The model {kind.model_type} has no key {key!r} for --config_overrides: {nearest}")
+            raise UserError(
+                f"{kind.model_type} has no key {key!r} for --config_overrides. {did_you_mean(key, keys - owned.keys())}"
+            )
     try:
         config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()} | overrides)
     except FAILURES as error:
         raise UserError(f"transformers rejects this {kind.model_type} configuration: {in_a_line(error)}") from None
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if groups and heads % groups:
-        fix = f"Set num_key_value_heads in --config_overrides to a divisor of --n_head {heads}."
-        raise UserError(f"{heads} heads cannot share {groups} key and value heads evenly. {fix}")
+        raise UserError(f"num_key_value_heads {groups} is not a divisor of --n_head {heads}.")
     if getattr(config, "num_experts_per_tok", 0) > getattr(config, "num_local_experts", 0):
-        raise UserError("num_experts_per_tok in --config_overrides must be at most num_local_experts.")
+        raise UserError("num_experts_per_tok must be at most num_local_experts.")
     return config
 
 
 def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
-    """Return transformers' own model for a configuration, with random fp32 weights.
-
-    Raises UserError for a configuration that transformers cannot build.
-    """
+    """Return transformers' own model with random fp32 weights, or raise UserError."""
     try:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except FAILURES as error:
-        fix = " Pass a smaller --n_embd or --n_layer." if "alloc" in str(error) else ""
-        raise UserError(f"transformers cannot build this {config.model_type} model: {in_a_line(error)}{fix}") from None
+        raise UserError(f"transformers cannot build this {config.model_type} model: {in_a_line(error)}") from None
 
 
 def own_keys(config: PreTrainedConfig) -> set[str]:

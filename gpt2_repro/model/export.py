@@ -38,9 +38,7 @@ COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
 
 
 def load_model(checkpoint: str) -> PreTrainedModel:
-    """Return the fp32 model of a folder or Hub id, in evaluation mode.
-
-    Padding of the vocabulary is removed.
+    """Return the fp32 model of a folder or Hub id, without vocabulary padding.
 
     Raises UserError if the model is quantized, cannot be loaded from safetensors, or has weights that are not finite.
     """
@@ -60,13 +58,11 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(key for key in loading[problem] if not CONSTANTS.search(str(key))):
-            found = f"{problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)"
-            raise UserError(
-                f"Cannot load {checkpoint}, because its weights do not fit its config.json: {found}. {COMPLETE}"
-            )
+            details = f"{problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)"
+            raise UserError(f"Cannot load {checkpoint}, because its weights do not fit its config.json: {details}.")
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
-            raise UserError(f"{checkpoint} has weights that are not finite ({name}). Pass another checkpoint.")
+            raise UserError(f"{checkpoint} has weights that are not finite ({name}).")
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
     return model.eval()
@@ -74,10 +70,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Hide transformers' table of weights that do not fit config.json.
-
-    `load_model` raises UserError for such weights.
-    """
+    """Hide transformers' table of weights that do not fit config.json."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -93,10 +86,7 @@ def _reason(checkpoint: str, error: Exception) -> str:
 
 
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
-    """Load a checkpoint's weights into `model` if `model` is a mixture of experts.
-
-    Return whether the weights were loaded.
-    """
+    """Load a checkpoint into `model` if it is a mixture of experts. Return whether."""
     if not isinstance(model, MixtralForCausalLM):
         return False
     # Trainer (5.23) would skip the experts without an error, because their names differ in checkpoint and model.
@@ -105,16 +95,11 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
 
 
 def _check_files(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise UserError if the weight files are not usable with `config`.
-
-    Two problems are detected: a weight file outside of `folder`, and fewer tensors than layers.
-    """
+    """Raise UserError for a file outside of `folder`, or fewer tensors than layers."""
     single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
     names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
     if outside := [name for name in names if Path(name).name != name]:
-        raise UserError(
-            f"The weight index of {folder} names a file outside of this folder: {outside[0]}. Pass another checkpoint."
-        )
+        raise UserError(f"The weight index of {folder} names a file outside of this folder: {outside[0]}.")
     if not names or not all((folder / name).is_file() for name in names):
         return  # transformers reports the missing files
     # Building a model of 200,000 layers takes minutes. transformers rejects wrong shapes before it builds the model.
@@ -123,34 +108,22 @@ def _check_files(folder: Path, config: PreTrainedConfig) -> None:
         with safe_open(folder / name, framework="pt") as file:
             tensors += len(file.keys())
     if (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > tensors:
-        found = f"{folder} has {tensors:,} tensors, too few for the {layers:,} layers of its config.json."
-        raise UserError(f"{found} Pass another model.")
+        raise UserError(f"{folder} has {tensors:,} tensors, too few for the {layers:,} layers of its config.json.")
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder or Hub id.
-
-    Raises UserError if the tokenizer cannot be loaded.
-    """
-    if (
-        Path(checkpoint).is_dir()
-        and not any(Path(checkpoint).glob("*token*"))
-        and not any(Path(checkpoint).glob("vocab*"))
-    ):
-        raise UserError(f"{checkpoint} has no tokenizer files. {COMPLETE}")
+    """Return the tokenizer of a folder or Hub id, or raise UserError."""
+    folder = Path(checkpoint)
+    if folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")]):
+        raise UserError(f"{checkpoint} has no tokenizer files.")
     try:
         return load(checkpoint)
     except Exception as error:  # `tokenizers` raises no subclass for a damaged tokenizer.json
-        raise UserError(
-            f"Cannot load the tokenizer of {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}"
-        ) from None
+        raise UserError(f"Cannot load the tokenizer of {checkpoint} ({_reason(checkpoint, error)}).") from None
 
 
 def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model and the tokenizer of a folder or Hub id.
-
-    Raises UserError if loading fails.
-    """
+    """Return the model and the tokenizer of a folder or Hub id, or raise UserError."""
     return load_model(checkpoint), load_tokenizer(checkpoint)
 
 

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import SHAPE
@@ -26,66 +26,47 @@ FREE = {
 
 
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Copy the weights of the folder or Hub id `name` into `model`.
+    """Copy the weights of a folder or Hub id into `model`.
 
     Raises UserError if the checkpoint cannot be loaded, or does not match `model` or `tokenizer`.
     """
     checkpoint = resolve_checkpoint(name).source
-    weights = load_model(checkpoint)
+    source = load_model(checkpoint)
     if tokenizer is not None:
         _check_tokenizer(checkpoint, tokenizer, name=name)
-    _copy_weights(weights, model, name=name)
-
-
-def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Copy the weights of `source` into a model whose vocabulary may be padded.
-
-    Raises UserError if the architectures, shapes, configurations or vocabularies of the two models differ.
-    """
-    theirs, ours = source.config, model.config
-    if theirs.model_type != ours.model_type:
-        found = f"{name} is a {theirs.model_type}, but this recipe trains a {ours.model_type}."
-        raise UserError(f"{found} Pass --init_from and --model_type of the same architecture.")
-    if not _is_padded(ours.true_vocab_size, theirs.vocab_size):
-        found = f"{name} has {theirs.vocab_size:,} token ids, but the data has {ours.true_vocab_size:,}."
-        raise UserError(f"{found} Pass data that was prepared with the tokenizer of {name}.")
-    options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
-    shapes = {option: (getattr(theirs, key), getattr(ours, key)) for option, key in options.items()}
-    if fix := " ".join(f"--{option} {their}" for option, (their, our) in shapes.items() if their != our):
-        length = " Also prepare the data with this --sequence_length." if "--sequence_length" in fix else ""
-        raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}.{length}")
-    plain = plain_config(ours)
-    shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
-    compared = sorted(own_keys(ours) - shaped - FREE)
-    default = type(ours)()
-    # List all keys, because --config_overrides on the command line replaces the overrides of the recipe.
-    whole = {
-        key: value
-        for key in compared
-        if (value := getattr(theirs, key)) != getattr(default, key) or value != getattr(plain, key)
-    }
-    for key in compared:
-        one, other = getattr(theirs, key), getattr(plain, key)
-        if one != other:
-            found = f"{name} has {key} {one} in its config, but this recipe's {ours.model_type} has {other}."
-            raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}' or another checkpoint.")
-    source.resize_token_embeddings(ours.true_vocab_size)  # without padding
+    _check_config(source.config, model.config, name=name)
+    source.resize_token_embeddings(model.config.true_vocab_size)  # without padding
     weights = dict(source.named_parameters())
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter[: len(weights[key])] = weights[key]
 
 
-def _is_padded(ids: int, vocab_size: int) -> bool:
-    """Return whether `vocab_size` is `ids`, or rounded up to 8, 16, ... or 512."""
-    return vocab_size == ids or vocab_size in [padded_size(ids, 2**power) for power in range(3, 10)]
+def _check_config(source: PreTrainedConfig, target: PreTrainedConfig, *, name: str) -> None:
+    """Raise UserError if architectures, vocabularies, shapes or other keys differ."""
+    if source.model_type != target.model_type:
+        problem = f"{name} is a {source.model_type}, but this recipe trains a {target.model_type}."
+        raise UserError(f"{problem} Pass --init_from and --model_type of the same architecture.")
+    padded = [padded_size(target.true_vocab_size, 2**power) for power in range(3, 10)]
+    if source.vocab_size not in (target.true_vocab_size, *padded):
+        problem = f"{name} has {source.vocab_size:,} token ids, but the data has {target.true_vocab_size:,}."
+        raise UserError(f"{problem} Pass data that was prepared with the tokenizer of {name}.")
+    options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(target, "n_positions") else {})
+    shapes = {option: (getattr(source, key), getattr(target, key)) for option, key in options.items()}
+    if fix := " ".join(f"--{option} {value}" for option, (value, wanted) in shapes.items() if value != wanted):
+        raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}, and data of this length.")
+    plain = plain_config(target)
+    shaped = {type(target).attribute_map.get(key, key) for key in SHAPE.values()}
+    pairs = {key: (getattr(source, key), getattr(plain, key)) for key in sorted(own_keys(target) - shaped - FREE)}
+    if different := {key: value for key, (value, wanted) in pairs.items() if value != wanted}:
+        raise UserError(f"{name} needs further keys in --config_overrides: {json.dumps(different)}.")
 
 
 def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:
     try:
-        theirs = load_tokenizer(checkpoint)
+        source = load_tokenizer(checkpoint)
     except UserError:
         return  # the checkpoint has no tokenizer
     # For a checkpoint without a tokenizer, transformers may create an almost empty one.
-    if len(theirs) >= len(tokenizer) and not is_same(theirs, tokenizer):
+    if len(source) >= len(tokenizer) and not is_same(source, tokenizer):
         raise UserError(f"{name} has a different tokenizer than the data. Prepare the data with --tokenizer {name}.")

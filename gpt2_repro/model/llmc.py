@@ -61,18 +61,15 @@ def read_llmc(path: Path) -> PreTrainedModel:
     model = GPT2LMHeadModel(config).eval()
     weights = model.transformer.state_dict()
     kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16
-    values, place = torch.frombuffer(bytearray(data[1024:]), dtype=kind), 0
+    values, position = torch.frombuffer(bytearray(data[1024:]), dtype=kind), 0
     for name in _tensor_names(layers):
         shape = weights[name].shape[::-1] if _is_transposed(name) else weights[name].shape
         shape = torch.Size((padded, width)) if name == "wte.weight" else shape
-        tensor = values[place : place + shape.numel()].reshape(shape).float()
-        place += shape.numel()
+        tensor = values[position : position + shape.numel()].reshape(shape).float()
+        position += shape.numel()
         weights[name].copy_((tensor.t() if _is_transposed(name) else tensor)[: len(weights[name])])
-    if place != len(values):
-        raise UserError(
-            f"{path} is damaged: it has {len(values):,} weights instead of {place:,}. Download or export "
-            "the file again."
-        )
+    if position != len(values):
+        raise UserError(f"{path} is damaged: it has {len(values):,} weights instead of {position:,}.")
     return model
 
 

@@ -14,8 +14,8 @@ def max_positions(config: Any) -> int:
     Args:
         config: a configuration of transformers, or any object with the entries of a config.json as attributes.
     """
-    found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
-    return next((number for number in found if isinstance(number, int) and number > 0), NO_LIMIT)
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    return next((number for number in limits if isinstance(number, int) and number > 0), NO_LIMIT)
 
 
 def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:
@@ -114,7 +114,7 @@ def bytes_of_rank(parameters: int, *, bf16: bool, state: int, rank: int, shards:
         state: the result of `state_bytes`.
         shards: the number of ranks that DeepSpeed shards the optimizer state over, or 0 without DeepSpeed.
     """
-    of_state = state * parameters
+    state_size = state * parameters
     if not shards:
-        return 0 if rank else of_state  # which contains the weights
-    return of_state // shards + (0 if rank else checkpoint_bytes(parameters, bf16=bf16, state=state) - of_state)
+        return 0 if rank else state_size  # which contains the weights
+    return state_size // shards + (0 if rank else checkpoint_bytes(parameters, bf16=bf16, state=state) - state_size)

@@ -44,7 +44,7 @@ class MarsAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Update all weights that have a gradient."""
-        seen: list[tuple[Tensor, Tensor]] = []
+        originals: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if group["by"] != "mars" or not weights:
@@ -54,10 +54,10 @@ class MarsAdamW(torch.optim.AdamW):
             _clip(corrected, group["sizes"] if weights[0].ndim == 1 else None)
             for weight, gradient in zip(weights, corrected, strict=True):
                 weight.grad = gradient
-            seen += zip(weights, gradients, strict=True)
+            originals += zip(weights, gradients, strict=True)
         super().step()
         skipped = getattr(self, "found_inf", None)  # set on the device for updates that are not finite
-        for weight, gradient in seen:
+        for weight, gradient in originals:
             weight.grad = gradient
             if skipped is None:
                 self.state[weight]["last_grad"] = gradient.clone()

@@ -69,12 +69,12 @@ class MuonWithAdamW(torch.optim.AdamW):
                 self._step_muon(group, self._part_updates(group) if is_sharded else self._updates(group))
 
     def _updates(self, group: Mapping[str, Any]) -> list["_Update"]:
-        found = []
+        updates = []
         for weight, (_, _, count) in zip(group["params"], group["matrices"], strict=True):
             if weight.grad is not None:
                 update = self._average(weight)
-                found.append(_Update(update, count, weight, update))
-        return found
+                updates.append(_Update(update, count, weight, update))
+        return updates
 
     def _part_updates(self, group: Mapping[str, Any]) -> list["_Update"]:
         [weight] = group["params"]
@@ -84,14 +84,14 @@ class MuonWithAdamW(torch.optim.AdamW):
         begin = dist.get_rank() * len(part)
         whole = part.new_empty(dist.get_world_size() * len(part))
         dist.all_gather_into_tensor(whole, part)
-        found, end = [], 0
+        updates, end = [], 0
         for rows, columns, count in group["matrices"]:
             start, end = end, end + rows * columns
             first, last = max(start, begin), min(end, begin + len(part))
             if first < last:
                 matrix = whole[start:end].view(rows, columns)
-                found.append(_Update(matrix, count, weight[first - begin : last - begin], whole[first:last]))
-        return found
+                updates.append(_Update(matrix, count, weight[first - begin : last - begin], whole[first:last]))
+        return updates
 
     def _average(self, weight: Tensor) -> Tensor:
         """Return Nesterov's average of the gradients of `weight`."""

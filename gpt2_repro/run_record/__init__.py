@@ -1,6 +1,5 @@
 """Read and write the files that record a run, and lock its run directory."""
 
-import json
 import logging
 import os
 import platform
@@ -12,30 +11,24 @@ from typing import Any, TextIO
 import yaml
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import growth, read_object, sync, to_json, try_lock, write_whole
+from gpt2_repro.files import from_json, growth, read_object, sync, to_json, try_lock, write_whole
 from gpt2_repro.manifest import MANIFEST, SPLITS
 from gpt2_repro.run_record import checkpoints, events, layout
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
 from gpt2_repro.run_record.time_breakdown import PARTS, STEPS, goodput
 from gpt2_repro.text import now
-from gpt2_repro.typed_json import from_json
 
 
 logger = logging.getLogger(__name__)
 
 WRITING = 60.0  # seconds without progress after which the writer of an ended job is not waited for
 FRESH = 30.0  # seconds between two status updates while a run is running
-
-
 HOLDER = "process {} on {}"
 
 
 class RunRecord:
-    """The files of a run directory, `runs/<name>/`.
-
-    Reading never fails on damaged files. Only rank 0 writes.
-    """
+    """The files of a run directory. Damaged files read as empty. Only rank 0 writes."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -50,7 +43,7 @@ class RunRecord:
     # Reading
 
     def recipe_text(self) -> str:
-        """Return the text of recipe.yaml, or "" if the file is missing."""
+        """Return recipe.yaml, or "" if the file is missing."""
         path = self.path / layout.RECIPE
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
@@ -63,20 +56,17 @@ class RunRecord:
         return sections if isinstance(sections, dict) else {}
 
     def environment(self) -> Environment:
-        """Return the content of environment.json. Missing and damaged values are empty."""
-        return from_json(Environment, read_object(self.path / layout.ENVIRONMENT), tolerant=True)
+        """Return environment.json, or an empty Environment if missing or damaged."""
+        return from_json(Environment, read_object(self.path / layout.ENVIRONMENT), default=Environment())
 
     def status(self) -> RunStatus:
-        """Return the content of run_status.json. Missing and damaged values are None."""
+        """Return run_status.json, or an empty RunStatus if missing or damaged."""
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
 
     def check_data(self, folder: Path, option: str) -> None:
         """Raise UserError if the run was trained on other rows than those of `folder`.
 
-        A folder without a manifest is accepted.
-
-        Args:
-            option: the option that allows `folder` despite the different rows. The error message names this option.
+        `option` allows other rows, and is named in the error.
         """
         trained, here = self.environment().data.get("sha256"), read_object(folder / MANIFEST).get("sha256")
         if trained and here and trained != here:
@@ -86,17 +76,11 @@ class RunRecord:
             )
 
     def validation_losses(self, step: int | None = None) -> dict[str, float | None]:
-        """Return the losses of the validation at `step`. None: of the last validation.
-
-        A loss that is not finite is None.
-        """
+        """Return the losses of the validation at `step`, or of the last validation."""
         return events.validation_losses(self.metrics, step)
 
     def final_defect(self) -> str | None:
-        """Return why `final/` is not complete, or None if it is complete.
-
-        File sizes are checked, but not hashes.
-        """
+        """Return why `final/` is not complete by its file sizes, or None."""
         return checkpoints.defect(self.final, read_files=False)
 
     def newest_step(self) -> int:
@@ -114,61 +98,43 @@ class RunRecord:
         return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
 
     def check_owner(self) -> None:
-        """Raise UserError if the folder cannot be used as a run directory.
-
-        The folder must be a run directory, be empty, or not exist. It must not be inside another run directory or
-        inside a prepared folder.
-        """
+        """Raise UserError unless the path is new, empty or a run directory."""
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is a file. Pass a folder as --output_dir.")
+            raise UserError(f"--output_dir {self.path} is a file.")
         for parent in self.path.resolve().parents:
             if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
-                kind = "prepared folder" if (parent / SPLITS).is_file() else "run directory"
-                raise UserError(f"{self.path} is inside the {kind} {parent}. Pass another --output_dir.")
+                raise UserError(f"--output_dir {self.path} is inside another run or prepared folder, {parent}.")
         if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
             return
         # One intact file is enough, because a power cut may have emptied all other files of the run.
         proofs = [self.status().state, self.environment().run_identity, self.recipe().get("training")]
         if not any([*proofs, checkpoints.complete_checkpoints(self.path)]):
-            raise UserError(
-                f"{self.path} is neither empty nor a run directory. As --output_dir, pass a new folder, or the "
-                "directory of the run that you want to resume."
-            )
+            raise UserError(f"--output_dir {self.path} is neither empty nor a run directory.")
 
     def damaged(self) -> Path | None:
         """Return the first damaged .yaml or .json file of the run, or None."""
-        parsers: dict[str, Callable[[str], Any]]
-        parsers = {layout.RECIPE: yaml.safe_load, layout.ENVIRONMENT: json.loads, layout.STATUS: json.loads}
-        for path in [self.path / name for name in parsers if (self.path / name).is_file()]:
-            try:
-                if not isinstance(parsers[path.name](path.read_text(encoding="utf-8")), dict):
-                    return path
-            except (ValueError, RecursionError, yaml.YAMLError):
-                return path
-        return None
+        parsed = {layout.RECIPE: self.recipe()}
+        parsed |= {name: read_object(self.path / name) for name in (layout.ENVIRONMENT, layout.STATUS)}
+        return next((self.path / name for name in parsed if (self.path / name).is_file() and not parsed[name]), None)
 
     # Writing
 
     def lock(self) -> None:
-        """Lock the run directory until this process ends.
-
-        Raises UserError if another job has locked the directory, or if it is not writable.
-        """
+        """Lock the run directory. Raises UserError if another job has locked it."""
         if self._lock is not None:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / layout.LOCK).open("a+", encoding="utf-8")
         except OSError as error:
-            problem = f"The run directory {self.path} cannot be written ({error.strerror})"
-            raise UserError(f"{problem}. Pass another --output_dir.") from None
+            raise UserError(f"--output_dir {self.path} cannot be written ({error.strerror}).") from None
         grows, deadline = growth(self.path / layout.STAGING), time.monotonic() + WRITING
         while not try_lock(file.fileno(), self.path):
             file.seek(0)
             holder = file.read().strip() or "unknown"
             # If the job has ended, its writer still writes the last checkpoint.
             if not _has_ended(holder) or time.monotonic() > deadline:
-                raise UserError(f"{self.path} is in use by {holder}. End that job or pass another --output_dir.")
+                raise UserError(f"{self.path} is in use by {holder}. End that job, or pass another --output_dir.")
             if grows():
                 deadline = time.monotonic() + WRITING
             time.sleep(0.1)
@@ -190,14 +156,10 @@ class RunRecord:
         self.write_status("running", reason=None)
 
     def write_environment(self, environment: Environment) -> None:
-        """Write environment.json atomically."""
         write_whole(self.path / layout.ENVIRONMENT, to_json(environment.to_json(), indent=2) + "\n")
 
     def write_status(self, state: str, **values: Any) -> None:
-        """Write `state`, `values` and the time breakdown to run_status.json.
-
-        All other values in the file are kept. If the disk is full, only a warning is logged.
-        """
+        """Update `state`, `values` and the time breakdown in run_status.json."""
         parts = self.time_breakdown()
         written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts}
         written |= {"goodput": round(goodput(parts), 4), "updated": now()}
@@ -213,10 +175,7 @@ class RunRecord:
         return time.monotonic() - self._written > FRESH
 
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
-        """Delete the logged events after `step`, so that the run can continue from `step`.
-
-        With `validates_again`, the validation and the samples at `step` are also deleted.
-        """
+        """Delete the events after `step`, and the validation at `step` if it is repeated."""
         for path in (self.metrics, self.samples):
             events.rewind(path, step, validates_again=validates_again)
 
@@ -229,23 +188,19 @@ class RunRecord:
     # Time
 
     def seconds(self) -> float:
-        """Return how many seconds all attempts of this run took together."""
+        """Return the duration of all attempts of this run in seconds."""
         # From the start of the process, because a rented machine costs money from then on.
         return sum(self._earlier.values()) + process_seconds()
 
     def time_breakdown(self) -> dict[str, float]:
-        """Return the seconds of each part, such as "startup", summed over all attempts."""
+        """Return the seconds of each part of PARTS, summed over all attempts."""
         measured = self.measured()
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
-        """Move the time of repeated steps to the part "redone" of the time breakdown.
+        """Count the time of steps that earlier attempts trained after `step` as redone.
 
-        These are the steps after `step` that earlier attempts trained.
-
-        Args:
-            step: step at which this attempt starts.
-            at_checkpoint: the `time_breakdown` in the manifest of the checkpoint at `step`. If `step` is 0: {}.
+        `at_checkpoint` is the time breakdown in the manifest of the checkpoint at `step`, or {} at step 0.
         """
         if (self.status().step or 0) > step:
             for name in STEPS:
@@ -255,13 +210,7 @@ class RunRecord:
 
 
 def _has_ended(holder: str) -> bool:
-    """Return whether the process that locked a run directory has ended.
-
-    The result is False if the process ran on another machine.
-
-    Args:
-        holder: the text of the lock file, in the form of HOLDER.
-    """
+    """Return whether the process of a text like HOLDER ran here and has ended."""
     number = holder.partition(" on ")[0].removeprefix("process ")
     if not number.isdigit() or holder != HOLDER.format(number, platform.node()):
         return False

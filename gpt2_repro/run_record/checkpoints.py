@@ -7,7 +7,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -15,11 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.files import read_object, sha256_of, sync, to_json, write_whole
+from gpt2_repro.files import from_json, read_object, sha256_of, sync, to_json, write_whole
 from gpt2_repro.run_record import events
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import ENVIRONMENT, MANIFEST, METRICS, STAGING, TRASH, checkpoints, step_of
-from gpt2_repro.typed_json import from_json
+from gpt2_repro.run_record.layout import (
+    CHECKPOINT_MANIFEST,
+    ENVIRONMENT,
+    METRICS,
+    STAGING,
+    TRASH,
+    checkpoints,
+    step_of,
+)
 
 
 DISK_FAULTS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read-only"}
@@ -29,11 +35,7 @@ SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a proces
 def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
     """Flush all files of a staging folder to disk, then write the manifest.
 
-    A staging folder contains a checkpoint or final/ that is not complete yet.
-
-    Args:
-        files: `bytes` and `sha256` of the files that are already hashed and flushed, by relative path.
-        facts: additional entries of the manifest.
+    `facts` are further entries. `files` has `bytes` and `sha256` of the files that are already hashed and flushed.
     """
     files = dict(files)
     for path in sorted(folder.rglob("*")):
@@ -47,7 +49,7 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
             sync(path)
     # The model card of final/ is written later, so the manifest does not list it.
     manifest = json.loads(to_json(facts | {"files": dict(sorted(files.items()))}))
-    write_whole(folder / MANIFEST, json.dumps(manifest | {"sha256": manifest_hash(manifest)}, indent=1))
+    write_whole(folder / CHECKPOINT_MANIFEST, json.dumps(manifest | {"sha256": manifest_hash(manifest)}, indent=1))
     sync(folder)
 
 
@@ -74,10 +76,7 @@ def sweep(run: Path) -> None:
 
 
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
-    """Return why a checkpoint or final/ is not complete, or None if it is complete.
-
-    The file sizes are always checked, the hashes only with `read_files`.
-    """
+    """Return why a checkpoint or final/ is not complete, or None if it is."""
     manifest = read_manifest(checkpoint)
     if not manifest:
         return "its manifest is missing or damaged"
@@ -91,18 +90,12 @@ def defect(checkpoint: Path, *, read_files: bool) -> str | None:
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, newest step first.
-
-    File sizes are checked, but not hashes.
-    """
+    """Return the complete checkpoints of a run by their file sizes, newest step first."""
     return [path for path in checkpoints(run) if defect(path, read_files=False) is None]
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint, and why newer checkpoints were skipped.
-
-    The hashes of all files are checked.
-    """
+    """Return the newest checkpoint with correct hashes, and why others were skipped."""
     skipped: list[str] = []
     for checkpoint in checkpoints(run):
         reason = defect(checkpoint, read_files=True)
@@ -115,28 +108,22 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
 def named(run: Path, name: str) -> Path:
     """Return the run's checkpoint whose name (checkpoint-N) or path is `name`.
 
-    Raises UserError if the run has no such checkpoint, or if the checkpoint is not complete.
+    Raises UserError for a checkpoint that is missing or not complete.
     """
     chosen = run / Path(name).name
     elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
     if elsewhere or step_of(chosen) < 0 or not chosen.is_dir():
-        names = ", ".join(path.name for path in complete_checkpoints(run))
-        fix = f"The checkpoints are {names}" if names else "Omit --resume_from"
-        if (run / f"checkpoint-{name}").is_dir():
-            fix = f"Pass --resume_from checkpoint-{name}"
+        names = ", ".join(path.name for path in complete_checkpoints(run)) or "none"
         raise UserError(
-            f"{run} has no checkpoint {name}. {fix}. To start from the weights of another run, pass --init_from."
+            f"{run} has no checkpoint {name}. Complete checkpoints: {names}. For weights of another run, pass --init_from."
         )
     if reason := defect(chosen, read_files=True):
-        raise UserError(f"{chosen} is not complete ({reason}). Pass another checkpoint, or omit --resume_from.")
+        raise UserError(f"{chosen} is not complete ({reason}).")
     return chosen
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:
-    """Rename each checkpoint-N with N > `after` to abandoned-checkpoint-N.
-
-    Returns the new paths.
-    """
+    """Rename checkpoints after a step to abandoned-checkpoint-N. Return the new paths."""
     aside = []
     for path in checkpoints(run):
         if step_of(path) > after:
@@ -148,11 +135,8 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint or final/, or {} if missing or damaged.
-
-    The manifest contains file sizes and hashes, the tokens trained, the losses and the settings of the run.
-    """
-    manifest = read_object(checkpoint / MANIFEST)
+    """Return the manifest of a checkpoint or final/, or {} if missing or damaged."""
+    manifest = read_object(checkpoint / CHECKPOINT_MANIFEST)
     files, identity = manifest.get("files"), manifest.get("run_identity", {})
     if not isinstance(files, dict) or not isinstance(identity, dict):
         return {}
@@ -180,7 +164,13 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
         manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
         step = step_of(checkpoint)
         manifest |= {"step": step, "losses": events.validation_losses(checkpoint.parent / METRICS, step)}
-    return from_json(TrainingRecord, manifest, tolerant=True) if "run_identity" in manifest["environment"] else None
+    if "run_identity" not in manifest["environment"]:
+        return None
+    losses = {key: loss for key, loss in manifest.get("losses", {}).items() if loss is not None}
+    try:
+        return from_json(TrainingRecord, manifest | {"losses": losses})
+    except ValueError:
+        return None
 
 
 def size(checkpoint: Path) -> int:
@@ -203,12 +193,10 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
     if keep_every:
         kept.update(path for path in complete if step_of(path) % keep_every == 0)
     if keep_best:
-        validated = [event for event in events.read(run / METRICS)[0] if isinstance(event.get("eval_loss"), float)]
-        losses = {event.get("step"): event["eval_loss"] for event in validated}
-        measured = {
-            path: losses[step] for path in complete if math.isfinite(losses.get(step := step_of(path), math.nan))
-        }
-        kept.update([min(measured, key=measured.__getitem__)] if measured else [])
+        validations = [event for event in events.read(run / METRICS)[0] if "eval_loss" in event]
+        losses = {event.get("step"): event["eval_loss"] for event in validations}
+        measured = {path: loss for path in complete if events.is_number(loss := losses.get(step_of(path)))}
+        kept.update(sorted(measured, key=measured.__getitem__)[:1])
     for path in complete:
         if path not in kept:
             discard(path)
@@ -216,18 +204,16 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
 
 @contextlib.contextmanager
 def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
-    """Raise RunFailed if the `with` block fails because the disk is full or read-only.
+    """Raise RunFailed if the block fails because the disk is full or read-only.
 
-    Args:
-        name: the name of the checkpoint or of the final model, for the message.
-        staging: the folder into which the block writes. This folder is deleted before RunFailed is raised.
+    The staging folder is deleted. `name` is the name of the checkpoint or final model for the message.
     """
     try:
         yield
     except Exception as error:
         # The error of safetensors has no errno. Only its text contains, for example, "os error 28".
-        found = re.search(r"os error (\d+)", str(error))
-        fault = DISK_FAULTS.get(getattr(error, "errno", None) or int(found[1] if found else 0))
+        match = re.search(r"os error (\d+)", str(error))
+        fault = DISK_FAULTS.get(getattr(error, "errno", None) or int(match[1] if match else 0))
         if fault is None:
             raise
         shutil.rmtree(staging, ignore_errors=True)
@@ -239,9 +225,6 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
 
 
 def to_continue(run: Path) -> str:
-    """Return the end of an error message: where the next attempt continues.
-
-    An example is `to continue from checkpoint-200`.
-    """
+    """Return where the next attempt continues: `to continue from checkpoint-200`."""
     newest = next(iter(complete_checkpoints(run)), None)
     return f"to continue from {newest.name}" if newest else "to start again at step 0: no checkpoint was saved"

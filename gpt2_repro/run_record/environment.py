@@ -10,9 +10,7 @@ from gpt2_repro.hardware import Accelerator
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """The content of environment.json.
-
-    A value is None, 0 or empty if it was not recorded or is damaged.
+    """The content of environment.json. Unrecorded values are None, 0 or empty.
 
     Args:
         parameters: number of parameters, without the padding of the vocabulary.
@@ -41,7 +39,7 @@ class Environment:
     seed: int | None = None
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     reference: str | None = None
-    deviations: list[Mapping[str, str]] | None = None  # earlier versions did not record deviations
+    deviations: list[Mapping[str, Any]] | None = None  # earlier versions did not record deviations
     run_identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

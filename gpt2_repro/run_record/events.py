@@ -8,15 +8,19 @@ import json
 import logging
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from gpt2_repro.files import append_line, to_json, write_whole
-from gpt2_repro.typed_json import is_number
 
 
 logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether `value` is a number that can be plotted: between -1e30 and 1e30."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
 
 
 def append(path: Path, event: Event) -> None:

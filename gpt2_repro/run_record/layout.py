@@ -13,7 +13,7 @@ LOCK = ".lock"
 COMPARISON = "evaluation/comparison.json"
 DIAGNOSIS = "evaluation/diagnosis/diagnosis.json"
 FINAL = "final"
-MANIFEST = "manifest.json"  # of a checkpoint or final/; written after all other files
+CHECKPOINT_MANIFEST = "manifest.json"  # of a checkpoint or final/; written after all other files
 # Must not begin with `checkpoint-`, because transformers treats such folders as checkpoints.
 STAGING = "staging"
 TRASH = "trash"

@@ -7,26 +7,20 @@ import contextlib
 import dataclasses
 import datetime
 import math
-import os
-import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import psutil
-
-from gpt2_repro import IMPORTED
+import gpt2_repro
+from gpt2_repro.files import from_json
+from gpt2_repro.run_record.events import is_number
 from gpt2_repro.run_record.supervision import ENDED, SINCE, noted
 from gpt2_repro.run_record.time_breakdown import PARTS
-from gpt2_repro.typed_json import from_json
 
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """The content of run_status.json.
-
-    A value is None if it was not recorded or is damaged.
+    """The content of run_status.json. A value is None if it was not recorded.
 
     Args:
         state: running, complete, stopped, failed or diverged.
@@ -49,19 +43,13 @@ class RunStatus:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":
-        """Return the status that a JSON object describes.
-
-        If a value has a wrong type, the field keeps its default: None or empty.
-        """
-        losses = {key: value for key, value in document.items() if key.endswith("_loss")}
-        return from_json(cls, {**document, "losses": losses}, tolerant=True)
+        """Return the status in a JSON object, or an empty one if a type is wrong."""
+        losses = {key: value for key, value in document.items() if key.endswith("_loss") and is_number(value)}
+        return from_json(cls, {**document, "losses": losses}, default=cls())
 
 
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
-    """Return the seconds of each part, summed over all earlier attempts.
-
-    The keys are the keys of `time_breakdown.PARTS`.
-    """
+    """Return the seconds of each part of PARTS, summed over all earlier attempts."""
     parts = {name: status.time_breakdown.get(name, 0.0) for name in PARTS}
     parts["redone"] += max(0.0, round((status.seconds or 0.0) - sum(parts.values()), 2))
     since, last = noted(SINCE), -math.inf
@@ -69,20 +57,12 @@ def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
         last = datetime.datetime.fromisoformat(status.updated or "").timestamp()
     if since is not None and last >= float(since):
         # The supervisor ran at the last status update. Steps after that update are lost.
-        started = time.time() - process_seconds()
         ended = max(last, float(noted(ENDED) or last))
         parts["redone"] += ended - last
-        parts["idle"] += max(0.0, started - ended)
+        parts["idle"] += max(0.0, time.time() - process_seconds() - ended)
     return parts
 
 
 def process_seconds() -> float:
     """Return the seconds since this process started to run the project."""
-    if sys.platform == "linux":  # not affected by changes of the system clock
-        ticks = int(
-            Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        )  # at its start, since boot
-        # A shell can replace itself by the last command of a line. The process is then older than the command.
-        started = max(ticks / os.sysconf("SC_CLK_TCK"), IMPORTED)
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    return time.time() - psutil.Process().create_time()
+    return time.monotonic() - gpt2_repro.STARTED

@@ -15,33 +15,25 @@ PARTS = {
     "saving": "saving",
     "idle": "idle",  # between two attempts of a supervised run
 }
-
-
 STEPS = ("training", "data")  # the parts that contain the time of optimizer steps
 
 
 def goodput(parts: Mapping[str, float]) -> float:
-    """Return the share of a run's time that was spent on steps that were kept.
-
-    If a step was repeated, for example after a crash, only the time of the repetition counts. Start-up, validation,
-    saving and idle time do not count. The result is 0 if no time has passed.
-    """
+    """Return the share of a run's time that was spent on steps that were kept."""
     return sum(parts.get(name, 0.0) for name in STEPS) / (sum(parts.values()) or 1.0)
 
 
 def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:
-    """Return one table row for each part, one for the total, and one for the goodput.
-
-    Each row has a name, a time and a share of the total. Rows with a time of 0 are omitted.
+    """Return rows (name, time, share) for the parts, the total and the goodput.
 
     Args:
-        parts: the seconds of each part. The keys are the keys of PARTS, such as "startup".
-        usd_per_hour: price of the complete machine. If known, each row also contains the cost in dollars.
+        parts: the seconds of each part of PARTS.
+        usd_per_hour: price of the complete machine. If known, each row also has the cost in dollars.
     """
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
     accounts |= {"total": total, "goodput: training+data": goodput(parts) * total}
-    rows = [[name, duration(its), f"{its / total:.1%}"] for name, its in accounts.items() if its]
+    rows = [[name, duration(seconds), f"{seconds / total:.1%}"] for name, seconds in accounts.items() if seconds]
     if usd_per_hour:
         rows = [[*row, f"${accounts[row[0]] / 3600 * usd_per_hour:,.2f}"] for row in rows]
     return rows

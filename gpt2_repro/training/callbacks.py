@@ -1,19 +1,17 @@
 """Print the progress bar, the log lines and the compilation report of a run."""
 
 import logging
+import math
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.evaluation.references import GPT2, HELLASWAG_ITEMS, compared, explained, verdict
-from gpt2_repro.model.compilation import Graph
-from gpt2_repro.model.document_mask import takes_lengths
 from gpt2_repro.text import duration
 
 
@@ -68,7 +66,7 @@ class ProgressBar(ProgressCallback):
 
 
 # The values of a training line, in this order. Values that an event does not have are omitted.
-PARTS = {
+VALUES = {
     "tokens": "{:,} tokens",
     "loss": "loss {:.4f}",
     "learning_rate": "lr {:.2e}",
@@ -99,7 +97,7 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
         return line
     if "loss" not in event:
         return ""
-    parts = [form.format(event[key]) for key, form in PARTS.items() if event.get(key) is not None]
+    parts = [form.format(event[key]) for key, form in VALUES.items() if event.get(key) is not None]
     speed = event.get("tokens_per_second")
     if steps_left and speed and event.get("step"):
         # This is the time of training. Validation and saving are not included.
@@ -107,65 +105,29 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
     return "  ".join(parts)
 
 
-def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) -> list[str]:
-    """Return the problems of the compiled training step, one line each.
-
-    Args:
-        masks: True if every layer must have a document mask, False if every layer must use a causal kernel.
-    """
-    training = [graph for graph in graphs if graph.training]
-    if not training:
-        return ["nothing was compiled, so the run is slow. Unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE."]
-    problems = []
-    # Under DDP, torch splits the graph at the gradient buckets, so that computation and communication overlap.
-    found = {"causal": sum(graph.causal for graph in training), "masked": sum(graph.masked for graph in training)}
-    expected = {"causal": 0 if masks else n_layer, "masked": n_layer if masks else 0}
-    if found != expected:
-        problems.append(f"the attention calls are {found} instead of {expected}. The kernel or the mask is missing.")
-    if any(graph.logits for graph in training):
-        problems.append("the graph returns the logits of the complete batch, which needs more memory.")
-    return problems
-
-
-def time_compilation(took: Callable[[float], None]) -> None:
-    """From now on, call `took` with the duration of each compilation in seconds."""
-    began = 0.0
-
-    def start(*_: Any) -> None:
-        nonlocal began
-        began = time.perf_counter()
-
-    torch._dynamo.on_compile_start(start)
-    torch._dynamo.on_compile_end(lambda *_: took(time.perf_counter() - began))
-
-
 class CompilationReport(TrainerCallback):
-    """Logs the compiled graphs after the first step, and a warning for each problem.
+    """Logs and records the compiled graphs after the first step.
 
     Args:
         record: a function that adds the entries of a dictionary to environment.json.
     """
 
     def __init__(self, model: PreTrainedModel, *, record: Callable[[dict[str, Any]], None]) -> None:
-        self.model, self.graphs, self.record = model, model.compiled_graphs, record
-        self.n_layer = model.config.num_hidden_layers
-        self.began: float | None = None
+        self.model, self.record = model, record
+        self.began = 0.0  # time of the first step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.began = self.began or time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.began is None:
+        if math.isinf(self.began):
             return
-        masks = self.model.documents is not None and not takes_lengths(self.model)
-        problems = check_graphs(self.graphs, n_layer=self.n_layer, masks=masks)
-        for problem in problems:
-            logger.warning("compilation: %s", problem)
-        if not problems:
-            kind, seconds = "masked" if masks else "causal", time.perf_counter() - self.began
-            graphs = sum(graph.training for graph in self.graphs)
-            text = "compiled: %d graph(s), %d %s attention calls, logits in chunks. The first step took %.0f s."
-            logger.info(text, graphs, self.n_layer, kind, seconds)
-        kernel = self.model.config._attn_implementation
-        self.record({"compiled": bool(self.graphs), "attention": kernel, "compilation_problems": problems})
-        self.on_step_begin = self.on_step_end = lambda *args, **kwargs: None  # type: ignore[method-assign]
+        graphs, kernel = self.model.compiled_graphs.count("training"), self.model.config._attn_implementation
+        if graphs:
+            seconds = time.perf_counter() - self.began
+            logger.info("compiled: %d graph(s), attention %s. The first step took %.0f s.", graphs, kernel, seconds)
+        else:
+            logger.warning("Nothing was compiled. Unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE.")
+        # The kernel has changed if it could not be compiled. A resumed run uses the new one.
+        self.record({"compiled": bool(graphs), "attention": kernel})
+        self.began = math.inf

@@ -1,33 +1,24 @@
-"""Set up DeepSpeed and FSDP2, check their settings, and read the fp32 weights."""
+"""Set up DeepSpeed, check the training engine, and read the fp32 weights."""
 
 import importlib.util
 import logging
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any, cast
-from unittest import mock
+from typing import Any
 
 import accelerate.optimizer
 import torch
 import torch.distributed as dist
-from accelerate import PartialState
-from accelerate.utils import DistributedType
 from torch import nn
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.training import ranks
+from gpt2_repro.training import ranks, sharded
+from gpt2_repro.training.sharded import whole
 
 
 logger = logging.getLogger(__name__)
-
-
-def _fsdp() -> Any:
-    import torch.distributed.fsdp  # takes a second, and mistakes of the user should be reported at once
-
-    return torch.distributed.fsdp
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
@@ -46,8 +37,13 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     # a killed compilation, the next compilation waits forever for a lock (deepspeed/comm/torch.py, 0.19.8).
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # DeepSpeed imports its own Muon to check the optimizer. This would also import torch's compiler, which takes 2 s.
-    with mock.patch.object(deepspeed.runtime.compiler, "compile", lambda: lambda function: function):
-        import deepspeed.runtime.zero.muon.original_muon
+    compiler, deepspeed.runtime.compiler.compile = (
+        deepspeed.runtime.compiler.compile,
+        lambda: lambda function: function,
+    )
+    import deepspeed.runtime.zero.muon.original_muon
+
+    deepspeed.runtime.compiler.compile = compiler
 
 
 def let_zero_use(*optimizers: type[torch.optim.Optimizer]) -> None:
@@ -60,10 +56,7 @@ def let_zero_use(*optimizers: type[torch.optim.Optimizer]) -> None:
 def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> None:
     """Remove host work that Trainer and accelerate repeat in every step.
 
-    Args:
-        wrapped: the training engine, such as the DDP, DeepSpeed or FSDP wrapper around the model.
-        model: the model without wrapper.
-        optimizer: the optimizer that Trainer uses.
+    `wrapped` is the training engine: the DDP, DeepSpeed or FSDP wrapper around the model.
     """
     # Trainer calls train() before each micro-batch and zero_grad() after each step. Both visit every module.
     train = wrapped.train
@@ -75,12 +68,7 @@ def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> 
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
-    """Return the class, dtypes and settings of the training engine.
-
-    Args:
-        wrapped: the training engine, such as the DDP, DeepSpeed or FSDP wrapper around the model.
-        inner: torch's optimizer, from `innermost_optimizer`.
-    """
+    """Return the class, dtypes and settings of the training engine."""
     dtype = next(wrapped.parameters()).dtype
     weights = _name(dtype)
     autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
@@ -107,10 +95,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
             "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
-    if isinstance(wrapped, _fsdp().FSDPModule):
-        policy: Any = wrapped._get_fsdp_state()._mp_policy
-        products, sums = (_name(one or dtype) for one in (policy.param_dtype, policy.reduce_dtype))
-        facts |= {"matrix_products": products, "gradient_sums": sums}
+    facts |= {key: _name(own or dtype) for key, own in sharded.dtypes_of_fsdp(wrapped).items()}
     return facts | {"optimizer": type(inner).__name__}
 
 
@@ -121,15 +106,7 @@ def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
 
 
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
-    """Correct the optimizer state that DeepSpeed 0.19.8 restores wrongly.
-
-    The corrected values are step counts, the clipping limit and weight decays.
-
-    Args:
-        wrapped: the training engine, such as the DDP, DeepSpeed or FSDP wrapper around the model.
-        optimizer: torch's optimizer, from `innermost_optimizer`.
-        weight_decay: the weight decay of the first parameter group. The second group has no weight decay.
-    """
+    """Correct optimizer state that DeepSpeed 0.19.8 restores wrongly."""
     # Checkpoints in universal form (one file per weight) load step counts to the CPU (runtime/base_optimizer.py).
     # Under ZeRO-3, all groups share one step count, and each group increments it (runtime/zero/stage3.py).
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
@@ -143,17 +120,13 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
     # `_load_global_state`; runtime/bf16_optimizer.py).
     engine.optimizer.clip_grad = engine.gradient_clipping()
     if engine.zero_optimization_stage() == 3:
-        # A checkpoint in universal form gives all groups the decay of the first group (runtime/zero/stage3.py).
-        # DeepSpeed drops a group without weights. An OLMo model has only matrices.
-        for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=False):
-            group["weight_decay"] = decay
+        sharded.fix_weight_decay(optimizer, weight_decay)
 
 
 def zero_gradient_norm(wrapped: nn.Module) -> tuple[Callable[[], Any] | None, bool]:
-    """Return two values about DeepSpeed's gradient norm.
+    """Return a function for DeepSpeed's gradient norm, and whether it skips updates.
 
-    The first value is a function that returns the norm. Without DeepSpeed, this value is None. The second value is
-    True if DeepSpeed skips updates whose norm is not finite.
+    The function is None without DeepSpeed. Updates are skipped if the norm is not finite.
     """
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None, False
@@ -164,13 +137,7 @@ def zero_gradient_norm(wrapped: nn.Module) -> tuple[Callable[[], Any] | None, bo
 
 
 def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:
-    """Raise UserError if the engine does not train as the recipe requires.
-
-    Args:
-        facts: the result of `describe_engine`.
-        max_grad_norm: the clipping limit of the recipe.
-        bf16: whether matrix products are computed in bf16.
-    """
+    """Raise UserError if the engine does not train as the recipe requires."""
     expected: dict[str, Any] = {"processes": plan.num_processes, "master_weights": "float32"}
     expected["matrix_products"] = "bfloat16" if bf16 else "float32"
     if facts["zero_stage"] is not None:
@@ -192,13 +159,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Return every weight in fp32 on the CPU, by name.
+    """Return every weight (or its master) in fp32 on the CPU. A collective.
 
-    If there are fp32 master weights, their values are returned. This is a collective: call it on all ranks.
-
-    Args:
-        model: the model without its wrapper.
-        keep: whether this rank needs the weights. A rank with False gets {}.
+    A rank without `keep` gets {}.
     """
     weights = {}
     for name, parameter in model.named_parameters():
@@ -209,46 +172,34 @@ def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
 
 
 def set_masters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Set DeepSpeed's fp32 master weights.
-
-    Args:
-        model: the model without its wrapper.
-        weights: the complete fp32 weights by name.
-    """
+    """Set DeepSpeed's fp32 master weights to the complete `weights`."""
     for name, parameter in model.named_parameters():
-        full, weight = weights[name].flatten(), cast(Any, parameter)
-        if hasattr(weight, "ds_id"):  # ZeRO-3: each rank has a part, and the last part is padded
-            length = weight.ds_tensor.numel()
-            full = nn.functional.pad(full, (0, length * dist.get_world_size() - len(full)))
-            weight._z3_optimizer.set_local_hp_param(full.narrow(0, length * dist.get_rank(), length), weight)
+        weight: Any = parameter
+        if sharded.is_zero3(weight):
+            sharded.set_master_of_zero3(weight, weights[name])
         else:
-            weight.set_full_hp_param(full)
+            weight.set_full_hp_param(weights[name].flatten())
 
 
 def check_layout(model: nn.Module, optimizer: Any) -> None:
     """Raise UserError if ZeRO-1 or 2 stores the weights of a group in another order.
 
-    DeepSpeed (0.19.8) then assigns master weights to other weights of the model, and Muon and MARS update other
-    weights.
-
-    Args:
-        model: the model without its wrapper.
-        optimizer: torch's optimizer, from `innermost_optimizer`.
+    DeepSpeed (0.19.8) then assigns masters to other weights of the model, and Muon and MARS update other weights.
     """
     # None: this rank has no part of the weight.
     mappings = {weight: weight._hp_mapping for weight in model.parameters() if hasattr(weight, "_hp_mapping")}
     if not mappings:  # another engine
         return
     same = all(
-        torch.equal(found.lp_fragment.flatten(), found.hp_fragment.to(found.lp_fragment.dtype))
-        for found in mappings.values()
-        if found is not None
+        torch.equal(part.lp_fragment.flatten(), part.hp_fragment.to(part.lp_fragment.dtype))
+        for part in mappings.values()
+        if part is not None
     )
     for group, weights in zip(optimizer.param_groups, getattr(optimizer, "weights", ()), strict=False):
         start, begin = 0, dist.get_rank() * len(group["params"][0])
         for weight in weights if group["by"] != "adamw" else ():
-            if found := mappings[weight]:
-                same &= begin + found.hp_fragment_address.start - found.lp_fragment_address.start == start
+            if part := mappings[weight]:
+                same &= begin + part.hp_fragment_address.start - part.lp_fragment_address.start == start
             start += weight.numel()
     if not same:
         fix = "Remove round_robin_gradients and parameter_alignment from the DeepSpeed JSON."
@@ -256,56 +207,11 @@ def check_layout(model: nn.Module, optimizer: Any) -> None:
 
 
 def _full_master(parameter: Any) -> torch.Tensor:
-    if hasattr(parameter, "ds_id"):  # ZeRO-3
-        return parameter._z3_optimizer.get_full_hp_param(parameter)
+    if sharded.is_zero3(parameter):
+        return sharded.master_of_zero3(parameter)
     if hasattr(parameter, "_hp_mapping"):  # ZeRO-1 and 2
         return parameter.get_full_hp_param()
     return whole(parameter.detach())
-
-
-def has_shards(model: nn.Module) -> bool:
-    """Return whether weights are sharded, so that a forward pass is a collective."""
-    return isinstance(model, _fsdp().FSDPModule) or hasattr(next(model.parameters()), "ds_id")
-
-
-def build_whole() -> None:
-    """Make transformers build complete models under ZeRO-3, instead of sharded models.
-
-    Call this function after creating TrainingArguments or a Trainer, because both turn sharding on.
-    """
-    # Weights that transformers (5.23, `get_init_context`) creates in shards get other random numbers than under other
-    # launchers, and one rank alone cannot build a model. DeepSpeed shards the complete model later.
-    unset_hf_deepspeed_config()
-
-
-def allow_fsdp_on_cpu() -> None:
-    """Make accelerate use FSDP on CPU processes."""
-    # accelerate (1.15, state.py) silently ignores FSDP on CPUs.
-    PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-
-
-def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
-    """Shard the weights with FSDP2 if the launcher requests FSDP."""
-    if getattr(accelerator.state, "fsdp_plugin", None) is None:
-        return
-    # accelerate's `fsdp2_prepare_model` (1.15) rounds all outputs, including the loss, to bf16. It sums gradients over
-    # processes in bf16, and gathers tied embeddings when the head is called, but our loss never calls the head.
-    # accelerate does not shard a sharded model again, and still handles optimizer, gradient norm and checkpoints.
-    from torch.distributed.device_mesh import init_device_mesh
-
-    fsdp, bf16 = _fsdp(), accelerator.mixed_precision == "bf16"
-    options = {
-        "mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,)),
-        "mp_policy": fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else fsdp.MixedPrecisionPolicy(),
-    }
-    blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
-    # By default the outermost unit is not resharded after a pass. Between steps its fp32 masters could not be read.
-    for part in (*blocks, model):
-        fsdp.fully_shard(part, reshard_after_forward=True, **options)
-    if accelerator.device.type == "cpu":  # gloo has no mean reduction
-        for part in model.modules():
-            if isinstance(part, fsdp.FSDPModule):
-                part.set_force_sum_reduction_for_comms(True)
 
 
 def clip_gradients(optimizer: Any, limit: float) -> torch.Tensor:
@@ -324,20 +230,12 @@ def clip_gradients(optimizer: Any, limit: float) -> torch.Tensor:
     return norm
 
 
-def whole(value: Any) -> Any:
-    """Return the full tensor of a DTensor, and any other value unchanged.
-
-    For a DTensor, this is a collective: call it on all ranks.
-    """
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
 def require_same_weights(model: nn.Module, *, step: int) -> None:
     """Raise RunFailed if the weights of the ranks differ in any bit.
 
     Sharded weights are not compared. This is a collective: call it on all ranks.
     """
-    if has_shards(model):
+    if sharded.has_shards(model):
         return
     # The hash is the XOR of the bits. A flipped bit changes it. The order of the reduction does not.
     hashes = torch.stack([torch.hash_tensor(weight.detach()) for weight in model.parameters()])

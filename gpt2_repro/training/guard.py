@@ -74,7 +74,7 @@ class UpdateGuard(TrainerCallback):
         self._read_norm: Callable[[], Any] | None = None
         self.skipped: list[int] = []  # recent steps whose update was not finite
         self.total = 0  # number of skipped updates, for any reason
-        self._on_device = False
+        self._on_device = self._needs_norm = False
         self._bad: torch.Tensor | None = None  # for this step, on the device: 1 if the gradient norm is not finite
         self._unread: collections.deque[tuple[int, torch.Tensor, Any]] = collections.deque()
         self._losses: list[torch.Tensor] = []

@@ -1,21 +1,14 @@
-"""Hash the files of a checkpoint while they are written, or copy them to memory."""
+"""Copy a checkpoint to memory, and write safetensors files without a copy."""
 
-import contextlib
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import modeling_utils
-
-from gpt2_repro.run_record.writer import HashedFile
 
 
-NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, and recipe.yaml contains them.
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # names in safetensors files
+SAFETENSORS_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # names in safetensors files
 
 
 class StagingMemory:
@@ -49,63 +42,6 @@ class StagingMemory:
         self.view = memoryview(mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
 
-@contextlib.contextmanager
-def hashed_saves(
-    folder: Path, memory: StagingMemory | None, progress: Callable[[], None]
-) -> Iterator[dict[str, dict[str, Any]]]:
-    """Hash the files that the `with` block saves, or copy the files to `memory`.
-
-    Only two kinds of files below `folder` are handled: files from `torch.save`, and safetensors files from
-    transformers. If `memory` is None, the files are written to disk, synced and hashed. Otherwise, the files are only
-    copied to `memory`. `progress` is called after each piece that is written to disk.
-
-    Yields a dict with one entry for each of these files. The key is the path relative to `folder`. The value is a
-    dict with the size (`bytes`), and the hash (`sha256`) or the position in the memory (`start`).
-    """
-    written: dict[str, dict[str, Any]] = {}
-    save_pickle, save_weights = torch.save, modeling_utils.safe_save_file
-    checksums = torch.serialization.get_crc32_options()
-
-    @contextlib.contextmanager
-    def opened(path: Path) -> Iterator[Any]:
-        name = str(path.relative_to(folder))
-        if memory is not None:
-            start = memory.used
-            yield memory
-            written[name] = {"bytes": memory.used - start, "start": start}
-            return
-        with path.open("xb") as file:
-            hashed = HashedFile(file, progress)
-            yield hashed
-            written[name] = hashed.finish()
-
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        path = Path(f) if isinstance(f, str | os.PathLike) else None
-        if path is None or not path.is_relative_to(folder):
-            save_pickle(obj, f, *args, **kwargs)
-        elif path.name != NOT_SAVED:
-            with opened(path) as file:
-                save_pickle(obj, file, *args, **kwargs)
-
-    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: dict[str, str] | None = None) -> None:
-        if not Path(filename).is_relative_to(folder):
-            return save_weights(tensors, filename, metadata)
-        with opened(Path(filename)) as file:
-            write_safetensors(tensors, file, metadata)
-        return None
-
-    if memory is not None:
-        memory.used = 0
-    # The manifest has a SHA-256 of each file. The checksums in files of torch.save would triple the time of a copy.
-    torch.serialization.set_crc32_options(False)
-    torch.save, modeling_utils.safe_save_file = save, save_file
-    try:
-        yield written
-    finally:
-        torch.save, modeling_utils.safe_save_file = save_pickle, save_weights
-        torch.serialization.set_crc32_options(checksums)
-
-
 def write_safetensors(tensors: dict[str, torch.Tensor], file: Any, metadata: dict[str, str] | None) -> None:
     """Write tensors to `file` in the safetensors format.
 
@@ -117,7 +53,11 @@ def write_safetensors(tensors: dict[str, torch.Tensor], file: Any, metadata: dic
     end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": SAFETENSORS_DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)

@@ -12,11 +12,14 @@ from gpt2_repro.run_record.time_breakdown import PARTS, STEPS
 class Meter:
     """Measures how this process spends its time, and the training speed.
 
-    MFU is relative to the bf16 peak FLOP/s of all devices. MFU is measured only if the run uses bf16 and
-    the peak is known.
+    MFU is relative to the bf16 peak FLOP/s of all devices. It is measured only in bf16 and if the peak is known.
+
+    Args:
+        compiled: whether the first step includes the compilation. It then counts as start-up.
     """
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, *, compiled: bool = False) -> None:
+        self._is_compiling = compiled
         self.flops_per_token = environment.flops_per_token
         peak = environment.accelerator.peak_flops if environment.precision == "bf16" else None
         self.peak_flops = peak and peak * environment.plan.num_processes
@@ -27,21 +30,16 @@ class Meter:
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
-        """Begin to measure the training speed, if the measurement has not begun yet.
-
-        Args:
-            tokens: the number of target tokens trained so far.
-        """
-        if self._since is None:
+        """Begin to measure the speed, unless this is the step that compiles."""
+        if self._is_compiling:
+            self._is_compiling = False
+        elif self._since is None:
             self._book("training")
             self._restart(tokens)
 
     @contextlib.contextmanager
     def on(self, account: str) -> Iterator[None]:
-        """Add the time of the `with` block to the part `account` of the time breakdown.
-
-        The time of a nested block is added only to the part of the nested block.
-        """
+        """Add the time of the `with` block, without nested blocks, to a part."""
         outer = self._account
         self._book(account)
         try:
@@ -49,22 +47,13 @@ class Meter:
         finally:
             self._book(outer)
 
-    def move(self, seconds: float, to: str) -> None:
-        """Move `seconds` from the current part of the time breakdown to another part.
-
-        Args:
-            to: the other part, a key of PARTS.
-        """
-        self._seconds[self._account] -= seconds
-        self._seconds[to] += seconds
-
     def _book(self, following: str) -> None:
         now = time.perf_counter()
         self._seconds[self._account] += now - self._mark
         self._account, self._mark = following, now
 
     def seconds(self, *parts: str) -> float:
-        """Return the seconds that this process spent in `parts` of the time breakdown."""
+        """Return the seconds of this process in some parts of the time breakdown."""
         self._book(self._account)
         return sum(self._seconds[part] for part in parts)
 
@@ -73,10 +62,7 @@ class Meter:
         return {name: self.seconds(name) for name in PARTS}
 
     def count(self, targets: int, positions: int) -> None:
-        """Add the targets and positions of one step to the totals.
-
-        The positions include padding. The method `read` computes the share of padding from the totals.
-        """
+        """Add the targets and positions (with padding) of one step."""
         self._step_tokens = targets
         self._targets += targets
         self._positions += positions
@@ -84,10 +70,7 @@ class Meter:
     def read(self, tokens: int) -> dict[str, float]:
         """Return the training speed since the last call, as metrics for the log.
 
-        The metric data_wait is the fraction of the time in which the process waited for rows.
-
-        Args:
-            tokens: the number of target tokens trained so far.
+        data_wait is the share of the time in which the process waited for rows. `tokens` are trained so far.
         """
         if self._since is None:
             return {}

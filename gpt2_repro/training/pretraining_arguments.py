@@ -13,7 +13,7 @@ class PretrainingArguments(TrainingSection, TrainingArguments):
     """The training arguments of one process. `settings.to_training_arguments` creates the instance."""
 
     def __post_init__(self) -> None:
-        # model/compilation.py compiles the loss function. Trainer would compile the DDP or DeepSpeed wrapper.
+        # model/build.py compiles the loss function. Trainer would compile the DDP or DeepSpeed wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
         # transformers rejects optimizers and schedules that it does not have. The Trainer subclass builds them.
         optim, self.optim = self.optim, "adamw_torch_fused" if self.optim in OWN_OPTIMIZERS else self.optim

@@ -44,7 +44,7 @@ def check_equal(settings: Mapping[str, object]) -> None:
 
 
 def check_shared(file: Path) -> None:
-    """Raise UserError if `file` differs between the machines. Rank 0 has just written it."""
+    """Raise UserError if a file that rank 0 just wrote differs between the machines."""
     for _ in range(VISIBLE_WITHIN):
         content = file.read_bytes() if file.is_file() else b""
         if len(set(gather(torch.tensor([zlib.crc32(content)])).flatten().tolist())) == 1:

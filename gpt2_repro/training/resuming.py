@@ -154,7 +154,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
             continue
         name = str(path.relative_to(checkpoint))
         # DeepSpeed loads the folder that the file `latest` names.
-        foreign = path.is_file() and name not in files and name != layout.MANIFEST
+        foreign = path.is_file() and name not in files and name != layout.CHECKPOINT_MANIFEST
         if (
             path.is_symlink()
             or foreign

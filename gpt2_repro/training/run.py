@@ -141,7 +141,7 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
     from transformers import PrinterCallback, ProgressCallback
     from transformers.utils.logging import disable_progress_bar
 
-    from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_compilation
+    from gpt2_repro.training.callbacks import CompilationReport, ProgressBar
     from gpt2_repro.training.samples import TextSampler
     from gpt2_repro.training.tracking import Guarded, guard_reporting, report_text
 
@@ -154,7 +154,6 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
     sampler = TextSampler(trainer.run, trainer.processing_class, due=trainer.when.samples, report=report)
     trainer.callback_handler.callbacks.append(Guarded(sampler))  # add_callback warns of a second Guarded
     if trainer.args.compile_loss:
-        time_compilation(functools.partial(trainer.meter.move, to="startup"))
         trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
 
 
@@ -166,8 +165,8 @@ def fit(trainer: "PretrainingTrainer", start: Start) -> None:
     Raises RunFailed if the disk is full or too many updates are not finite.
     """
     from gpt2_repro.training import ranks
-    from gpt2_repro.training.engine import shard_by_fsdp
     from gpt2_repro.training.resuming import loadable
+    from gpt2_repro.training.sharded import shard_by_fsdp
 
     run, args, when = trainer.run, trainer.args, trainer.when
     if start.checkpoint is not None:
@@ -245,8 +244,9 @@ def _save_final(trainer: "PretrainingTrainer") -> None:
     from gpt2_repro import tokenization
     from gpt2_repro.evaluation.model_card import model_card
     from gpt2_repro.model.pretraining import plain_model
-    from gpt2_repro.training.engine import build_whole, fp32_weights
-    from gpt2_repro.training.hashing import hashed_saves
+    from gpt2_repro.training.engine import fp32_weights
+    from gpt2_repro.training.sharded import build_whole
+    from gpt2_repro.training.trainer import hashed_saves
     from gpt2_repro.training.validation import AVERAGED
 
     main = trainer.is_world_process_zero()

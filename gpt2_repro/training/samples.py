@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.tokenization import start_ids
-from gpt2_repro.training.engine import has_shards
+from gpt2_repro.training.sharded import has_shards
 
 
 SHOWN = 200  # characters of a sample shown in the terminal

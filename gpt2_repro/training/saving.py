@@ -23,8 +23,9 @@ from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import checkpoints, writer
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path
+from gpt2_repro.text import size as size_text
 from gpt2_repro.training import ranks
-from gpt2_repro.training.hashing import StagingMemory, hashed_saves
+from gpt2_repro.training.hashing import StagingMemory
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
@@ -68,15 +69,14 @@ class CheckpointSaver:
 
         This is a collective: call it on all ranks. Call it before `staging` is used.
         """
-        if (megabytes := self._missing()) > 0:
+        if (missing := self._missing()) > 0:
             fix = "Free disk space or pass another --output_dir."
-            raise UserError(f"A checkpoint needs {megabytes:,.1f} MB more disk space in {self.run}. {fix}")
+            raise UserError(f"A checkpoint needs {size_text(missing)} more disk space in {self.run}. {fix}")
 
     def start(self, size: int, *, lock: int) -> None:
         """Allocate memory for this rank's files, and start the process that writes them.
 
-        This is a collective: call it on all ranks. Without --background_save, or if the machine has too little memory,
-        nothing happens, and training pauses during saves.
+        This is a collective. Without --background_save, or with too little memory, training pauses during saves.
 
         Args:
             size: estimated bytes of this rank's files.
@@ -88,19 +88,15 @@ class CheckpointSaver:
         sizes = ranks.gather(torch.tensor([size])).flatten()[first:][: int(os.environ.get("LOCAL_WORLD_SIZE", 1))]
         needed, available = int(sizes.sum()), available_memory()
         if ranks.largest(int(needed > available)):
-            text = (
-                "Saving in the background needs %.1f GB of memory, but %.1f GB are free. Training pauses during saves."
-            )
-            logger.warning(text, needed / 1e9, available / 1e9)
+            text = "Saving in the background needs %s of memory, but %s are free. Training pauses during saves."
+            logger.warning(text, size_text(needed), size_text(available))
             return
         self.memory = StagingMemory(size)
-        logger.info(
-            "checkpoints are copied to memory (%s MB) and then written in the background", f"{needed / 1e6:,.1f}"
-        )
-        words = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]
+        logger.info("checkpoints are copied to memory (%s) and then written in the background", size_text(needed))
+        command = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]
         # A separate session, because a signal to the launcher or to the terminal must not end the writer.
         self.writer = subprocess.Popen(
-            words,
+            command,
             cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -112,7 +108,7 @@ class CheckpointSaver:
     def save(
         self,
         step: int,
-        write: Callable[[], None],
+        write: Callable[[Path], dict[str, dict[str, Any]]],
         facts: Callable[[], dict[str, Any]],
         *,
         stops: str | None = None,
@@ -125,9 +121,8 @@ class CheckpointSaver:
         checkpoint is complete.
 
         Args:
-            write: a function that writes the files of the checkpoint into `staging`/checkpoint-`step`.
-            facts: a function that returns all entries of the manifest except the list of files. It is called on all
-                ranks.
+            write: a function that writes a checkpoint into a folder or `memory`, and returns its files.
+            facts: a function that returns all other entries of the manifest. It is called on all ranks.
             stops: why the run stops early after this save, or None if it does not stop early.
             rolling: whether the next checkpoint replaces this checkpoint.
 
@@ -141,13 +136,12 @@ class CheckpointSaver:
         self.saved_step = step
         staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
         with checkpoints.disk_faults_in_words(self.run, target.name, self.staging):
-            with hashed_saves(staged, self.memory, self.alive) as written:
-                write()
-                described = facts() | ({"rolling": True} if rolling else {})
+            files = write(staged)
+            manifest = facts() | ({"rolling": True} if rolling else {})
             self.alive()
             self.paused = time.perf_counter() - began
             paths = {"staged": str(staged.resolve()), "target": str(target.resolve())}
-            self._submit(paths | {"files": written, "facts": described})
+            self._submit(paths | {"files": files, "facts": manifest})
         if stops or self.writer is None:
             self.finish()
         return True
@@ -188,7 +182,7 @@ class CheckpointSaver:
     def wait_for(self, folder: Path) -> None:
         """Wait until rank 0 has completed `folder` and this machine sees it."""
         grows = growth(self.staging)
-        while not (folder / checkpoints.MANIFEST).is_file():
+        while not (folder / checkpoints.CHECKPOINT_MANIFEST).is_file():
             if grows():
                 self.alive()
             time.sleep(0.05)
@@ -206,8 +200,8 @@ class CheckpointSaver:
         self._submit({})
 
     def _submit(self, job: dict[str, Any]) -> None:
-        about = {"run": str(self.run.resolve()), "rotation": self._rotation(), "trainer": os.getpid()}
-        job |= about | {"rank": self.args.process_index, "ranks": self.args.world_size}
+        job |= {"run": str(self.run.resolve()), "rotation": self._rotation(), "trainer": os.getpid()}
+        job |= {"rank": self.args.process_index, "ranks": self.args.world_size}
         if self.writer is None:
             return self._report(job, writer.perform(job, memoryview(b""), self.alive))
         self.jobs.append(job)
@@ -221,9 +215,8 @@ class CheckpointSaver:
         self.seconds = self.paused + seconds
         self.paused = self.paused if self.writer else self.seconds
         target = checkpoint_path(self.run, self.saved_step)
-        megabytes = checkpoints.size(target) / 1e6
         text = "saved %s: %s MB in %.1f s, training paused for %.2f s"
-        logger.info(text, target, f"{megabytes:,.1f}", self.seconds, self.paused)
+        logger.info(text, target, f"{checkpoints.size(target) / 1e6:,.1f}", self.seconds, self.paused)
 
     def _rotation(self, *, at_most: int | None = None) -> dict[str, Any]:
         args = self.args
@@ -231,7 +224,7 @@ class CheckpointSaver:
         return {"keep": keep, "keep_every": args.keep_every_steps, "keep_best": args.keep_best_checkpoint}
 
     def _make_room_or_skip(self, step: int, stops: str | None, *, rolling: bool) -> bool:
-        if (megabytes := self._missing(rolling=rolling)) <= 0:
+        if (missing := self._missing(rolling=rolling)) <= 0:
             self.skipped = 0
             return True
         if rolling:
@@ -240,18 +233,10 @@ class CheckpointSaver:
         self.skipped += 1
         if stops or self.skipped > SKIPS_ALLOWED:
             why = f"When the run stopped ({stops})," if stops else "For the third save in a row,"
-            raise RunFailed(
-                f"{why} the disk of {self.run} had {megabytes:,.1f} MB too little free space. Free disk space and run the "
-                f"same command again {checkpoints.to_continue(self.run)}."
-            )
-        logger.error(
-            "NOT SAVED: the checkpoint of step %d needs %.1f MB more disk space in %s. Training continues. Delete "
-            "files: the run ends if %d saves in a row fail.",
-            step,
-            megabytes,
-            self.run,
-            SKIPS_ALLOWED + 1,
-        )
+            fix = f"Free it and run the same command again {checkpoints.to_continue(self.run)}."
+            raise RunFailed(f"{why} the disk of {self.run} had {size_text(missing)} too little space. {fix}")
+        text = "NOT SAVED: the checkpoint of step %d needs %s more disk space in %s. After %d such saves the run ends."
+        logger.error(text, step, size_text(missing), self.run, SKIPS_ALLOWED + 1)
         return False
 
     def _missing(self, *, rolling: bool = False) -> float:
@@ -261,19 +246,16 @@ class CheckpointSaver:
     def _free_space(self, *, rolling: bool) -> float:
         """Delete old checkpoints if the disk has too little space for the next checkpoint.
 
-        Returns the megabytes that are still missing. If there is enough space, the result is 0 or negative.
-
-        Args:
-            rolling: whether the next checkpoint is a rolling checkpoint. If it is, no old checkpoint is deleted.
+        For a rolling checkpoint, none is deleted. Returns the bytes that are still missing, or at most 0.
         """
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
         needed = SPARE * (checkpoints.size(complete[0]) if complete else self.expected)
         if shutil.disk_usage(self.run).free < needed and not rolling:
             checkpoints.rotate(self.run, **self._rotation(at_most=1))
-            if gone := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
-                logger.warning("deleted %d older checkpoints to free disk space for the next one", gone)
-        return (needed - shutil.disk_usage(self.run).free) / 1e6
+            if deleted := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
+                logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
+        return needed - shutil.disk_usage(self.run).free
 
 
 def _prepare_first_save() -> None:

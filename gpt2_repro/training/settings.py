@@ -90,8 +90,9 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     Raises UserError for settings that transformers does not support.
     """
     # Imports of several seconds.
-    from gpt2_repro.training.engine import allow_fsdp_on_cpu, build_whole, prepare_deepspeed
+    from gpt2_repro.training.engine import prepare_deepspeed
     from gpt2_repro.training.pretraining_arguments import PretrainingArguments
+    from gpt2_repro.training.sharded import allow_fsdp_on_cpu, build_whole
     from gpt2_repro.training.tracking import check_reporting
 
     prepare_deepspeed(use_cpu=settings.use_cpu)

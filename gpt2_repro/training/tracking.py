@@ -36,11 +36,9 @@ def check_reporting(report_to: list[str]) -> None:
     )
 
     for name in report_to:
-        if "," in name:
-            raise UserError(f"--report_to {name} has a comma. Separate services with spaces.")
         if name not in get_available_reporting_integrations():
-            names = INTEGRATION_TO_CALLBACK
-            fix = f"Run `pip install {name}`." if name in names else did_you_mean(name, names)
+            fix = f"Run `pip install {name}`." if name in INTEGRATION_TO_CALLBACK else ""
+            fix = fix or did_you_mean(name, INTEGRATION_TO_CALLBACK)
             raise UserError(f"Cannot report to {name!r} (--report_to). {fix}")
 
 
@@ -51,10 +49,10 @@ def prepare_wandb(report_to: list[str], run: Path) -> None:
     """
     if "wandb" not in report_to or os.environ.get("RANK", "0") != "0":
         return
-    noted = run / "wandb" / "run_id"
-    if not noted.is_file():
-        write_whole(noted, uuid.uuid4().hex[:12])
-    os.environ.setdefault("WANDB_RUN_ID", noted.read_text(encoding="utf-8"))
+    run_id = run / "wandb" / "run_id"
+    if not run_id.is_file():
+        write_whole(run_id, uuid.uuid4().hex[:12])
+    os.environ.setdefault("WANDB_RUN_ID", run_id.read_text(encoding="utf-8"))
     os.environ.setdefault("WANDB_RESUME", "allow")
     os.environ.setdefault("WANDB_DIR", str(run))
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
@@ -70,45 +68,33 @@ def _key_in_netrc() -> bool:
         return False
 
 
-class Guarded(TrainerCallback):
-    """Logs the exceptions of a reporting callback.
+class Guarded:
+    """Logs the exceptions of a reporting callback, and disables it after three.
 
-    After three exceptions, the callback is disabled.
+    It is no TrainerCallback, whose methods would hide `__getattr__`.
     """
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
         self.failures = 0
 
-    def attempt(self, what: str, call: Callable[[], Any]) -> None:
-        """Call the function `call`. If `call` raises an exception, log a warning.
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        if not event.startswith("on_"):
+            raise AttributeError(event)
+        return functools.partial(self.attempt, event)
 
-        Args:
-            what: the name of the called method, for the log message.
-        """
+    def attempt(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of the callback. If it raises an exception, log a warning."""
         if self.failures >= FAILURES_ALLOWED:
             return
         try:
-            call()
+            getattr(self.callback, method)(*args, **kwargs)
         # The run is paid for, so it continues after any exception. metrics.jsonl has all values.
         except Exception as error:
             self.failures += 1
-            name = type(self.callback).__name__
+            name, kind = type(self.callback).__name__, type(error).__name__
             last = "it is disabled from now on" if self.failures == FAILURES_ALLOWED else "training continues"
-            logger.warning(
-                "The callback %s failed in %s with %s: %s (%s)", name, what, type(error).__name__, error, last
-            )
-
-
-def _guarded_event(event: str) -> Any:
-    def call(self: Guarded, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.attempt(event, lambda: getattr(self.callback, event)(args, state, control, **kwargs))
-
-    return call
-
-
-for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]:
-    setattr(Guarded, _event, _guarded_event(_event))
+            logger.warning("The callback %s failed in %s with %s: %s (%s)", name, method, kind, error, last)
 
 
 class WandbPage(TrainerCallback):
@@ -149,5 +135,4 @@ def report_text(trainer: "Trainer", text: str) -> None:
     """Show a text sample in wandb, if the run reports to wandb."""
     for guarded in trainer.callback_handler.callbacks:
         if isinstance(guarded, Guarded) and isinstance(guarded.callback, WandbPage):
-            show = functools.partial(guarded.callback.show, text, trainer.state.num_input_tokens_seen)
-            guarded.attempt("show", show)
+            guarded.attempt("show", text, trainer.state.num_input_tokens_seen)

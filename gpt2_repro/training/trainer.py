@@ -10,14 +10,16 @@ import io
 import itertools
 import logging
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import DefaultFlowCallback, Trainer, TrainerControl
+from transformers import DefaultFlowCallback, Trainer, TrainerControl, modeling_utils
 
 from gpt2_repro.model.export import load_experts
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
@@ -25,18 +27,23 @@ from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule, follow
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.writer import HashedFile
 from gpt2_repro.training import engine
 from gpt2_repro.training.guard import UpdateGuard
+from gpt2_repro.training.hashing import StagingMemory, write_safetensors
 from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.optimization import own_optimizer
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.saving import CheckpointSaver
+from gpt2_repro.training.sharded import whole
 from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.when import StepControl, Watchdog
 
 
 logger = logging.getLogger(__name__)
+
+NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, and recipe.yaml contains them.
 
 
 class PretrainingTrainer(Trainer):
@@ -63,16 +70,16 @@ class PretrainingTrainer(Trainer):
         # across steps and counts rows, so its steps have different numbers of targets.
         self.sampler = choose_sampler(self.train_dataset, self.plan, self.args)
         self.full_rows = environment.data["request"]["packing"] == "concat"
-        self.meter = Meter(environment)
+        self.meter = Meter(environment, compiled=self.args.compile_loss)
         run.measured = self.meter.time_breakdown
-        self.when = StepControl(self.args, self.run.seconds, lambda: bool(self.saver.jobs))
-        self.validation = Validation(inputs, self.args, self.plan, self.when)
         self.guard = UpdateGuard(self.args.skip_loss_z, self.args.skip_grad_z, self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         self.average = WeightAverage(self.args.ema_steps)
         self.state_bytes = state_bytes(self.args.optim, averaged=self.args.ema_steps > 0)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16, state=self.state_bytes)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
+        self.when = StepControl(self.args, self.run, self.saver)
+        self.validation = Validation(inputs, self.args, self.plan, self.when)
         self._restored_losses: dict[str, Any] | None = None
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
         self._held_reports: list[Callable[[], None]] | None = None
@@ -81,10 +88,10 @@ class PretrainingTrainer(Trainer):
             self.add_callback(own)
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
-        begun = super()._init_training_state(max_steps, *args)
+        state = super()._init_training_state(max_steps, *args)
         # Trainer would keep the logging and saving intervals of the interrupted run and ignore changed options.
         self.state.compute_steps(self.args, max_steps)
-        return begun
+        return state
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         # DeepSpeed (0.19.8) rounds the weights to bf16 before it copies the fp32 master weights from them.
@@ -110,8 +117,8 @@ class PretrainingTrainer(Trainer):
         self.record_engine(
             facts | {"tokens_per_chunk_of_logits": tokens_per_chunk(self.model.config.vocab_size, memory)}
         )
-        shown = (f"{key.replace('_', ' ')} = {value}" for key, value in self.environment.engine.items())
-        logger.info("settings in use: %s", ", ".join(shown))
+        settings = (f"{key.replace('_', ' ')} = {value}" for key, value in self.environment.engine.items())
+        logger.info("settings in use: %s", ", ".join(settings))
         return prepared
 
     def record_engine(self, facts: dict[str, Any]) -> None:
@@ -146,24 +153,17 @@ class PretrainingTrainer(Trainer):
         super()._issue_warnings_after_load(load_result)
 
     def restore(self, manifest: dict[str, Any], *, step: int) -> None:
-        """Restore the update guard and the sum of losses since the last log line.
-
-        Args:
-            manifest: the manifest of the checkpoint of `step`.
-        """
+        """Restore the update guard and the sum of losses from a checkpoint's manifest."""
         self.saver.saved_step = step
         self.guard.load_state(manifest["guard"])
         window = manifest["loss_window"]  # null: a sum that was not finite
-        self._restored_losses = window | {"sums": [math.nan if its is None else its for its in window["sums"]]}
+        self._restored_losses = window | {"sums": [math.nan if total is None else total for total in window["sums"]]}
 
     def start_writer(self) -> None:
-        """Start the process that writes checkpoints.
-
-        This is a collective: call it on all ranks.
-        """
+        """Start the process that writes checkpoints. Call this on all ranks."""
         shards = self.args.world_size if self.is_deepspeed_enabled else 0
-        about = {"bf16": self.args.bf16, "state": self.state_bytes, "rank": self.args.process_index}
-        size = bytes_of_rank(self.model.num_parameters(), shards=shards, **about)
+        options = {"bf16": self.args.bf16, "state": self.state_bytes, "rank": self.args.process_index}
+        size = bytes_of_rank(self.model.num_parameters(), shards=shards, **options)
         self.saver.start(size, lock=self.run.lock_descriptor)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
@@ -191,7 +191,7 @@ class PretrainingTrainer(Trainer):
             # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
             norm = self.model_wrapped.get_global_grad_norm()
         else:
-            norm = engine.whole(engine.clip_gradients(self.optimizer, math.inf) if grad_norm is None else grad_norm)
+            norm = whole(engine.clip_gradients(self.optimizer, math.inf) if grad_norm is None else grad_norm)
         self.guard.see_norm(norm)
         return norm
 
@@ -208,10 +208,7 @@ class PretrainingTrainer(Trainer):
         return self.state.num_input_tokens_seen
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
-        """Return this rank's micro-batches of a step, and the number of targets.
-
-        The number of targets is the sum over all ranks.
-        """
+        """Return this rank's micro-batches of a step, and the targets of all ranks."""
         self.meter.start(self.tokens_trained)
         with self.meter.on("data"):  # without the count of targets, which may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))
@@ -225,10 +222,7 @@ class PretrainingTrainer(Trainer):
         return batches, targets
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Write `logs` to metrics.jsonl and send `logs` to the reporting callbacks.
-
-        If `logs` has a training loss, this method first adds tokens, speed, MFU and cost to `logs`.
-        """
+        """Add tokens, speed, MFU and cost, write `logs` to metrics.jsonl, and report them."""
         if "loss" in logs:
             self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
             # A callback that added these metrics would run after the reporting callbacks.
@@ -270,12 +264,7 @@ class PretrainingTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Return the metrics of a validation, or {} if a signal interrupted it.
-
-        Raises ValueError if `eval_dataset` is not None or `metric_key_prefix` is not "eval".
-        """
-        if eval_dataset is not None or metric_key_prefix != "eval":
-            raise ValueError("evaluate() accepts no eval_dataset or prefix. Prepare other sets as validation_<name>.")
+        """Return the metrics of all validation sets, or {} if a signal interrupted it."""
         with self.meter.on("validation"):
             is_saved = self.saver.saved_step == self.state.global_step
             if not is_saved:
@@ -283,11 +272,11 @@ class PretrainingTrainer(Trainer):
             report = self.callback_handler.on_prediction_step
             after_batch = functools.partial(report, self.args, self.state, self.control)
             # Trainer would average the means of batches and count padded duplicates.
-            how: Any = {"step": self.state.global_step, "after_batch": after_batch}
-            metrics = self.validation.measure(self.model.eval(), **how)
+            options: Any = {"step": self.state.global_step, "after_batch": after_batch}
+            metrics = self.validation.measure(self.model.eval(), **options)
             if metrics is not None and self.average.exists:
                 with self.average.applied():
-                    averaged = self.validation.measure(self.model, **how, averaged=True)
+                    averaged = self.validation.measure(self.model, **options, averaged=True)
                 metrics = None if averaged is None else metrics | averaged
             if metrics is None:
                 self.when.stop(self.when.interruption(), self.control)
@@ -318,14 +307,16 @@ class PretrainingTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         save = functools.partial(super()._save_checkpoint, model, trial)
 
-        def write() -> None:
+        def write(staged: Path) -> dict[str, dict[str, Any]]:
             engine.require_same_weights(self.model, step=self.state.global_step)
             self.run.sync()
-            save()
+            with hashed_saves(staged, self.saver.memory, self.watchdog.arm) as files:
+                save()
+            return files
 
         with self.meter.on("saving"):
-            how: Any = {"stops": self.when.reason, "rolling": self.when.rolling}
-            self.saver.save(self.state.global_step, write, self._describe_checkpoint, **how)
+            options: Any = {"stops": self.when.reason, "rolling": self.when.rolling}
+            self.saver.save(self.state.global_step, write, self._describe_checkpoint, **options)
         self.record("running")
 
     def _describe_checkpoint(self) -> dict[str, Any]:
@@ -343,6 +334,65 @@ class PretrainingTrainer(Trainer):
         """Write `state`, `values`, and the run's step and losses to run_status.json."""
         if self.is_world_process_zero():
             # Before a checkpoint is loaded, Trainer is at step 0. The step of the run is then not written.
-            far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
-            saved = {"save_seconds": round(self.saver.seconds, 2)} if self.saver.seconds else {}
-            self.run.write_status(state, **self.eval_losses | far | saved | values)
+            position = (
+                {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
+            )
+            saving = {"save_seconds": round(self.saver.seconds, 2)} if self.saver.seconds else {}
+            self.run.write_status(state, **self.eval_losses | position | saving | values)
+
+
+@contextlib.contextmanager
+def hashed_saves(
+    folder: Path, memory: StagingMemory | None, progress: Callable[[], None]
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """Write and hash the files that the block saves, or copy them to `memory`.
+
+    These are files below `folder` from `torch.save`, and safetensors files from transformers. `progress` is called
+    after each piece that is written to disk.
+
+    Yields a dict with each file's size (`bytes`) and hash (`sha256`) or position in the memory (`start`), by the path
+    relative to `folder`.
+    """
+    # transformers and DeepSpeed have no hook for the files of a checkpoint, and hash nothing.
+    written: dict[str, dict[str, Any]] = {}
+    save_pickle, save_weights = torch.save, modeling_utils.safe_save_file
+    checksums = torch.serialization.get_crc32_options()
+
+    @contextlib.contextmanager
+    def opened(path: Path) -> Iterator[Any]:
+        name = str(path.relative_to(folder))
+        if memory is not None:
+            start = memory.used
+            yield memory
+            written[name] = {"bytes": memory.used - start, "start": start}
+            return
+        with path.open("xb") as file:
+            hashed = HashedFile(file, progress)
+            yield hashed
+            written[name] = hashed.finish()
+
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        path = Path(f) if isinstance(f, str | os.PathLike) else None
+        if path is None or not path.is_relative_to(folder):
+            save_pickle(obj, f, *args, **kwargs)
+        elif path.name != NOT_SAVED:
+            with opened(path) as file:
+                save_pickle(obj, file, *args, **kwargs)
+
+    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: dict[str, str] | None = None) -> None:
+        if not Path(filename).is_relative_to(folder):
+            return save_weights(tensors, filename, metadata)
+        with opened(Path(filename)) as file:
+            write_safetensors(tensors, file, metadata)
+        return None
+
+    if memory is not None:
+        memory.used = 0
+    # The manifest has a SHA-256 of each file. The checksums in files of torch.save would triple the time of a copy.
+    torch.serialization.set_crc32_options(False)
+    torch.save, modeling_utils.safe_save_file = save, save_file
+    try:
+        yield written
+    finally:
+        torch.save, modeling_utils.safe_save_file = save_pickle, save_weights
+        torch.serialization.set_crc32_options(checksums)

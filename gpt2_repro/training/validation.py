@@ -25,12 +25,7 @@ AVERAGED = "eval_EMA"
 
 
 class Validation:
-    """Computes the losses of the validation sets and the HellaSwag score on all ranks.
-
-    Args:
-        when: the StepControl of the run. It decides whether HellaSwag is scored, and whether a signal interrupts a
-            validation.
-    """
+    """Computes the losses of the validation sets and the HellaSwag score on all ranks."""
 
     def __init__(self, inputs: Inputs, args: PretrainingArguments, plan: BatchPlan, when: StepControl) -> None:
         self.sets, self.hellaswag, self.args, self.when = inputs.validation, inputs.hellaswag, args, when
@@ -51,15 +46,11 @@ class Validation:
     def measure(
         self, model: Callable[..., Any], *, step: int, after_batch: Callable[[], None], averaged: bool = False
     ) -> dict[str, float] | None:
-        """Return the metrics of a validation, or None if a signal interrupted it.
-
-        This is a collective: call it on all ranks.
+        """Return the metrics of a validation (a collective), or None if interrupted.
 
         Args:
-            model: the model in evaluation mode.
             after_batch: a function to call after each forward pass.
-            averaged: whether the weights are the average over steps. If so, the keys begin with AVERAGED, and
-                HellaSwag is not scored.
+            averaged: the weights are the average over steps. Keys begin with AVERAGED, and HellaSwag is not scored.
         """
         sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])
         endings, hellaswag = None, None if averaged else self._hellaswag(step)
@@ -76,25 +67,22 @@ class Validation:
             )
         if not self._continues():
             return None
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, (nll, targets) in zip(self.sets, reduce(sums, reduction="sum").tolist(), strict=True):
             key = f"{prefix}_{name}" if name else prefix
-            found |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
+            metrics |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
             if not math.isfinite(nll):
                 logger.warning("The validation loss %s_loss is not finite at step %d.", key, step)
         if endings is not None and hellaswag is not None:
-            found |= hellaswag.score(reduce(endings, reduction="sum"))
-        return found
+            metrics |= hellaswag.score(reduce(endings, reduction="sum"))
+        return metrics
 
     def _continues(self) -> bool:
         return self.when.interruption() == NOTHING
 
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
-        """Return the sum of losses and the number of targets of this rank.
-
-        The result is an fp64 tensor of shape [2].
-        """
+        """Return this rank's sum of losses and number of targets, in fp64 of shape [2]."""
         device, on_gpu = self.args.device, self.args.device.type == "cuda"
         total = torch.zeros(2, dtype=torch.float64, device=device)
         for batch, targets in validation_batches(
@@ -126,17 +114,15 @@ def validation_batches(
 
     Args:
         rows: a map-style dataset. Indexing it with a list of numbers returns `{"input_ids": [ids, …]}`.
-        process: the rank of this process.
-        fixed_length: the length to pad rows to. Each batch is then padded to `size` rows. None: pad to the longest row
-            of the batch.
+        fixed_length: pad to `size` rows of this length. None: pad to the longest row of the batch.
     """
-    mine, longest_share = range(process, len(rows), processes), -(-len(rows) // processes)
+    own_rows, longest_share = range(process, len(rows), processes), -(-len(rows) // processes)
     for start in range(0, longest_share, size):
         # All processes make the same number of passes: with sharded weights, each pass is a collective.
-        own = list(mine[start : start + size])
-        picked: Sequence[Any] = rows[own or [0]]["input_ids"]
+        batch_rows = list(own_rows[start : start + size])
+        picked: Sequence[Any] = rows[batch_rows or [0]]["input_ids"]
         num_rows = size if fixed_length else None  # a compiled model must get only one shape
         batch = collate_rows([{"input_ids": row} for row in picked], num_rows=num_rows, length=fixed_length)
-        if not own:
+        if not batch_rows:
             batch["labels"].fill_(IGNORED)
         yield batch, int((batch["labels"] != IGNORED).sum())

@@ -6,15 +6,16 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from transformers import DefaultFlowCallback, TrainerCallback
 
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training import ranks
 from gpt2_repro.training.launcher import LAUNCHER_DIED
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
+from gpt2_repro.training.saving import CheckpointSaver
 
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,7 @@ NOTHING, ROLLING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 4, 100
 class StopSignals:
     """Signal handlers that record the first signal instead of ending the process.
 
-    Later signals are ignored, because one request can cause two signals. There is one exception: a Ctrl-C more than
-    one second after the first signal ends the process at once.
+    A Ctrl-C more than one second after the first signal ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,6 @@ class StopSignals:
         self._process = os.getpid()
 
     def install(self) -> None:
-        """Install the signal handlers. Call this method in the main thread only."""
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._receive)
@@ -54,18 +53,10 @@ class StopSignals:
 
 
 class StepControl(DefaultFlowCallback):
-    """Decides after each step whether to log, save, validate or stop.
+    """Decides after each step whether to log, save, validate or stop."""
 
-    All ranks make the same decision.
-
-    Args:
-        clock: a function that returns the total seconds of the run, including the time before a resume. It is
-            called on rank 0 only.
-        saving: a function that returns whether a checkpoint is being written. It is called on rank 0 only.
-    """
-
-    def __init__(self, args: PretrainingArguments, clock: Callable[[], float], saving: Callable[[], bool]) -> None:
-        self.args, self.clock, self.saving = args, clock, saving
+    def __init__(self, args: PretrainingArguments, run: RunRecord, saver: CheckpointSaver) -> None:
+        self.args, self.run, self.saver = args, run, saver
         self.signals = StopSignals()
         self.reason: str | None = None  # why the run stops before its last step
         self.orphaned = False
@@ -85,12 +76,12 @@ class StepControl(DefaultFlowCallback):
         if state.global_step >= state.max_steps:
             control.should_log = True
             return
-        wish = ranks.largest(self._wish(main=state.is_world_process_zero))
-        if wish >= ROLLING:
-            self.rolling = wish == ROLLING and not control.should_save
+        request = ranks.largest(self._request(main=state.is_world_process_zero))
+        if request >= ROLLING:
+            self.rolling = request == ROLLING and not control.should_save
             control.should_save = True
-        if wish > SAVE:
-            self.stop(wish, control)
+        if request > SAVE:
+            self.stop(request, control)
             control.should_evaluate = False  # the validation is done when the run resumes
         elif self.is_over(state.global_step):
             self.rolling = False
@@ -98,16 +89,15 @@ class StepControl(DefaultFlowCallback):
             control.should_save = control.should_training_stop = control.should_log = True
             control.should_evaluate = args.eval_strategy != "no"
 
-    def stop(self, wish: int, control: Any) -> None:
+    def stop(self, request: int, control: Any) -> None:
         """Save a checkpoint and stop the run.
 
-        Args:
-            wish: the reason for the stop: MAX_HOURS, MAX_USD, or the sum of SIGNAL and a signal number. All ranks must
-                pass the same `wish`.
+        `request` is MAX_HOURS, MAX_USD, or SIGNAL plus a signal number, and the same on all ranks.
         """
         budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
-        self.orphaned = wish == SIGNAL + LAUNCHER_DIED
-        self.reason = "the launcher died" if self.orphaned else budgets.get(wish) or signal.Signals(wish - SIGNAL).name
+        self.orphaned = request == SIGNAL + LAUNCHER_DIED
+        reason = budgets.get(request) or signal.Signals(request - SIGNAL).name
+        self.reason = "the launcher died" if self.orphaned else reason
         control.should_save = control.should_training_stop = True
         logger.info("Saving a checkpoint and stopping. Reason: %s", self.reason)
 
@@ -116,10 +106,7 @@ class StepControl(DefaultFlowCallback):
         return self.reason is not None or step >= self.args.last_step
 
     def interruption(self) -> int:
-        """Return SIGNAL plus the highest signal number that any rank received.
-
-        If no rank received a signal, return NOTHING. This is a collective: call it on all ranks.
-        """
+        """Return SIGNAL plus the highest signal number of all ranks, or NOTHING."""
         return ranks.largest(self._signal())
 
     def scores_hellaswag(self, step: int) -> bool:
@@ -131,11 +118,6 @@ class StepControl(DefaultFlowCallback):
         return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
 
     def _due(self, step: int, every: int) -> bool:
-        """Return whether an action is due at the validation after `step`.
-
-        Args:
-            every: the interval of the action in steps. 0: never.
-        """
         if not every:
             return False
         # An action is also due at the first validation at or after each multiple of `every` steps.
@@ -144,11 +126,11 @@ class StepControl(DefaultFlowCallback):
     def _signal(self) -> int:
         return SIGNAL + self.signals.received if self.signals.received else NOTHING
 
-    def _wish(self, *, main: bool) -> int:
+    def _request(self, *, main: bool) -> int:
         if self.signals.received or not main:
             return self._signal()
         args = self.args
-        hours = self.clock() / 3600 if args.max_hours or args.max_usd else 0.0
+        hours = self.run.seconds() / 3600 if args.max_hours or args.max_usd else 0.0
         if args.max_hours and hours >= args.max_hours:
             return MAX_HOURS
         if args.max_usd and hours * args.usd_per_hour >= args.max_usd:
@@ -159,16 +141,11 @@ class StepControl(DefaultFlowCallback):
         if args.save_minutes and now - self._saved_at >= 60 * args.save_minutes:
             return SAVE
         due = args.save_rolling_minutes and now - self._rolled_at >= 60 * args.save_rolling_minutes
-        return ROLLING if due and not self.saving() else NOTHING
+        return ROLLING if due and not self.saver.jobs else NOTHING
 
 
 def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:
-    """Return whether a run that starts at `step` validates before it trains.
-
-    Args:
-        step: the step of the checkpoint, or 0 for a new run.
-        is_validated: whether the run was already validated at `step`.
-    """
+    """Return whether a run that starts at `step` validates before it trains."""
     if not step:
         return args.eval_on_start
     if args.eval_strategy == "no" or is_validated:

@@ -48,13 +48,9 @@ def start(folder: Path, *, sequence_length: int = 16, vocab_size: int = 90, **ch
 @pytest.mark.parametrize(
     ("theirs", "ours", "message"),
     [
-        ({}, {"n_layer": 3}, "--n_layer 2\\.$"),
-        ({}, {"n_embd": 64, "n_head": 4}, "--n_head 2 --n_embd 32\\.$"),
-        ({}, {"sequence_length": 32}, "--sequence_length 16\\. Also prepare the data"),
+        ({}, {"n_embd": 64, "n_head": 4, "sequence_length": 32}, "--n_head 2 --n_embd 32 --sequence_length 16"),
         ({}, {"vocab_size": 91}, " 90 .* 91"),
-        ({}, {"vocab_size": 85}, " 90 .* 85"),
-        ({"activation_function": "relu"}, {}, "activation_function relu .* gelu_new.*--config_overrides"),
-        ({"tie_word_embeddings": False}, {}, "tie_word_embeddings False .* True.*--config_overrides"),
+        ({"tie_word_embeddings": False}, {}, 'tie_word_embeddings": false'),
         ({"model_type": "llama", "intermediate_size": 48}, {}, "llama.*gpt2.*--init_from.*--model_type"),
     ],
 )

@@ -42,26 +42,13 @@ def test_a_recipe_s_words_reach_the_architecture_by_its_own_names() -> None:
     assert (gpt2.n_inner, gpt2.activation_function, gpt2.n_positions) == (64, "relu", 16)
 
 
-def test_overrides_are_one_text_however_they_are_written() -> None:
-    written = Overrides("b=false, a=1.5,c=silu")
-    assert written == Overrides('{"c": "silu", "a": 1.5, "b": false}') == Overrides(written)
-    assert Overrides("") == Overrides("{}") == ""
-    for nonsense in ("a", "a=1=2", '{"a": }', "[1]"):
-        with pytest.raises(ValueError):
-            Overrides(nonsense)
-
-
 @pytest.mark.parametrize(
     ("model_type", "overrides", "fix"),
     [
         ("llama", "intermediat_size=2", "'intermediate_size'"),
         ("llama", "vocab_size=5", "tokenizer"),
-        ("llama", "hidden_size=5", "--n_embd"),
-        ("gpt2", "n_positions=5", "--sequence_length"),
-        ("llama", "intermediate_size=2.5", "expected int"),
-        ("llama", "num_key_value_heads=3", "divisor of --n_head 4"),
+        ("llama", "num_key_value_heads=3", "--n_head 4"),
         ("llama", "hidden_act=nope", "'nope'"),
-        ("mixtral", f"{MIXTRAL},sliding_window=4", "sliding_window"),
         ("mixtral", f"{MIXTRAL},num_experts_per_tok=5", "num_local_experts"),
     ],
 )
@@ -111,7 +98,7 @@ def test_the_parts_of_a_model_are_counted_by_what_they_do() -> None:
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])
 @pytest.mark.parametrize(
     ("n_layer", "n_head", "n_embd", "length"),
-    [(12, 12, 768, 1024), (24, 16, 1024, 1024), (6, 6, 384, 256), (4, 4, 128, 64), (2, 4, 32, 16), (1, 1, 8, 512)],
+    [(12, 12, 768, 1024), (2, 4, 32, 16)],
 )
 def test_another_architecture_has_the_size_of_gpt2(
     model_type: str, n_layer: int, n_head: int, n_embd: int, length: int
@@ -129,15 +116,6 @@ def test_another_architecture_has_the_size_of_gpt2(
     # Keys of the user replace the derived keys and do not change the others.
     config = build_config(arguments(model_type, "tie_word_embeddings=false", **shape), **size)
     assert not config.tie_word_embeddings and config.intermediate_size == other.config.intermediate_size
-
-
-def test_recipes_of_other_architectures_have_round_widths() -> None:
-    shape = {"n_layer": 12, "n_head": 12, "n_embd": 768}
-    widths = [
-        build_config(arguments(kind, **shape), sequence_length=1024, vocab_size=50_257).intermediate_size
-        for kind in ("llama", "mixtral")
-    ]
-    assert widths == [2048, 1024]
 
 
 def test_size_keys_of_a_checkpoint_replace_the_derived_ones(tmp_path: Path) -> None:

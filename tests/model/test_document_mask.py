@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import modeling_flash_attention_utils
+from transformers import AttentionInterface, modeling_flash_attention_utils
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.compilation import compile_loss
+from gpt2_repro.model.attention import time_kernels
+from gpt2_repro.model.build import compile_loss
 from gpt2_repro.model.document_mask import Documents, documents_of
 from tests.model import families
 from tests.model.families import CONFIGS, LENGTH, VOCABULARY
@@ -110,14 +111,24 @@ def test_one_graph_for_any_number_of_documents(attention: str, checkpointing: bo
     eager, model = (build("gpt2", attention, documents=Documents(S)).train() for _ in range(2))
     if checkpointing:
         model.activation_checkpointing_enable()
-    graphs = compile_loss(model, backend="aot_eager")
+    compile_loss(model, backend="aot_eager")
     for starts in (STARTS, [[0], [0], [0], [0]], [list(range(LENGTH))] * 4, [[0, 9]] * 4):
         for each in (eager, model):
             each.zero_grad()
             each(**batch_of(starts)).loss.backward()
         for (name, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
             assert torch.allclose(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7), name
-    assert [(graph.causal, graph.masked) for graph in graphs] == [(0, 2 * (attention == "causal_sdpa"))]
+    assert model.compiled_graphs == ["training"]
+
+
+def test_flash_attention_with_document_lengths_is_timed_and_compared() -> None:
+    flash = AttentionInterface()["flash_attention_2"]
+    AttentionInterface.register("flash_stand_in", flash)
+    AttentionInterface.register("flash_across", lambda *args, cu_seq_lens_q=None, **kwargs: flash(*args, **kwargs))
+    names = dict.fromkeys(("flash_stand_in", "flash_across", "causal_sdpa"))
+    how = {"rows": 4, "bf16": False, "device": "cpu", "document_mask": True}
+    timings = time_kernels(names, CONFIGS["llama"], **how)
+    assert isinstance(timings["flash_stand_in"], float) and "differs" in timings["flash_across"]
 
 
 def test_the_separator_is_the_tokenizers_end_of_text() -> None:

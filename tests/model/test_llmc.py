@@ -8,8 +8,7 @@ import torch
 from torch.nn.functional import linear
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gpt2_repro.errors import UserError
-from gpt2_repro.model.llmc import read_llmc, write_llmc
+from gpt2_repro.model.llmc import write_llmc
 
 
 LAYERS, WIDTH, VOCABULARY, WINDOW = 2, 8, 50, 16
@@ -57,14 +56,3 @@ def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
         assert torch.allclose(narrow, block.mlp.c_proj(wide), atol=1e-4)
         assert torch.equal(found["ln2w"][layer], block.ln_2.weight)
         assert torch.equal(found["attprojb"][layer], block.attn.c_proj.bias)
-
-
-def test_other_files_and_models_are_refused(model: GPT2LMHeadModel, tmp_path: Path) -> None:
-    (tmp_path / "short.bin").write_bytes(b"x" * 100)
-    (tmp_path / "tokens.bin").write_bytes(np.full(300, 20240520, dtype=np.int32).tobytes())
-    for name in ("short.bin", "tokens.bin"):
-        with pytest.raises(UserError, match=name):
-            read_llmc(tmp_path / name)
-    model.config.n_inner = 3 * WIDTH
-    with pytest.raises(UserError, match="4 x n_embd"):
-        write_llmc(model, tmp_path / "m.bin", dtype="float32")

@@ -50,18 +50,6 @@ def test_the_average_equals_its_definition(name: str) -> None:
     assert all("average" in state for state in optimizer.state_dict()["state"].values())
 
 
-def test_a_skipped_first_update_has_no_average() -> None:
-    model = small_model()
-    optimizer, average = OPTIMIZERS["adamw"](model), WeightAverage(4)
-    average.attach(optimizer, None)
-    average.on_optimizer_step(None, SimpleNamespace(global_step=0), None)  # no gradients, so no state
-    assert not average.exists
-    draw_gradients(model, 0)
-    optimizer.step()
-    average.on_optimizer_step(None, SimpleNamespace(global_step=1), None)
-    assert average.exists
-
-
 @pytest.mark.slow
 def test_final_is_the_average_under_all_launchers_and_after_a_resume(train, events, tmp_path: Path) -> None:
     options = ("--ema_steps", 3, "--accept_any_hardware", "true", "--eval_steps", 4)

@@ -11,8 +11,6 @@ from transformers import GPT2LMHeadModel
 
 from gpt2_repro.optim import muon as module
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces, orthogonalize
-from gpt2_repro.training.arguments import TrainingSection
-from gpt2_repro.training.optimization import own_optimizer
 from tests.optim.simulation import Ranks, compare_parts_with_whole, draw_gradients, groups_of, small_model
 
 
@@ -53,14 +51,6 @@ def test_updates_match_torchs_optimizers(momentum: float, monkeypatch: pytest.Mo
             each.step()
     for name, weight in ours.named_parameters():
         torch.testing.assert_close(weight, torch.cat(own[name], dim=1) if name in own else outside[name])
-
-
-def test_momentum_of_the_recipe_reaches_muon() -> None:
-    args = TrainingSection(optim="muon", muon_momentum=0.8)
-    args.deepspeed_plugin = None  # set by TrainingArguments.__post_init__
-    model = small_model()
-    optimizer, options = own_optimizer(model, args)
-    assert optimizer(groups_of(model), **options).momentum == 0.8
 
 
 def test_skipped_update_changes_nothing() -> None:
@@ -106,12 +96,6 @@ def test_muon_under_zero1_resumes_on_another_number_of_processes(
     train(run, *options, 8 // processes, launcher=("launch", processes))
     losses = [[event["loss"] for event in events(its) if "loss" in event] for its in (straight, run)]
     assert len(losses[1]) == 8 and losses[1] == pytest.approx(losses[0], abs=2e-3)  # Muon's products are in bf16
-
-
-@pytest.mark.parametrize(("name", "optimizer"), [("muon", "MuonWithAdamW"), ("mars", "MarsAdamW")])
-def test_one_process_trains_without_deepspeed(name: str, optimizer: str, train, tmp_path: Path) -> None:
-    run = train(tmp_path / "run", "--optim", name, "--max_steps", 4, "--eval_strategy", "no")
-    assert json.loads((run / "environment.json").read_text(encoding="utf-8"))["engine"]["optimizer"] == optimizer
 
 
 @pytest.mark.slow

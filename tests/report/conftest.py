@@ -35,7 +35,8 @@ def write_run(folder: Path, *, learning_rate: float = 1e-3, steps: int = 40) -> 
     (folder / "final").mkdir()
     (folder / "recipe.yaml").write_text(f"training:\n  learning_rate: {learning_rate}\n", encoding="utf-8")
     data = {"counts": {"train": {"tokens": 2_813_412}}, "reference_losses": {"unigram": 6.713, "bigram": 4.601}}
-    plan = {"tokens_per_step": 8192, "max_steps": steps}
+    plan = {"tokens_per_step": 8192, "sequence_length": 256, "micro_batch_size": 32, "num_processes": 1}
+    plan |= {"gradient_accumulation_steps": 1, "max_steps": steps}
     change(folder / "environment.json", plan=plan, parameters=7_351_808, data=data, command="launch train.py")
     status: dict[str, Any] = {"state": "complete", "reason": None, "updated": "2026-01-02T03:04:05+00:00"}
     change(folder / "run_status.json", **status, step=steps, max_steps=steps, tokens=steps * 8192, seconds=252.3)

@@ -55,7 +55,7 @@ def test_manifest_records_run_identity_and_files(save) -> None:
     assert defect(checkpoint, read_files=True) is None and names(checkpoint.parent) == {"checkpoint-5"}
     assert training_record(checkpoint) is None  # the run has no environment.json
     # The record is read from the checkpoint, not from the run directory, and only if it is intact.
-    (checkpoint.parent / "environment.json").write_text('{"plan": {}}', encoding="utf-8")
+    (checkpoint.parent / "environment.json").write_text('{"seed": 1}', encoding="utf-8")
     record = training_record(checkpoint)
     assert record.environment.run_identity == TRAJECTORY and record.losses == {"eval_loss": 3.0}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"run_identity": {"seed": 2}}), encoding="utf-8")

@@ -1,11 +1,9 @@
 """Wrong optimizer state is corrected after a resume."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from gpt2_repro.training.engine import fix_restored_optimizer, skip_repeated_work
+from gpt2_repro.training.engine import fix_restored_optimizer
 
 
 # The fused optimizer needs step counts on the device of the weights. DeepSpeed restores a universal checkpoint with
@@ -21,37 +19,3 @@ def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device
     fix_restored_optimizer(torch.nn.Linear(1, 1), optimizer, weight_decay=0.1)
     steps = [optimizer.state[weight]["step"] for weight in weights]
     assert {step.device.type for step in steps} == {device} and steps[0] is not steps[1]
-
-
-# DeepSpeed restores the values in the checkpoint, and drops a parameter group without weights.
-@pytest.mark.parametrize(("stage", "groups", "decays"), [(1, 2, [0.1, 0.1]), (3, 2, [0.1, 0.0]), (3, 1, [0.1])])
-def test_restored_optimizer_has_the_recipes_clipping_and_decay(stage: int, groups: int, decays: list) -> None:
-    """After a resume, the clipping limit and the weight decay are those of the recipe."""
-    optimizer = torch.optim.AdamW([{"params": [torch.nn.Parameter(torch.ones(3))]} for _ in range(groups)])
-    for group in optimizer.param_groups:
-        group["weight_decay"] = 0.1
-    methods = {"zero_optimization_stage": lambda self: stage, "gradient_clipping": lambda self: 0.1}
-    engine = type("DeepSpeedEngine", (SimpleNamespace,), methods)()
-    engine.optimizer = SimpleNamespace(clip_grad=1.0)  # the limit in the checkpoint
-    fix_restored_optimizer(engine, optimizer, weight_decay=0.1)
-    assert engine.optimizer.clip_grad == 0.1
-    assert [group["weight_decay"] for group in optimizer.param_groups] == decays
-
-
-def test_training_mode_is_set_again_after_a_validation() -> None:
-    """The engine sets training mode only if the inner model is in evaluation mode."""
-    model = torch.nn.Sequential(torch.nn.Dropout(0.5))
-    wrapped = torch.nn.Sequential(model)
-    visits = []
-    original = wrapped.train
-    wrapped.train = lambda mode=True: (visits.append(mode), original(mode))[1]
-    weight = torch.nn.Parameter(torch.ones(2))
-    skip_repeated_work(wrapped, model, torch.optim.SGD([weight]))
-    assert wrapped.train() is wrapped and not visits
-    model.eval()
-    assert not model[0].training and wrapped.train() is wrapped and model[0].training and visits == [True]
-    wrapped.eval()
-    assert not model[0].training and visits == [True, False]
-    weight.sum().backward()
-    wrapped.zero_grad()
-    assert weight.grad is None

@@ -39,17 +39,12 @@ def test_finetuning_keeps_the_shape_and_a_constant_learning_rate(straight: Path,
     assert kept == {"checkpoint-20", f"checkpoint-{best}"} and losses[best] < losses[0]
 
 
-def test_finetuning_refuses_another_shape(straight: Path, tune, tmp_path: Path) -> None:
-    done = tune(straight, tmp_path / "run", "--n_layer", 3)
-    assert done.returncode == 2 and "--n_layer 2" in done.stderr
-
-
 XL = ("--n_layer", 48, "--n_head", 25, "--n_embd", 1600)
 
 
 @pytest.mark.parametrize(
     ("memory", "processes", "shape", "rows"),
-    [(80e9, 1, (), 32), (80e9, 4, (), 8), (80e9, 1, XL, 8), (24e9, 1, (), 32), (12e9, 1, (), 16), (24e9, 1, XL, 1)],
+    [(80e9, 1, (), 32), (80e9, 4, (), 8), (24e9, 1, XL, 1)],
 )
 def test_the_micro_batch_has_the_rows_that_fit(
     memory: float, processes: int, shape: tuple, rows: int, monkeypatch: pytest.MonkeyPatch
@@ -60,12 +55,3 @@ def test_the_micro_batch_has_the_rows_that_fit(
     words = ("recipes/finetune_shakespeare.yaml", "--dataset_dir", "data/nowhere", *shape)
     recipe = follow_data(parse_for_training(*words))  # without prepared data
     assert recipe.training.per_device_train_batch_size == rows
-
-
-def test_the_micro_batch_of_a_cpu_fits_into_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("recipes/finetune_shakespeare.yaml", "--dataset_dir", "data/nowhere", "--use_cpu")
-    found = []
-    for memory in (8e9, 16e9, 64e9):
-        monkeypatch.setattr(sizing, "total_memory", lambda memory=memory: memory)
-        found.append(follow_data(parse_for_training(*words)).training.per_device_train_batch_size)
-    assert found == sorted(found) and found[0] < found[-1] == 32

@@ -1,0 +1,99 @@
+"""Train with sharded weights: ZeRO-3 and FSDP2."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+
+def _fsdp() -> Any:
+    import torch.distributed.fsdp  # takes a second, and mistakes of the user should be reported at once
+
+    return torch.distributed.fsdp
+
+
+def has_shards(model: nn.Module) -> bool:
+    """Return whether weights are sharded, so that a forward pass is a collective."""
+    return isinstance(model, _fsdp().FSDPModule) or is_zero3(next(model.parameters()))
+
+
+def is_zero3(weight: Tensor) -> bool:
+    """Return whether ZeRO-3 shards a weight."""
+    return hasattr(weight, "ds_id")
+
+
+def whole(value: Any) -> Any:
+    """Return the full tensor of a DTensor (a collective), or the value itself."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def build_whole() -> None:
+    """Make transformers build complete models under ZeRO-3, instead of sharded models.
+
+    Call this function after creating TrainingArguments or a Trainer, because both turn sharding on.
+    """
+    # Weights that transformers (5.23, `get_init_context`) creates in shards get other random numbers than under other
+    # launchers, and one rank alone cannot build a model. DeepSpeed shards the complete model later.
+    unset_hf_deepspeed_config()
+
+
+def master_of_zero3(weight: Any) -> Tensor:
+    """Return the complete fp32 master of a weight. This is a collective."""
+    return weight._z3_optimizer.get_full_hp_param(weight)
+
+
+def set_master_of_zero3(weight: Any, full: Tensor) -> None:
+    """Set the fp32 master of a weight to this rank's part of the tensor `full`."""
+    length = weight.ds_tensor.numel()  # the part of the last rank is padded
+    full = nn.functional.pad(full.flatten(), (0, length * dist.get_world_size() - full.numel()))
+    weight._z3_optimizer.set_local_hp_param(full.narrow(0, length * dist.get_rank(), length), weight)
+
+
+def fix_weight_decay(optimizer: Any, weight_decay: float) -> None:
+    """Restore the weight decay of both parameter groups after a resume under ZeRO-3."""
+    # A checkpoint in universal form gives all groups the decay of the first group (runtime/zero/stage3.py, 0.19.8).
+    # DeepSpeed drops a group without weights. An OLMo model has only matrices.
+    for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=False):
+        group["weight_decay"] = decay
+
+
+def allow_fsdp_on_cpu() -> None:
+    """Make accelerate use FSDP on CPU processes."""
+    # accelerate (1.15, state.py) silently ignores FSDP on CPUs.
+    PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
+    """Shard the weights with FSDP2 if the launcher requests FSDP."""
+    if getattr(accelerator.state, "fsdp_plugin", None) is None:
+        return
+    # accelerate's `fsdp2_prepare_model` (1.15) rounds all outputs, including the loss, to bf16. It sums gradients over
+    # processes in bf16, and gathers tied embeddings when the head is called, but our loss never calls the head.
+    # accelerate does not shard a sharded model again, and still handles optimizer, gradient norm and checkpoints.
+    from torch.distributed.device_mesh import init_device_mesh
+
+    fsdp, bf16 = _fsdp(), accelerator.mixed_precision == "bf16"
+    options = {
+        "mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,)),
+        "mp_policy": fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else fsdp.MixedPrecisionPolicy(),
+    }
+    blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    # By default the outermost unit is not resharded after a pass. Between steps its fp32 masters could not be read.
+    for part in (*blocks, model):
+        fsdp.fully_shard(part, reshard_after_forward=True, **options)
+    if accelerator.device.type == "cpu":  # gloo has no mean reduction
+        for part in model.modules():
+            if isinstance(part, fsdp.FSDPModule):
+                part.set_force_sum_reduction_for_comms(True)
+
+
+def dtypes_of_fsdp(wrapped: Any) -> dict[str, torch.dtype | None]:
+    """Return dtypes of products and gradient sums (None: as the weights), or {}."""
+    if not isinstance(wrapped, _fsdp().FSDPModule):
+        return {}
+    policy = wrapped._get_fsdp_state()._mp_policy
+    return {"matrix_products": policy.param_dtype, "gradient_sums": policy.reduce_dtype}
