@@ -34,7 +34,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update_golden", action="store_true", help="Write new numbers to tests/golden/.")
     parser.addoption("--thorough", action="store_true", help="Run each property test with 30 seeds instead of 3.")
 
 
