@@ -44,11 +44,6 @@ def test_learning_rate_is_llmcs_at_every_step(warmup: int, total: int, final: fl
     assert ours == pytest.approx(theirs, rel=1e-12)
 
 
-def test_learning_rate_behind_its_end_and_of_a_warm_up_alone() -> None:
-    assert learning_rate_factor(30, warmup_steps=3, max_steps=20, final_factor=0.1) == pytest.approx(0.1)
-    assert [learning_rate_factor(step, warmup_steps=2, max_steps=2) for step in range(2)] == [0.5, 1]
-
-
 def test_sizes_of_gpt2_124m() -> None:
     adamw = {"bf16": True, "state": state_bytes("adamw_torch_fused", averaged=False)}
     assert [gpt2_parameters(**GPT2, vocab_size=ids) for ids in (50_257, 50_304)] == [124_439_808, 124_475_904]
@@ -107,18 +102,6 @@ def test_accumulation_and_steps_of_rows_by_length(processes: int, accumulation: 
     assert plan.gradient_accumulation_steps == accumulation and plan.passes_per_step == processes * accumulation
     assert plan.positions_per_pass == 32_768 and plan.by_length
     assert (plan.max_steps, plan.total_tokens) == (18_865, 9_890_693_120)
-
-
-def test_only_rows_by_length_need_not_divide() -> None:
-    words = {"tokens_per_step": 524_288, "sequence_length": 512, "micro_batch_size": 64, "num_processes": 8}
-    plan = plan_run(asked(train_sampling_strategy="random"), ROWS, num_processes=8)
-    assert plan == plan_batches(**words, max_steps=18_865) and not plan.by_length
-
-
-def test_what_does_not_fit_names_both() -> None:
-    with pytest.raises(UserError, match="--torch_compile .*group_by_length"):
-        plan_run(asked(torch_compile=True), ROWS, num_processes=1)
-    assert plan_run(asked(torch_compile=False), ROWS, num_processes=1)
 
 
 @pytest.mark.parametrize(("tokens", "rows", "processes"), [(4096, 2, 8), (524_288, 1, 1), (100, 4, 1), (2048, 4, 1)])

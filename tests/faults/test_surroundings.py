@@ -168,3 +168,17 @@ def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path,
     assert status(run)["state"] == "complete"
     if launcher[0] == "python":
         assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))
+
+
+def test_a_service_that_dies_is_disabled_and_the_run_continues(start, golden, tmp_path: Path) -> None:
+    """If the wandb process is killed, the training disables wandb and completes."""
+    run = tmp_path / "run"
+    options = ("--max_steps", 400, "--eval_steps", 100)
+    command = start(run, *options, "--report_to", "wandb", WANDB_MODE="offline", HOME=str(tmp_path), warm=True)
+
+    command.wait_until(lambda: command.step() >= 5)
+    (core,) = (p for p in psutil.Process(command.process.pid).children(recursive=True) if "wandb-core" in p.name())
+    core.kill()
+    assert command.end() == 0, command.text()
+    assert "WandbCallback failed in on_log" in command.text() and "it is disabled from now on" in command.text()
+    assert losses(run) == losses(golden(*options))
