@@ -1,7 +1,7 @@
 """A mistake of the user ends in one line and exit code 2, before anything is written.
 
 Mistakes that other files test: a changed trajectory (training/test_resuming.py), a full disk
-(training/test_saving.py, faults/), unsupported launcher files (training/test_launcher.py).
+(training/test_saving.py, faults/), folders that are not run directories (training/test_going_on.py).
 """
 
 import errno
@@ -126,15 +126,6 @@ def test_weights_of_another_tokenizer(refused, documents: list[str], tmp_path: P
     GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path / "other")
     train_tokenizer([text[::-1] for text in documents], 300, tmp_path / "other", sequence_length=32)
     assert f"--tokenizer {tmp_path / 'other'}" in refused("--init_from", tmp_path / "other")
-
-
-def test_a_folder_that_would_be_overwritten(tiny_recipe: Path, tmp_path: Path) -> None:
-    """A run may not be a file, or in another run or a prepared folder."""
-    for name in ("run", "run_status.json", "dataset_dict.json"):
-        (tmp_path / name).write_text("{}", encoding="utf-8")
-        with pytest.raises(UserError, match="--output_dir"):
-            train_script.main([str(tiny_recipe), "--output_dir", str(tmp_path / "run")])
-        (tmp_path / name).unlink()
 
 
 def test_a_cluster_that_sets_the_variables_of_a_launcher(type_warm, train, tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def test_a_file_gets_lines_and_no_bars(type_warm, tiny_recipe: Path, tmp_path: P
 
 
 def test_dry_run_derives_everything_and_writes_nothing(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(ROOT)
-    train_story.main(["--dry_run", "--output_dir", str(tmp_path / "run")])
+    monkeypatch.chdir(tmp_path)  # without data/
+    train_story.main([str(ROOT / "recipes" / "gpt2_124m.yaml"), "--dry_run", "--output_dir", str(tmp_path / "run")])
     shown = " ".join(capsys.readouterr().out.split())
     for number in ("124,439,808", "124,475,904", "18,865", "9,890,693,120", "learning_rate: 0.0006"):
         assert number in shown, number

@@ -56,12 +56,12 @@ def test_help_needs_no_torch(command: str, type_command) -> None:
 
 
 def test_diff_recipe_prints_both_values_and_needs_no_data(
-    recipe: Path, tiny_recipe: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    tiny_recipe: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     folder = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]
     for words, field, values in (
-        (["recipes/demo.yaml", "--dropout", "0.1"], "dropout", ["0.1", "0.0"]),
+        ([str(ROOT / "recipes" / "demo.yaml"), "--dropout", "0.1"], "dropout", ["0.1", "0.0"]),
         ([FAITHFUL, "--adam_epsilon", "1e-7"], "adam_epsilon", ["1e-07", "1e-08"]),
         (
             [FAITHFUL, "--dataset_dir", folder, "--sequence_length", "32", "--tokens_per_step", "4096"],
