@@ -94,6 +94,12 @@ def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
+def tiny_data(tiny_recipe: Path) -> Path:
+    """Return the prepared folder of the tiny recipe."""
+    return Path(yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"])
+
+
+@pytest.fixture(scope="session")
 def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function that runs a command and returns its exit code and output.
 

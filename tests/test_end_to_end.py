@@ -85,10 +85,9 @@ def test_any_architecture_writes_text_and_is_exported(run: Path, kind: str, tmp_
     assert opened.positions == max_positions(model.config)
 
 
-def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command, capsys) -> None:
-    data = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]
+def test_evaluate_and_report(run: Path, tiny_data: Path, type_command, capsys) -> None:
     tasks = ("--tasks", "last_word", "document_perplexity")
-    done = type_command("bash", "evaluate.sh", run / "final", "--local_data", data, *tasks)
+    done = type_command("bash", "evaluate.sh", run / "final", "--local_data", tiny_data, *tasks)
     assert done.returncode == 0, done.stderr[-2000:]
     comparison = json.loads((run / "evaluation" / "comparison.json").read_text(encoding="utf-8"))
     assert comparison["baseline"] == "untrained" and comparison["max_length"] == 32

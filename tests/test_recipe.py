@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 import train
 from gpt2_repro.batch_plan import TokenCount
@@ -56,15 +55,14 @@ def test_help_needs_no_torch(command: str, type_command) -> None:
 
 
 def test_diff_recipe_prints_both_values_and_needs_no_data(
-    tiny_recipe: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    tiny_data: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]
     for words, field, values in (
         ([str(ROOT / "recipes" / "demo.yaml"), "--dropout", "0.1"], "dropout", ["0.1", "0.0"]),
         ([FAITHFUL, "--adam_epsilon", "1e-7"], "adam_epsilon", ["1e-07", "1e-08"]),
         (
-            [FAITHFUL, "--dataset_dir", folder, "--sequence_length", "32", "--tokens_per_step", "4096"],
+            [FAITHFUL, "--dataset_dir", str(tiny_data), "--sequence_length", "32", "--tokens_per_step", "4096"],
             "source",
             ["files"],
         ),
