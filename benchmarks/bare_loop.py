@@ -4,7 +4,7 @@
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
     python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
 
-real_run.py runs these commands and compares the results with a run of train.py.
+real_run.py runs these commands and compares the results with a run of train.py. train_step.py measures the loop.
 """
 
 import itertools
@@ -18,12 +18,86 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy_rows import read_ids
 from torch import Tensor
 
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.numpy_rows import read_ids
+
+
 SEED = 1337
+
+
+class Masters:
+    """fp32 masters and gradient sums of a model's weights, which become bf16.
+
+    The rounding is that of DeepSpeed's ZeRO-1 (0.19.8): the masters start as the rounded weights, and gradients of a
+    pass are bf16.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.weights = list(model.bfloat16().parameters())
+        self.masters = [torch.nn.Parameter(weight.detach().float()) for weight in self.weights]
+
+    def add_gradients(self) -> None:
+        """Add the gradients of a pass to the sums, and delete them."""
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            master.grad = weight.grad.float() if master.grad is None else master.grad.add_(weight.grad)
+            weight.grad = None
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Set the weights to the rounded masters."""
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            weight.copy_(master)
+
+
+def loop(
+    model: Any,
+    batches: Iterator[Any],
+    loss_of: Callable[[Any, Any], Tensor],
+    *,
+    steps: int,
+    passes: int,
+    bf16: bool,
+    masters: Masters | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    clip: float = 1.0,
+    decay: float = 0.1,
+    rate: Callable[[int], float] = lambda step: 6e-4,
+    **adam: Any,
+) -> Iterator[Tensor]:
+    """Train, and yield the sum of the `passes` losses of each step.
+
+    Without `masters`, bf16 means autocast. `adam` contains arguments of AdamW, which is the default optimizer.
+    """
+    device = next(model.parameters()).device
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16 and masters is None)
+    updated = masters.masters if masters else list(model.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in updated if p.dim() >= 2], "weight_decay": decay},
+        {"params": [p for p in updated if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = optimizer or torch.optim.AdamW(groups, fused=True, **{"betas": (0.9, 0.95)} | adam)
+    ahead = next(batches)
+    for step in range(steps):
+        total = torch.zeros((), device=device)
+        for _ in range(passes):
+            with autocast:
+                loss = loss_of(model, ahead)
+            loss.backward()
+            if masters:
+                masters.add_gradients()
+            total += loss.detach()
+            ahead = next(batches, None)  # rows are read while the GPU computes
+        torch.nn.utils.clip_grad_norm_(updated, clip)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if masters:
+            masters.round()
+        yield total
 
 
 def start(data: str, out: str, shape: str) -> None:
@@ -65,8 +139,8 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     described: list[set[Any]] = []
     for folder in (final, start):
         with safe_open(Path(folder, "model.safetensors"), "pt") as weights:
-            found = {(name, *weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
-        described.append(found | set(json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))))
+            shapes = {(name, *weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+        described.append(shapes | set(json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))))
     result = {
         "loss": total / ids[:, 1:].numel(),
         "dtype": str(model.dtype),
@@ -80,37 +154,12 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     Path(out).write_text(json.dumps(result), encoding="utf-8")
 
 
-class Masters:
-    """fp32 masters and gradient sums of a model's weights, which become bf16.
-
-    The rounding is that of DeepSpeed's ZeRO-1 (0.19.8): the masters start as the rounded weights, and gradients of a
-    pass are bf16.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.weights = list(model.bfloat16().parameters())
-        self.masters = [torch.nn.Parameter(weight.detach().float()) for weight in self.weights]
-
-    def add_gradients(self) -> None:
-        """Add the gradients of a pass to the sums, and delete them."""
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            master.grad = weight.grad.float() if master.grad is None else master.grad.add_(weight.grad)
-            weight.grad = None
-
-    @torch.no_grad()
-    def round(self) -> None:
-        """Set the weights to the rounded masters."""
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            weight.copy_(master)
-
-
 def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     """Repeat a run with a bare PyTorch loop, and write the loss and time of each step.
 
     `rows_per_pass` overrides the micro-batch size of the run.
     """
     # Uses the model, the loss and the order of rows of this project, but no Trainer, Accelerate or DeepSpeed.
-    sys.path.insert(0, str(ROOT))
     from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
@@ -119,58 +168,47 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     recipe = load_recipe([f"{run}/recipe.yaml"])
     data, shape, training = recipe.data, recipe.model, recipe.training
     environment = json.loads(Path(run, "environment.json").read_text(encoding="utf-8"))
-    plan, device = environment["plan"], environment["accelerator"]["kind"]
+    plan, engine, device = environment["plan"], environment["engine"], environment["accelerator"]["kind"]
 
     prepared = PreparedData.read(data.dataset_dir)
     prepared.lock()
-    rows, tokenizer = prepared.rows("train"), prepared.tokenizer
-    length = data.sequence_length
-    vocabulary = {"vocab_size": prepared.manifest.vocab_size, "tokenizer": tokenizer}
-    config = build_config(shape, sequence_length=length, **vocabulary)
-    attention = environment["attention"].split()[0]
-    compiled = environment["engine"]["compiled"]
-    model = build_model(config, attention=attention, init_from=shape.init_from, compiled=compiled).to(device).train()
-    # The same rounding as in the run: bf16 weights with fp32 masters (DeepSpeed), or fp32 weights.
-    masters = Masters(model) if environment["engine"]["weights"] == "bfloat16" else None
-    updated = masters.masters if masters else list(model.parameters())
-    groups = [
-        {"params": [p for p in updated if p.dim() >= 2], "weight_decay": training.weight_decay},
-        {"params": [p for p in updated if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    betas = (training.adam_beta1, training.adam_beta2)
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=training.adam_epsilon, fused=True)
-    autocast = torch.autocast(device, torch.bfloat16, enabled=environment["precision"] == "bf16" and masters is None)
+    vocabulary = {"vocab_size": prepared.manifest.vocab_size, "tokenizer": prepared.tokenizer}
+    config = build_config(shape, sequence_length=data.sequence_length, **vocabulary)
+    built = {"attention": environment["attention"].split()[0], "init_from": shape.init_from}
+    model = build_model(config, **built, compiled=engine["compiled"]).to(device).train()
 
     # Another micro-batch size changes only the order in which losses and gradients are summed.
-    rows_per_step, size = plan["tokens_per_step"] // length, int(rows_per_pass or plan["micro_batch_size"])
-    batches = micro_batches(rows, training, rows_per_step=rows_per_step, size=size)
-    losses, seconds = [], []
-    ahead, began = next(batches), time.perf_counter()
-    for step in range(plan["max_steps"]):
-        total = torch.zeros((), device=device)
-        for _ in range(rows_per_step // size):
-            batch = {name: tensor.to(device, non_blocking=True) for name, tensor in ahead.items()}
-            with autocast:
-                loss = model(**batch, num_items_in_batch=plan["tokens_per_step"]).loss
-            loss.backward()
-            if masters:
-                masters.add_gradients()
-            total += loss.detach()
-            ahead = next(batches)  # rows are read while the GPU computes
-        torch.nn.utils.clip_grad_norm_(updated, training.max_grad_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, plan["max_steps"], training)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if masters:
-            masters.round()
+    rows_per_step, size = (
+        plan["tokens_per_step"] // data.sequence_length,
+        int(rows_per_pass or plan["micro_batch_size"]),
+    )
+    batches = micro_batches(prepared.rows("train"), training, rows_per_step=rows_per_step, size=size)
+
+    def loss_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
+        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        return model(**batch, num_items_in_batch=plan["tokens_per_step"]).loss
+
+    losses, seconds, began = [], [], time.perf_counter()
+    for total in loop(
+        model,
+        batches,
+        loss_of,
+        steps=plan["max_steps"],
+        passes=rows_per_step // size,
+        bf16=environment["precision"] == "bf16",
+        # The same rounding as in the run: bf16 weights with fp32 masters (DeepSpeed), or fp32 weights.
+        masters=Masters(model) if engine["weights"] == "bfloat16" else None,
+        clip=training.max_grad_norm,
+        decay=training.weight_decay,
+        rate=lambda step: learning_rate(step, plan["max_steps"], training),
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+    ):
         losses.append(total.item())
         seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
-    Path(out).write_text(
-        json.dumps({"losses": losses, "step_seconds": seconds, "tokens_per_step": plan["tokens_per_step"]}),
-        encoding="utf-8",
-    )
+    result = {"losses": losses, "step_seconds": seconds, "tokens_per_step": plan["tokens_per_step"]}
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
 
 
 def learning_rate(step: int, steps: int, training: Any) -> float:
@@ -195,9 +233,8 @@ def micro_batches(rows: Any, training: Any, *, rows_per_step: int, size: int) ->
             picked = rows[order[first : first + size]]["input_ids"]
             batch = collate_rows([{"input_ids": row} for row in picked])
             del batch["labels"]
-            yield {
-                name: tensor.pin_memory() if torch.cuda.is_available() else tensor for name, tensor in batch.items()
-            }
+            pinned = torch.cuda.is_available()
+            yield {name: tensor.pin_memory() if pinned else tensor for name, tensor in batch.items()}
 
 
 if __name__ == "__main__":

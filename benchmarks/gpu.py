@@ -18,15 +18,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from contenders import Setup
-from processes import ROOT, run_captured
-from train_step import run, table
 
 
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.processes import run_captured
+from benchmarks.train_step import Setup, run, table
+
 
 GPU = torch.cuda.is_available()
 SHAPE, ROWS, PASSES = ("124m", 64, 4) if GPU else ("shakespeare", 12, 1)
@@ -52,7 +51,7 @@ class Parts:
         until, results = time.monotonic() + seconds, {}
         names = ["zero1", self.bare] if self.ours == "zero1" else [self.bare]
         for name in [*names, "trainer", *["nanogpt"] * bool(self.args.nanogpt), "stock"]:
-            results[name] = [self.run(name, self.setup, until)]
+            results[name] = [run(name, self.setup, processes=1, timeout=until - time.monotonic())]
             (self.out / "train_step.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
         yield table(self.setup, results)
 
@@ -61,27 +60,23 @@ class Parts:
         yield "| tokens per chunk | coordinate descent | ms per step | peak memory |\n| --- | --- | --- | --- |"
         for size, tuned in [*((size, False) for size in CHUNKS), (CHUNKS[-1], True)]:
             os.environ["TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"] = str(int(tuned))
-            measured = self.run(self.bare, dataclasses.replace(self.setup, tokens_per_chunk=size), until)
-            found = measured.get("error") or f"{measured['median'] * 1e3:.1f}"
-            yield f"| {size:,} | {tuned} | {found} | {measured.get('peak_bytes', 0) / 1e9:.1f} GB |"
+            setup = dataclasses.replace(self.setup, tokens_per_chunk=size)
+            measured = run(self.bare, setup, processes=1, timeout=until - time.monotonic())
+            milliseconds = measured.get("error") or f"{measured['median'] * 1e3:.1f}"
+            yield f"| {size:,} | {tuned} | {milliseconds} | {measured.get('peak_bytes', 0) / 1e9:.1f} GB |"
         del os.environ["TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"]
-
-    def run(self, name: str, setup: Setup, until: float) -> dict[str, Any]:
-        """Run one contender, which must end before the time `until`."""
-        left = int(until - time.monotonic())
-        return run(name, setup, processes=1, timeout=left) if left > 0 else {"error": "no time left"}
 
     def profile(self, seconds: float) -> Iterator[str]:
         file = self.out / "profile.json"
         setup = dataclasses.replace(self.setup, profile=str(file))
-        measured = run(self.ours, setup, processes=1, timeout=int(seconds))
+        measured = run(self.ours, setup, processes=1, timeout=seconds)
         if "error" in measured:
             yield measured["error"]
             return
-        found = json.loads(file.read_text(encoding="utf-8"))
-        yield f"two steps of {self.ours}: {found['ms']:.1f} ms, a kernel runs in {found['busy']:.1%} of the time\n"
+        profile = json.loads(file.read_text(encoding="utf-8"))
+        yield f"two steps of {self.ours}: {profile['ms']:.1f} ms, a kernel runs in {profile['busy']:.1%} of the time\n"
         yield "| kernel | ms | calls |\n| --- | --- | --- |"
-        yield from (f"| `{its['kernel'][:90]}` | {its['ms']:.2f} | {its['calls']} |" for its in found["kernels"])
+        yield from (f"| `{each['kernel'][:90]}` | {each['ms']:.2f} | {each['calls']} |" for each in profile["kernels"])
 
     def real_run(self, seconds: float) -> Iterator[str]:
         if not self.args.data_files:

@@ -1,12 +1,20 @@
-"""Measure the time from a SIGKILL to the next step after a restart, or of saves.
+"""Measure what a kill costs: the restart, the pauses for saves, and the goodput.
 
     python benchmarks/kill_and_resume.py recipes/demo.yaml --processes 2
     python benchmarks/kill_and_resume.py recipes/demo.yaml --processes 2 --saves 4
+    python benchmarks/kill_and_resume.py recipes/demo.yaml --processes 2 --minutes 1.5
     python benchmarks/kill_and_resume.py recipes/gpt2_124m.yaml --processes 8 -- --save_steps 50
 
-Prepare the data of the recipe first. The run trains until it has logged a step after its first checkpoint. Then the
-launcher and the workers are killed at once, and the same command is started again. With `--saves`, a run with and a run
-without --background_save are compared instead. Options after `--` go to train.py.
+Prepare the data of the recipe first. The run trains under ZeRO-1 until it has logged a step after its first
+checkpoint. Then the launcher and the workers are killed at once, and the same command is started again.
+
+With --saves, a run with and a run without --background_save are compared instead.
+
+With --minutes, a worker of a supervised run is killed at this interval, and SIGTERM ends the run. Goodput is the share
+of the paid seconds in which optimizer steps ran that the run kept. For other failure rates it is computed from the
+measured parts. Without supervision, the machine waits after a failure until a person has noticed it, for 30 minutes.
+
+Options after `--` go to train.py.
 """
 
 import argparse
@@ -14,13 +22,23 @@ import contextlib
 import functools
 import json
 import re
+import signal
+import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
+
+import psutil
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.processes import run_python
+
+
+NOTICE_MINUTES = 30
+SAVE = re.compile(r"([\d.,]+) MB in ([\d.]+) s, training paused for ([\d.]+) s")
+RATES = ((30, 2), (120, 2), (120, 15))  # minutes between two failures, and between two checkpoints
 
 
 def first_new(run: Path, after_step: int, after_time: float) -> tuple[int, float] | None:
@@ -41,56 +59,107 @@ def newest(run: Path) -> int:
     return max((int(path.name.split("-")[1]) for path in run.glob("checkpoint-*")), default=0)
 
 
-def compare_saves(words: list[str], run: Path) -> None:
+def resume(words: list[str], run: Path, args: argparse.Namespace) -> None:
+    """Print the time from each kill to the next step."""
+    killed = 0.0
+    for number in range(args.kills + 1):
+        saved, log = newest(run), run.with_name(f"{number}.log")
+        new = functools.partial(first_new, run, saved or args.checkpoint, killed)
+        done = run_python(words, log=log, timeout=3600, stop=lambda new=new: newest(run) > 0 and new() is not None)
+        if (logged := new()) is None:
+            sys.exit(f"The run ended before it logged a new step:\n{log.read_text(encoding='utf-8')[-3000:]}")
+        step, when = logged
+        start = f"kill to step {step}, resumed from checkpoint-{saved}" if killed else f"first start to step {step}"
+        print(f"{start}: {when - (killed or done.began):.1f} s", flush=True)
+        killed = done.ended
+    files = [path for path in (run / f"checkpoint-{newest(run)}").rglob("*") if path.is_file()]
+    print(f"checkpoint: {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB")
+
+
+def compare_saves(words: list[str], run: Path, args: argparse.Namespace) -> None:
     """Print how long each save of a run takes, and how long training pauses for it."""
     for background in ("true", "false"):
-        log = run.with_name(f"{background}.log")
-        output = ["--output_dir", f"{run}-{background}", "--background_save", background]
-        run_python([*words, *output], log=log, timeout=3600, stop=lambda: False)
-        found = re.findall(
-            r"([0-9.,]+) MB in ([0-9.]+) s, training paused for ([0-9.]+) s", log.read_text(encoding="utf-8")
+        log, steps = run.with_name(f"{background}.log"), str(args.saves * args.checkpoint)
+        run_python(
+            [*words, f"{run}-{background}", "--background_save", background, "--max_steps", steps],
+            log=log,
+            timeout=3600,
         )
-        sizes, totals, pauses = zip(*found, strict=True)
+        sizes, totals, pauses = zip(*SAVE.findall(log.read_text(encoding="utf-8")), strict=True)
         print(f"--background_save {background}: {sizes[-1]} MB", flush=True)
         print(f"  complete after {', '.join(totals)} s\n  training paused for {', '.join(pauses)} s", flush=True)
+
+
+def measure_goodput(words: list[str], run: Path, args: argparse.Namespace) -> None:
+    """Kill a worker every --minutes, and print the goodput and its parts."""
+    log, began, signals = run.with_name("log"), time.time(), 0
+
+    def strike() -> bool:
+        nonlocal signals
+        if time.time() - began > (signals + 1) * args.minutes * 60:
+            signals += 1
+            supervisor = psutil.Process().children()[0]
+            family = supervisor.children(recursive=True)
+            workers = [p for p in family if "train.py" in p.cmdline() and "launch" not in " ".join(p.cmdline())]
+            if signals > args.kills:
+                supervisor.send_signal(signal.SIGTERM)
+            else:
+                max(workers, key=psutil.Process.create_time).kill()
+        return False
+
+    command = ["-m", "gpt2_repro.supervise", "--", sys.executable, *words]
+    command += ["--save_rolling_minutes", str(args.rolling_minutes)]
+    seconds = run_python(command, log=log, timeout=36_000, stop=strike).seconds
+    status = json.loads((run / "run_status.json").read_text(encoding="utf-8"))
+    parts, saves = status["time_breakdown"], SAVE.findall(log.read_text(encoding="utf-8"))
+    parts["writing"], parts["pause"] = (statistics.median(float(save[i]) for save in saves) for i in (1, 2))
+    kept = parts["training"] + parts.get("data", 0.0)
+    print(
+        f"measured: {args.kills} kills in {seconds:,.0f} s, {len(saves)} saves, {kept:,.0f} s in steps that were not lost"
+    )
+    print("parts in seconds: " + ", ".join(f"{name} {value:,.1f}" for name, value in parts.items()))
+    print(f"goodput measured {kept / seconds:.1%}, run_status.json {status['goodput']:.1%}\n")
+    print("| one failure per | checkpoint every | supervised | without supervision | seconds lost per failure |")
+    print("| --- | --- | --- | --- | --- |")
+    for failure, rolling in ((args.minutes, args.rolling_minutes), *RATES):
+        lost = {
+            "restart": parts.get("startup", 0.0) / (args.kills + 1),
+            "wait before the restart": parts.get("idle", 0.0) / max(1, args.kills),
+            "redone steps": rolling * 60 / 2
+            + parts["writing"],  # on average, half of the time between two checkpoints
+            "pauses for saves": parts["pause"] * failure / rolling,
+        }
+        kept = failure * 60 - sum(lost.values())
+        shown = ", ".join(f"{name} {value:.1f}" for name, value in lost.items())
+        alone = kept / (failure + NOTICE_MINUTES) / 60
+        print(f"| {failure:g} min | {rolling:g} min | {kept / failure / 60:.1%} | {alone:.1%} | {shown} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="Recipe of the run.")
     parser.add_argument("--processes", type=int, default=2, help="Training processes under ZeRO-1. (default: 2)")
-    parser.add_argument("--checkpoint", type=int, default=20, help="Step of the first checkpoint. (default: 20)")
+    parser.add_argument("--checkpoint", type=int, default=20, help="Steps between two checkpoints. (default: 20)")
     parser.add_argument("--kills", type=int, default=3, help="Number of kills. (default: 3)")
     parser.add_argument("--saves", type=int, default=0, help="Compare runs with this number of saves; no kills.")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Folder for temporary files.")
+    parser.add_argument("--minutes", type=float, default=0, help="Minutes between two kills of a supervised run.")
+    parser.add_argument(
+        "--rolling_minutes", type=float, default=0.25, help="Its --save_rolling_minutes. (default: 0.25)"
+    )
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
-    with tempfile.TemporaryDirectory(dir=args.folder, prefix="kill-") as folder:
+    words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero1.yaml"]
+    words += ["--num_processes", str(args.processes), "--main_process_port", "0", "train.py", args.recipe]
+    words += ["--disable_tqdm", "true"]
+    if not args.minutes:
+        words += ["--save_steps", str(args.checkpoint), "--logging_steps", "1"]
+    with tempfile.TemporaryDirectory(prefix="kill-") as folder:
         run = Path(folder, "run")
-        words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero1.yaml"]
-        words += ["--num_processes", str(args.processes), "--main_process_port", "0", "train.py", args.recipe]
-        words += ["--save_steps", str(args.checkpoint), "--logging_steps", "1", "--disable_tqdm", "true", *options]
+        words += [*options, "--output_dir"]
         if args.saves:
-            return compare_saves([*words, "--max_steps", str(args.saves * args.checkpoint)], run)
-        words += ["--output_dir", str(run)]
-        killed = 0.0
-        for number in range(args.kills + 1):
-            saved, log = newest(run), Path(folder, f"{number}.log")
-            new = functools.partial(first_new, run, saved or args.checkpoint, killed)
-            done = run_python(words, log=log, timeout=3600, stop=lambda new=new: newest(run) > 0 and new() is not None)
-            if (found := new()) is None:
-                sys.exit(
-                    f"The run ended before it logged a new step. End of its log:\n{log.read_text(encoding='utf-8')[-3000:]}"
-                )
-            step, when = found
-            if killed:
-                print(f"kill to step {step}: {when - killed:.1f} s, resumed from checkpoint-{saved}", flush=True)
-            else:
-                print(f"first start to step {step}: {when - done.began:.1f} s", flush=True)
-            killed = done.ended
-        files = [path for path in (run / f"checkpoint-{newest(run)}").rglob("*") if path.is_file()]
-        megabytes = sum(path.stat().st_size for path in files) / 1e6
-        print(f"checkpoint: {megabytes:,.1f} MB")
+            compare_saves(words, run, args)
+        else:
+            (measure_goodput if args.minutes else resume)([*words, str(run)], run, args)
 
 
 if __name__ == "__main__":

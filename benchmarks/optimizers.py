@@ -86,7 +86,9 @@ class Study:
             left = (self.deadline - time.time()) / 3600
             if left <= 0:
                 return None
-            words += ["--max_hours", self._hours(run) + left]
+            status = run / "run_status.json"
+            used = json.loads(status.read_text(encoding="utf-8")).get("seconds", 0.0) if status.is_file() else 0.0
+            words += ["--max_hours", used / 3600 + left]
             subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
             if not (run / "final").is_dir():
                 return None
@@ -96,15 +98,6 @@ class Study:
             shutil.rmtree(run)
             print(f"{run.name}: {curve.last:.4f}", flush=True)
         return self.finished[run.name]
-
-    def _hours(self, run: Path) -> float:
-        status = run / "run_status.json"
-        return json.loads(status.read_text(encoding="utf-8")).get("seconds", 0.0) / 3600 if status.is_file() else 0.0
-
-    def tune(self, size: str, arm: str, rates: list[float]) -> dict[float, Curve]:
-        """Return the curves of the first seed by learning rate."""
-        tried = {rate: self.curve(size, arm, rate, 1) for rate in rates}
-        return {rate: curve for rate, curve in tried.items() if curve}
 
     def sizes(self) -> Iterator[tuple[str, str, dict[float, Curve], list[Curve]]]:
         """Yield size, arm, learning rates with their curves, curves of all seeds.
@@ -116,7 +109,8 @@ class Study:
         for size, (*_, seeds) in SIZES.items():
             for arm in self.arms:
                 rates[arm] = sorted({*rates[arm], *FURTHER.get((size, arm), [])})
-                tried = self.tune(size, arm, rates[arm])
+                curves_by_rate = {rate: self.curve(size, arm, rate, 1) for rate in rates[arm]}
+                tried = {rate: curve for rate, curve in curves_by_rate.items() if curve}
                 if len(tried) < len(rates[arm]):
                     return
                 ranked = sorted(tried, key=lambda rate: tried[rate].last)
@@ -170,10 +164,6 @@ def mean(curves: list[Curve]) -> dict[int, float]:
     return {step: statistics.mean(curve.losses[step] for curve in curves) for step in curves[0].losses}
 
 
-def cell(first: str, seeds: list[str]) -> str:
-    return f"{first} ({', '.join(seeds)})" if len(seeds) > 1 else first
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, help="Documents, .jsonl or .txt.")
@@ -192,11 +182,11 @@ def main() -> None:
         losses, seeds = mean(curves), [curve.losses for curve in curves]
         targets[size, arm] = losses[STEPS]
         cells = [size, arm, ", ".join(f"{rate:g}: {curve.last:.4f}" for rate, curve in tried.items())]
-        cells.append(cell(f"{losses[STEPS]:.4f}", [f"{each[STEPS]:.4f}" for each in seeds]))
+        cells.append(f"{losses[STEPS]:.4f} ({', '.join(f'{each[STEPS]:.4f}' for each in seeds)})")
         for reference in references:
             target = targets.get((size, reference))
             shares = [] if target is None else [reached(each, target) for each in (losses, *seeds)]
-            cells.append(cell(shares[0], shares[1:]) if shares else "-")
+            cells.append(f"{shares[0]} ({', '.join(shares[1:])})" if shares else "-")
         cells.append(f"{statistics.mean(curve.seconds for curve in curves):.2f}")
         print(f"| {' | '.join(cells)} |", flush=True)
 

@@ -1,13 +1,13 @@
 """Run commands of this repository, and kill processes with all their descendants."""
 
-import dataclasses
+import contextlib
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import psutil
 
@@ -15,8 +15,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 
 
-@dataclasses.dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """Start time, end time and peak GPU memory of a command that has ended."""
 
     began: float  # seconds since the epoch
@@ -29,7 +28,7 @@ class Finished:
         return self.ended - self.began
 
 
-def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[], bool]) -> Finished:
+def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[], bool] = lambda: False) -> Finished:
     """Run `python WORDS` in the repository root until it ends or `stop` returns True.
 
     If `stop` returns True, the process and its descendants are killed.
@@ -50,9 +49,8 @@ def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[]
         ended = time.time()
         kill_all(process)
     if process.returncode and not killed:
-        sys.exit(
-            f"The command failed with exit code {process.returncode}. See {log}.\n{log.read_text(encoding='utf-8')[-2000:]}"
-        )
+        end = log.read_text(encoding="utf-8")[-3000:]
+        sys.exit(f"The command failed with exit code {process.returncode}. See {log}.\n{end}")
     return Finished(began, ended, peak, killed)
 
 
@@ -63,8 +61,8 @@ def run_captured(
 
     Raises subprocess.TimeoutExpired after `timeout` seconds. The command and all of its descendants are then killed.
     """
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     finally:
@@ -72,18 +70,15 @@ def run_captured(
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def kill_all(process: subprocess.Popen[Any]) -> None:
+def kill_all(process: subprocess.Popen) -> None:
     """Kill a process and all of its descendants with SIGKILL."""
     # Not the process group, because a launcher's workers are in other process groups.
-    try:
+    tree: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
         tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
     for member in tree:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-        except psutil.NoSuchProcess:
-            continue
     process.wait()
     while any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in tree):
         time.sleep(0.02)

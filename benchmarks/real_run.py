@@ -27,25 +27,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from processes import Finished, run_python
-from side_by_side import apart, draw, table
-
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.machine import describe
+from benchmarks.processes import Finished, run_python
+
 
 TOLERANCE = 0.005  # nats; mean difference of the logged training loss after step SETTLED
 SETTLED = 50  # steps; half of all steps if a run is shorter than 100 steps
 EXPORT_TOLERANCE = 0.01  # nats; last validation loss in bf16 compared with the fp32 loss of final/
 COLD = 10  # steps after each start that are excluded from speeds
+ENGINE = ("engine", "zero_optimizer", "weights", "matrix_products", "master_weights", "gradient_sums", "compiled")
 
 
 class Bench:
-    """Run the phases of the benchmark, and store their results in one folder."""
+    """Run the phases of the benchmark, and store their results in one folder.
+
+    The results of a phase are `shown` (text by description), `checks` (booleans by description) and other values.
+    """
 
     def __init__(self, args: argparse.Namespace, extra: list[str]) -> None:
-        from gpt2_repro.recipe import own_fields
-
-        from gpt2_repro.data.arguments import DataArguments
+        from gpt2_repro.config import values_of
         from gpt2_repro.training.arguments import load_recipe
 
         self.args, self.work = args, args.work.resolve()
@@ -61,7 +63,7 @@ class Bench:
         self.shape["n_positions"] = self.length
         prepare = {"tokenizer": args.tokenizer, "dataset_dir": self.data, "split": "head"}
         prepare["validation_tokens"] = args.eval_tokens + self.length + 1
-        prepare |= {key: getattr(data, key) for key in own_fields(DataArguments) if key in recipe.typed}
+        prepare |= {key: value for key, value in values_of(data).items() if key in recipe.typed}
         self.prepare_command = ["prepare_data.py", args.recipe, "--data_files", *args.data_files, *options(prepare)]
         self.save_steps = args.steps // 6
         train = {
@@ -88,8 +90,8 @@ class Bench:
             self.results = json.loads((self.work / "results.json").read_text(encoding="utf-8"))
         self.results["commands"].append(shlex.join(["python", *sys.argv]))
 
-    def save(self, phase: str, **facts: Any) -> None:
-        self.results["phases"].setdefault(phase, {}).update(facts)
+    def save(self, phase: str, **results: Any) -> None:
+        self.results["phases"][phase] = results
         (self.work / "results.json").write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
 
     def call(self, words: list[str], log: str, stop: Callable[[], bool] = lambda: False) -> Finished:
@@ -110,14 +112,15 @@ class Bench:
         return max((int(path.parent.name.removeprefix("checkpoint-")) for path in manifests), default=0)
 
     def prepare(self) -> None:
-        if not self.prepared:
-            self.save("prepare", seconds=self.call(self.prepare_command, "prepare.log").seconds)
-        self.save("prepare", manifest=json.loads((self.data / "manifest.json").read_text(encoding="utf-8")))
+        seconds = 0.0 if self.prepared else self.call(self.prepare_command, "prepare.log").seconds
+        counts = json.loads((self.data / "manifest.json").read_text(encoding="utf-8"))["counts"]
+        tokens = [f"{split} {of['tokens']:,} in {of['documents']:,} documents" for split, of in counts.items()]
+        self.save("prepare", shown={"time": f"{seconds:.1f} s", "tokens": ", ".join(tokens)})
 
     def fresh(self) -> None:
         words = ["start", str(self.data), str(self.start), json.dumps(self.shape)]
         done = self.call(["benchmarks/bare_loop.py", *words], "start.log")
-        self.save("start", seconds=done.seconds, shape=self.shape)
+        self.save("start", shown={"time": f"{done.seconds:.1f} s"})
 
     def train(self) -> None:
         """Train, kill all processes, add an incomplete checkpoint, and resume."""
@@ -131,15 +134,8 @@ class Bench:
         first = self.call(self.train_command, "train_1.log", stop=is_time)
         if not first.killed:
             sys.exit("The run ended before it could be killed. Pass a larger --steps.")
-        before, newest = self.events("loss"), self.checkpoint()
+        before, newest, validated = self.events("loss"), self.checkpoint(), self.events("eval_loss")[0]["time"]
         killed = max(before)
-        self.save(
-            "train",
-            killed_at=killed,
-            checkpoint=newest,
-            seconds_to_validation=self.events("eval_loss")[0]["time"] - first.began,
-            seconds_to_first_step=before[1]["time"] - first.began,
-        )
         # As after a kill during a save. The resumed run must skip this checkpoint.
         torn = self.run / f"checkpoint-{killed}"
         tear(self.run / f"checkpoint-{newest}", torn)
@@ -147,26 +143,43 @@ class Bench:
         second = self.call(self.train_command, "train_2.log")
         shutil.rmtree(torn, ignore_errors=True)
         log, losses = (self.work / "train_2.log").read_text(encoding="utf-8"), self.events("loss")
-        environment = json.loads((self.run / "environment.json").read_text(encoding="utf-8"))
+        environment, status = (
+            json.loads((self.run / f"{name}.json").read_text(encoding="utf-8"))
+            for name in ("environment", "run_status")
+        )
         warm = [event for step, event in losses.items() if COLD < step <= newest or newest + COLD < step]
-        checks = {
-            "resumed from the newest complete checkpoint": f"resuming from {self.run}/checkpoint-{newest}\n" in log,
-            "skipped the torn checkpoint": f"skipping {torn}: " in log,
-            "every step was logged": list(losses) == list(range(1, self.args.steps + 1)),
-            "the run is complete": json.loads((self.run / "run_status.json").read_text(encoding="utf-8"))["state"]
-            == "complete",
-        }
+        speed, wait = (statistics.median(event[key] for event in warm) for key in ("tokens_per_second", "data_wait"))
+        repeated = [abs(before[step]["loss"] - losses[step]["loss"]) for step in before if step > newest]
+        plan, engine = environment["plan"], environment["engine"]
+        batch = f"{plan['num_processes']} x {plan['micro_batch_size']} x {plan['sequence_length']} tokens per pass"
         self.save(
             "train",
-            seconds=first.seconds + second.seconds,
-            seconds_to_next_step=losses[newest + 1]["time"] - first.ended,
-            difference_when_repeated=max(abs(before[s]["loss"] - losses[s]["loss"]) for s in before if s > newest),
-            tokens_per_second=statistics.median(event["tokens_per_second"] for event in warm),
-            mfu=statistics.median(event["mfu"] for event in warm) if "mfu" in warm[0] else None,
-            data_wait=statistics.median(event["data_wait"] for event in warm),
-            peak_mib=max(first.peak_mib, second.peak_mib),
-            checks=checks,
-            environment={key: value for key, value in environment.items() if key not in ("data", "run_identity")},
+            killed_at=killed,
+            checkpoint=newest,
+            tokens_per_second=speed,
+            plan=plan,
+            shown={
+                "model and run": f"{environment['parameters']:,} parameters, {plan['max_steps']} steps of "
+                f"{plan['tokens_per_step']:,} tokens, {batch}, {environment['precision']}, {environment['attention']}, "
+                f"commit {environment['commit']}",
+                "engine": ", ".join(f"{key} {engine[key]}" for key in ENGINE if key in engine),
+                "time": f"{first.seconds + second.seconds:.1f} s",
+                "start of the process to first validation": f"{validated - first.began:.1f} s",
+                "start of the process to first step": f"{before[1]['time'] - first.began:.1f} s",
+                f"SIGKILL after step {killed} to next step": f"{losses[newest + 1]['time'] - first.ended:.1f} s",
+                f"the {killed - newest} repeated steps: largest loss difference": f"{max(repeated):.1e}",
+                "ZeRO-1, median after warm-up": f"{speed:,.0f} tokens/s",
+                "MFU (6N + 12LCT)": f"{statistics.median(e['mfu'] for e in warm):.1%}" if "mfu" in warm[0] else "-",
+                "share of time waiting for data": f"{wait:.2%}",
+                "peak GPU memory in use (nvidia-smi)": f"{max(first.peak_mib, second.peak_mib):,} MiB",
+            },
+            checks={
+                "resumed from the newest complete checkpoint": f"resuming from {self.run}/checkpoint-{newest}\n"
+                in log,
+                "skipped the torn checkpoint": f"skipping {torn}: " in log,
+                "every step was logged": list(losses) == list(range(1, self.args.steps + 1)),
+                "the run is complete": status["state"] == "complete",
+            },
         )
 
     def export(self) -> None:
@@ -174,49 +187,72 @@ class Bench:
         rows, out = last["eval_tokens"] // self.length, self.work / "export.json"
         words = ["stock", str(self.run / "final"), str(self.start), str(self.data), str(rows), str(out)]
         done = self.call(["benchmarks/bare_loop.py", *words], "export.log")
-        found = json.loads(out.read_text(encoding="utf-8"))
-        checks = {
-            "final/ loads without this project": not found["project_modules"],
-            "loss close to the last validation loss": abs(found["loss"] - last["eval_loss"]) < EXPORT_TOLERANCE,
-            "tensors, shapes and configuration keys match a stock save": not found["differs_from_stock"],
-            "the activation is gelu_new": found["activation_function"] == "gelu_new",
-            "vocabulary size equals the tokenizer's": found["vocab_size"] == found["tokenizer_ids"],
-        }
-        self.save("export", seconds=done.seconds, rows=rows, eval_loss=last["eval_loss"], checks=checks, **found)
+        read = json.loads(out.read_text(encoding="utf-8"))
+        ids, losses = read["vocab_size"], f"{read['loss']:.4f}, {last['eval_loss']:.4f}"
+        self.save(
+            "export",
+            shown={
+                "time": f"{done.seconds:.1f} s",
+                f"fp32 loss of final/ in stock transformers, last validation loss, {rows} rows": losses,
+                "final/": f"{ids:,} ids, {read['dtype']}, {read['activation_function']}",
+            },
+            checks={
+                "final/ loads without this project": not read["project_modules"],
+                "loss close to the last validation loss": abs(read["loss"] - last["eval_loss"]) < EXPORT_TOLERANCE,
+                "tensors, shapes and configuration keys match a stock save": not read["differs_from_stock"],
+                "the activation is gelu_new": read["activation_function"] == "gelu_new",
+                "vocabulary size equals the tokenizer's": ids == read["tokenizer_ids"],
+            },
+        )
 
-    def bare(self) -> None:
-        words = ["bare", str(self.run), str(self.work / "bare.json")]
-        done = self.call([*self.reader, "benchmarks/bare_loop.py", *words], "bare.log")
-        measured = json.loads((self.work / "bare.json").read_text(encoding="utf-8"))
-        speed = measured["tokens_per_step"] / statistics.median(measured["step_seconds"][COLD:])
-        self.save("bare", seconds=done.seconds, tokens_per_second=speed, peak_mib=done.peak_mib, **measured)
+    def bare(self, phase: str = "bare", *rows: str) -> None:
+        out = self.work / f"{phase}.json"
+        words = ["bare", str(self.run), str(out), *rows]
+        done = self.call([*self.reader, "benchmarks/bare_loop.py", *words], f"{phase}.log")
+        read = json.loads(out.read_text(encoding="utf-8"))
+        speed = read["tokens_per_step"] / statistics.median(read["step_seconds"][COLD:])
+        shown = {"time": f"{done.seconds:.1f} s", "one process, median after warm-up": f"{speed:,.0f} tokens/s"}
+        shown["peak GPU memory in use (nvidia-smi)"] = f"{done.peak_mib:,} MiB"
+        self.save(phase, shown=shown, tokens_per_second=speed, losses=read["losses"])
 
     def again(self) -> None:
         """Run the bare loop again with half the micro-batch size."""
         # The losses of the two bare loops show how much two correct runs can differ.
-        plan, out = self.results["phases"]["train"]["environment"]["plan"], self.work / "again.json"
-        words = ["bare", str(self.run), str(out), str(max(1, plan["micro_batch_size"] // 2))]
-        done = self.call([*self.reader, "benchmarks/bare_loop.py", *words], "again.log")
-        self.save("again", seconds=done.seconds, losses=json.loads(out.read_text(encoding="utf-8"))["losses"])
+        self.bare("again", str(max(1, self.results["phases"]["train"]["plan"]["micro_batch_size"] // 2)))
 
     def compare(self) -> None:
-        train, bare = self.results["phases"]["train"], self.results["phases"]["bare"]
-        again = self.results["phases"].get("again", {}).get("losses")
-        ours, theirs = [event["loss"] for event in self.events("loss").values()], bare["losses"]
+        phases = self.results["phases"]
+        train, theirs = phases["train"], phases["bare"]["losses"]
+        ours = [event["loss"] for event in self.events("loss").values()]
         settled = min(SETTLED, len(ours) // 2)
-        after = apart(ours, theirs, settled)
-        speed = train["tokens_per_second"] / train["environment"]["plan"]["num_processes"]
-        self.save(
-            "compare",
-            settled=settled,
-            all=apart(ours, theirs, 0),
-            after=after,
-            again=apart(again, theirs, settled) if again else None,
-            speed_ratio=speed / bare["tokens_per_second"],
-            checks={f"mean difference after step {settled} under {TOLERANCE}": after["mean"] < TOLERANCE},
-        )
-        marks = {"killed": train["killed_at"], "resumed": train["checkpoint"], "tolerance": TOLERANCE}
-        draw(ours, theirs, **marks, path=self.work / "losses.png")
+        pairs = {"training loss, all steps": (ours, theirs, 0)}
+        pairs[f"training loss, after step {settled}"] = (ours, theirs, settled)
+        if "again" in phases:
+            half = f"two bare loops, one with half the micro-batch size, after step {settled}"
+            pairs[half] = (phases["again"]["losses"], theirs, settled)
+        means, shown = [], {}
+        for name, (one, other, after) in pairs.items():
+            differences = [abs(a - b) for a, b in zip(one[after:], other[after:], strict=True)]
+            means.append(statistics.mean(differences))
+            shown[f"difference from the bare loop: {name}"] = f"mean {means[-1]:.5f}, max {max(differences):.5f}"
+        ratio = train["tokens_per_second"] / train["plan"]["num_processes"] / phases["bare"]["tokens_per_second"]
+        shown["speed per process under ZeRO-1, relative to the bare loop"] = f"{ratio:.3f}"
+        checks = {f"mean difference after step {settled} under {TOLERANCE}": means[1] < TOLERANCE}
+        self.save("compare", shown=shown, checks=checks)
+
+    def table(self) -> str:
+        """Return a Markdown block for RESULTS.md with the results of all finished phases."""
+        lines = [describe("torch", "transformers", "accelerate", "deepspeed")]
+        lines += [
+            *(f"`{command}`" for command in self.results["commands"]),
+            "",
+            "| measurement | value |",
+            "| --- | --- |",
+        ]
+        for phase, results in self.results["phases"].items():
+            checks = {what: "yes" if passed else "**NO**" for what, passed in results.get("checks", {}).items()}
+            lines += [f"| {phase}: {what} | {value} |" for what, value in (results["shown"] | checks).items()]
+        return "\n".join(lines)
 
 
 def options(values: dict[str, Any]) -> list[str]:
@@ -262,8 +298,8 @@ def main(argv: list[str]) -> None:
     for phase in args.phases:
         print(f"{phase} ...", file=sys.stderr, flush=True)
         getattr(bench, {"start": "fresh"}.get(phase, phase))()
-    print(table(bench.results))
-    sys.exit(0 if all(all(found.get("checks", {}).values()) for found in bench.results["phases"].values()) else 1)
+    print(bench.table())
+    sys.exit(0 if all(all(phase.get("checks", {}).values()) for phase in bench.results["phases"].values()) else 1)
 
 
 if __name__ == "__main__":

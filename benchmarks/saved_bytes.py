@@ -18,11 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 def saved_bytes_per_token(
-    model: PreTrainedModel,
-    call: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor],
-    *,
-    length: int,
-    counts: tuple[int, int] = (1, 9),
+    model: PreTrainedModel, call: Callable[..., torch.Tensor], *, length: int, counts: tuple[int, int] = (1, 9)
 ) -> float:
     """Return the bytes that are saved for the backward pass, per additional token.
 
@@ -47,8 +43,7 @@ def saved_bytes_per_token(
         return sum(storages.values())
 
     # The difference excludes memory that does not grow with the batch, such as weights cast to bf16.
-    small, large = counts
-    return (saved(large) - saved(small)) / ((large - small) * length)
+    return (saved(counts[1]) - saved(counts[0])) / ((counts[1] - counts[0]) * length)
 
 
 def main() -> None:

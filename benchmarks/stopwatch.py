@@ -1,9 +1,11 @@
 """Measure the time of training steps, and count their host syncs."""
 
 import collections
+import contextlib
 import json
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,60 +27,53 @@ class Waits(TorchDispatchMode):
 
 
 class Stopwatch:
-    """Measure the mean time of a training step in several windows of `steps` steps.
+    """Measure the mean time of a training step in several windows.
 
-    After the windows, the host syncs of two more steps are counted, or with `profile` (a JSON file) the two steps are
-    profiled. Call `step_ended` at the end of every step.
+    Call `step_ended` at the end of every step. After the windows, the host syncs of two more steps are counted, or the
+    two steps are profiled. `setup` is a `Setup` of train_step.py.
     """
 
-    def __init__(self, *, warmup: int, steps: int, windows: int, total: int, eager: bool, profile: str = "") -> None:
-        self.profile, self.profiler = profile, torch.profiler.profile()
-        self.warmup, self.steps, self.windows, self.total, self.eager = warmup, steps, windows, total, eager
-        self.done = 0
+    def __init__(self, setup: Any) -> None:
+        self.setup, self.done, self.began, self.rest = setup, 0, 0.0, contextlib.ExitStack()
         self.seconds: list[float] = []  # mean time per step, by window
         self.waits: int | None = None  # number of host syncs
-        self.counting: Any = None
 
     def step_ended(self) -> None:
         self.done += 1
-        window, place = divmod(self.done - self.warmup, self.steps)
-        if place == 0 and 0 <= window <= self.windows:
+        window, place = divmod(self.done - self.setup.warmup, self.setup.steps)
+        if place == 0 and 0 <= window <= self.setup.windows:
             synchronize()
-            now = time.perf_counter()
             if window:
-                self.seconds.append((now - self.began) / self.steps)
+                self.seconds.append((time.perf_counter() - self.began) / self.setup.steps)
+            if window == self.setup.windows:
+                self.rest.enter_context(self._profiled() if self.setup.profile else self._counted())
             self.began = time.perf_counter()
-            if window == self.windows:
-                self._count_waits()
-        elif self.done == self.total:
-            self._stop_counting()
+        elif self.done == self.setup.total_steps:
+            self.rest.close()
 
-    def _count_waits(self) -> None:
-        if self.profile:
-            self.profiler.start()
-        elif torch.cuda.is_available():
-            self.counting = warnings.catch_warnings(record=True)
-            self.seen = self.counting.__enter__()
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-        elif self.eager:
-            self.counting = Waits()
-            self.counting.__enter__()
-
-    def _stop_counting(self) -> None:
-        if self.profile:
+    @contextlib.contextmanager
+    def _profiled(self) -> Iterator[None]:
+        with torch.profiler.profile() as profiler:
+            yield
             synchronize()
-            self.profiler.stop()
-            Path(self.profile).write_text(json.dumps(largest_kernels(self.profiler.events())), encoding="utf-8")
-        if self.counting is None:
-            return
+        Path(self.setup.profile).write_text(json.dumps(largest_kernels(profiler.events())), encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
         if torch.cuda.is_available():
-            torch.cuda.set_sync_debug_mode("default")
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                yield
+                torch.cuda.set_sync_debug_mode("default")
             # "called a synchronizing CUDA operation"; a notice about this debug mode is not a sync
-            self.waits = sum("called a synchroniz" in str(warning.message) for warning in self.seen)
+            self.waits = sum("called a synchroniz" in str(warning.message) for warning in seen)
+        elif self.setup.compile:
+            yield
         else:
-            self.waits = self.counting.count
-        self.counting.__exit__(None, None, None)
+            with Waits() as waits:
+                yield
+            self.waits = waits.count
 
 
 def largest_kernels(events: Any) -> dict[str, Any]:

@@ -34,7 +34,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update_golden", action="store_true", help="Write new numbers to tests/golden/.")
     parser.addoption("--thorough", action="store_true", help="Run each property test with 30 seeds instead of 3.")
 
 
@@ -92,6 +91,12 @@ def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(TINY | {"data": data}), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tiny_recipe: Path) -> Path:
+    """Return the prepared folder of the tiny recipe."""
+    return Path(yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"])
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,14 @@
-"""Parse recipes and command lines in the same way as train.py."""
+"""Parse recipes and command lines as train.py and prepare_data.py do."""
 
 from pathlib import Path
 from typing import Any
 
+import prepare_data
+import train
+from gpt2_repro.config import parse_recipe
 from gpt2_repro.config import values_of as section_values
 from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, load_recipe
@@ -16,7 +20,11 @@ SECTIONS = (DataArguments, ModelArguments, TrainingSection, EvaluationArguments)
 
 
 def parse_for_training(*words: object) -> TrainingRecipe:
-    return load_recipe([str(word) for word in words])
+    return load_recipe([str(word) for word in words], options=train.OPTIONS)
+
+
+def parse_for_preparation(*words: object) -> DataRecipe:
+    return parse_recipe(DataRecipe, [str(word) for word in words], options=prepare_data.OPTIONS)
 
 
 def values_of(path: Path) -> dict[str, dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""The documentation names existing options, files and tests, and correct defaults."""
+"""README, CONTRIBUTING and docs/ name options, defaults, files and tests that exist."""
 
 import ast
 import contextlib
 import functools
 import importlib
 import io
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,46 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro.data.sources.opening import SOURCE_NAMES
+from gpt2_repro.training.sizing import plan_run
+from tests.sections import ROOT, parse_for_preparation, parse_for_training
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 ACCELERATE = {"--config_file", "--num_processes", "--num_machines", "--machine_rank", "--main_process_ip"}
 ACCELERATE |= {"--main_process_port"}
-# Commands of other projects.
-FOREIGN = ("mpirun ", "python dev/data/", "python data/", "torchrun ", "hf ")
-
-
-@functools.cache
-def output_of(command: str, *argv: str) -> str:
-    """Run `train.py`, `prepare_data.py` or a `python -m` module; return its output."""
-    name = command.removesuffix(".py")
-    module = importlib.import_module(name)
-    if hasattr(module, "__path__"):
-        module = importlib.import_module(f"{name}.__main__")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        module.main(list(argv))
-    return printed.getvalue()
-
-
-@functools.cache
-def options_of(command: str) -> frozenset[str]:
-    found = re.findall(
-        r"^ {2}(?:-\w(?: \w+)?, )?(--[a-z]\w*)", output_of(command, "--help", "all"), flags=re.MULTILINE
-    )
-    assert found, command
-    return frozenset(found) | {"--help"}
-
-
-@functools.cache
-def defaults(command: str) -> dict[str, str]:
-    """Return the default of each option, as printed by the --help of a command."""
-    shown = {}
-    for entry in re.split(r"\n(?=  --)", output_of(command, "--help", "all")):
-        text = re.sub(r"-\s*\n\s+", "-", entry)  # argparse breaks words at hyphens
-        if (option := re.match(r" *(--\w+)", text)) and (value := re.search(r"\(default:\s+(\S+)\)", text)):
-            shown[option[1]] = value[1]
-    return shown
+FOREIGN = ("mpirun ", "python dev/data/", "python data/", "torchrun ", "hf ")  # commands of other projects
+PROGRAM = re.compile(r"train\.py|prepare_data\.py|evaluate\.sh|gpt2_repro\.\w+|accelerate|benchmarks/\w+\.py")
+OUR_FILE = re.compile(r"(?<![\w./:-])(?!dev/|scripts/|runs/)(?:[a-z_]+/)+\w+\.(?:py|yaml|sh|md|ipynb)\b")
+MODULES = ("diagnose", "evaluation", "export", "generate", "preflight", "report", "supervise")
 
 
 def code_of(page: Path) -> Iterator[str]:
@@ -60,134 +35,124 @@ def code_of(page: Path) -> Iterator[str]:
     for block in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         lines = (re.sub(r"(^|\s)#\s.*", "", line) for line in block.replace("\\\n", " ").splitlines())
         yield from (line for line in lines if line.strip())
-    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    inline = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    yield from (" ".join(code.replace("\\\n", " ").split()) for code in inline)
 
 
-def allowed_in(code: str) -> list[tuple[str, set[str]]]:
-    """Split a command line into commands, and return each with its valid options.
-
-    `code` may also be a single option; then the options of all commands are valid.
-    """
-    if code.startswith(FOREIGN):
-        return []
-    if benchmark := re.match(r"(?:python )?(benchmarks/\w+\.py)", code):
-        return [(code, set(re.findall(r'"(--\w+)"', (ROOT / benchmark[1]).read_text(encoding="utf-8"))))]
-    if code.startswith("python -m gpt2_repro.supervise "):
-        own, _, command = code.partition(" -- ")
-        return [(own, set(options_of("gpt2_repro.supervise"))), *allowed_in(command)]
-    if code.startswith("accelerate launch ") and (story := re.search(r"\btrain\.py\b", code)):
-        return [(code[: story.start()], ACCELERATE), (code[story.start() :], set(options_of("train.py")))]
-    if named := re.match(r"python (?:-m )?(train\.py|prepare_data\.py|gpt2_repro[.\w]*)", code):
-        return [(code, set(options_of(named[1])))]
-    if code.startswith("bash evaluate.sh"):
-        return [(code, set(options_of("gpt2_repro.evaluation")))]
-    modules = ("diagnose", "evaluation", "export", "generate", "preflight", "report", "supervise")
-    commands = ("train.py", "prepare_data.py", *(f"gpt2_repro.{module}" for module in modules))
-    return [(code, ACCELERATE.union(*(options_of(command) for command in commands)))]
+def programs_in(code: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the programs of a command line, such as accelerate and train.py, with their arguments."""
+    words = [] if code.startswith(FOREIGN) else shlex.split(code)
+    starts = [number for number, word in enumerate(words) if PROGRAM.fullmatch(word)]
+    for start, end in itertools.pairwise([*starts, len(words)]):
+        arguments = words[start + 1 : end]
+        yield words[start], arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
-def test_every_option_exists_in_the_command_it_is_shown_with(page: Path) -> None:
-    seen = 0
+@functools.cache
+def help_of(program: str) -> str:
+    name = program.removesuffix(".py").replace("evaluate.sh", "gpt2_repro.evaluation")
+    module = importlib.import_module(name)
+    module = importlib.import_module(f"{name}.__main__") if hasattr(module, "__path__") else module
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+        module.main(["--help", "all"])
+    return printed.getvalue()
+
+
+@functools.cache
+def options_of(program: str) -> set[str]:
+    if program.startswith("benchmarks/"):
+        return set(re.findall(r'"(--\w+)"', (ROOT / program).read_text(encoding="utf-8")))
+    if program == "accelerate":
+        return ACCELERATE
+    return {"--help"} | set(re.findall(r"^ {2}(?:-\w(?: \w+)?, )?(--[a-z]\w*)", help_of(program), re.MULTILINE))
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the root folder, so that no test sees what lies in data/ and runs/."""
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "runs" / "gpt2_124m").mkdir(parents=True)
+    (tmp_path / "runs" / "gpt2_124m" / "recipe.yaml").symlink_to(ROOT / "recipes" / "gpt2_124m.yaml")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: page.stem)
+def test_commands(page: Path) -> None:
+    """Options exist, and recipes parse and divide on the number of GPUs of their command."""
+    every = ACCELERATE.union(*map(options_of, ("train.py", "prepare_data.py", *(f"gpt2_repro.{m}" for m in MODULES))))
     for code in code_of(page):
-        for part, allowed in allowed_in(code):
-            options = [
-                name for word in shlex.split(part) if re.fullmatch(r"--[A-Za-z]\w*", name := word.split("=")[0])
-            ]
-            unknown = set(options) - allowed
-            assert not unknown, f"{page.name}: {unknown} in: {code}"
-            seen += len(options)
-    assert seen
+        programs = list(programs_in(code))
+        if page == RESULTS:  # old results also name options that were removed later
+            programs = [program for program in programs if program[0].startswith("benchmarks/")]
+        elif option := re.match(r"--[a-z]\w*(?=[ =]|$)", code):
+            assert option[0] in every, code
+        for program, words in programs:
+            options = {option for word in words if re.fullmatch(r"--[A-Za-z]\w*", option := word.split("=")[0])}
+            assert options <= options_of(program), f"{page.name}: {options - options_of(program)} in: {code}"
+            if not code.startswith(("python ", "accelerate ")) or {"--help", "…"} & set(words):
+                continue
+            if program == "prepare_data.py":
+                parse_for_preparation(*words)
+            if program == "train.py":
+                recipe = parse_for_training(*words)
+                launched = code.startswith("accelerate ") and "single_gpu" not in code
+                processes = re.search(r"--num_processes (\d+)", code)
+                count = int(processes[1]) if processes else 8 if launched else 1
+                if recipe.training.tokens_per_step:
+                    plan_run(recipe.training, recipe.data, num_processes=count)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_default_in_parentheses_is_the_default(page: Path) -> None:
-    before, title, after = page.read_text(encoding="utf-8").partition("## Every key of sample.py")
-    sampling, _, rest = after.partition("\n## ")
-    for command, text in (("train.py", before + rest), ("gpt2_repro.generate", title + sampling)):
-        for option, value in re.findall(r"`(--\w+)` \((\w[\w.+-]*)\)", text):
-            shown = defaults(command).get(option, "none")
-            assert value == shown or float(value) == float(shown), f"{page.name}: {option} is {shown}, not {value}"
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
+def test_defaults_in_parentheses(page: Path) -> None:
+    shown: dict[str, set[str]] = {}
+    for program in ("train.py", "gpt2_repro.generate"):
+        for entry in re.split(r"\n(?=  --)", help_of(program)):
+            text = re.sub(r"-\s*\n\s+", "-", entry)  # argparse breaks words at hyphens
+            if (option := re.match(r" *(--\w+)", text)) and (value := re.search(r"\(default:\s+(\S+)\)", text)):
+                shown.setdefault(option[1], {"none"}).add(value[1])
+    for option, value in re.findall(r"`(--\w+)` \((\w[\w.+-]*)\)", page.read_text(encoding="utf-8")):
+        numbers = {float(text) for text in shown.get(option, ()) if re.fullmatch(r"[\d.e+-]+", text)}
+        is_number = re.fullmatch(r"[\d.e+-]+", value)
+        assert float(value) in numbers if is_number else value in shown.get(option, {"none"}), f"{page.name}: {option}"
 
 
-SHOWN = [code.partition(" train.py") for page in PAGES for code in code_of(page) if code.startswith("accelerate ")]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [words for launcher, story, words in SHOWN if story and "--use_cpu" not in words],
-)
-def test_every_training_that_is_shown_is_one_for_8_gpus(options: str) -> None:
-    words = shlex.split(options)
-    recipe = ["recipes/gpt2_124m.yaml"] if not words or words[0].startswith("-") else [words.pop(0)]
-    printed = output_of("train.py", str(ROOT / recipe[0]), *words, "--dry_run")
-    a_pass = r"(\d+ rows|at most [\d,]+ positions)"
-    assert re.search(rf"on 8 GPUs +{a_pass} x 8 GPUs x \d+ accumulation steps", printed), printed
-
-
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
-def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    ours = re.compile(r"\b(?:recipes|accelerate_configs|ds_configs|gpt2_repro|tests)/[\w./-]*\w")
+@pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: page.stem)
+def test_files(page: Path) -> None:
     for code in code_of(page):
-        for name in ours.findall(code):
-            assert (ROOT / name).exists(), f"{page.name}: {name}"
+        names = [] if code.startswith(FOREIGN) else re.findall(OUR_FILE, code)
+        for name in names:
+            places = (ROOT / name, ROOT / "gpt2_repro" / name, ROOT / "tests" / name)
+            assert "NAME" in name or any(path.exists() for path in places), f"{page.name}: {name}"
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_every_promise_names_tests_that_are_there() -> None:
-    page = (
-        (ROOT / "docs" / "reliability.md")
-        .read_text(encoding="utf-8")
-        .partition("## Promises\n")[2]
-        .partition("\n## ")[0]
-    )
-    promises = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| P")]
-    assert [row[0].strip() for row in promises] == [f"P{number}" for number in range(1, 16)]
-    for *_, shown in promises:
-        named = re.findall(r"`([\w/]+(?:\.py|/))`", shown)
-        assert named and all((ROOT / "tests" / name).exists() for name in named), shown
-
-
-def test_the_how_to_names_files_and_identifiers_that_exist() -> None:
-    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## How to\n")[2].partition("\n## ")[0]
-    paths = re.findall(r"\b((?:\w+/)+\w+\.(?:py|md|yaml))\b", section.replace("accelerate_configs/NAME.yaml", ""))
-    assert len(paths) >= 15
-    assert all((ROOT / path).exists() or (ROOT / "gpt2_repro" / path).exists() for path in paths), paths
-    source = "".join(
-        path.read_text(encoding="utf-8") for name in ("gpt2_repro", "tests") for path in (ROOT / name).rglob("*.py")
-    )
-    for name in re.findall(r"`([A-Za-z_]+)(?:\(\))?`", section):
-        assert re.search(rf"\b{name}(\(| = |: )", source), name
-
-
-TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "runpod/README.md"))]
-
-
-@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.parent.name + "/" + page.stem)
-def test_lines_and_paragraphs_are_short(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for line in text.splitlines():
-        shown = re.sub(r"\]\([^)]*\)|https?://\S+", "]", line)
-        assert line.startswith("|") or len(shown) <= 119, f"{page.name}: {line}"
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-|#]|\d+\.) )", prose):
-        assert paragraph.count("\n", 0, len(paragraph.rstrip())) < 6 or paragraph.startswith("|"), paragraph
-
-
-def test_the_readme_is_short_and_lists_every_page() -> None:
+def test_form_of_pages() -> None:
+    """Lines have at most 119 characters; README is short and lists every page."""
+    for page in [*PAGES, RESULTS, ROOT / "CHANGELOG.md", ROOT / "runpod" / "README.md"]:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            assert line.startswith("|") or len(re.sub(r"\]\([^)]*\)|https?://\S+", "]", line)) <= 119, (page, line)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme.splitlines()) <= 150
-    listed = set(re.findall(r"\]\(docs/([\w-]+)\.md\)", readme.partition("## Documentation\n")[2]))
-    assert listed == {page.stem for page in PAGES}
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", readme):
-        assert (ROOT / target).exists(), target
-    assert all(path.stat().st_size < 60_000 for path in (ROOT / "docs" / "figures").iterdir())
+    listed = re.findall(r"\]\(docs/([\w-]+)\.md\)", readme.partition("## Documentation\n")[2])
+    assert len(readme.splitlines()) <= 150 and set(listed) == {page.stem for page in DOCS}
 
 
-@pytest.mark.parametrize("folder", ["gpt2_repro", "tests", "benchmarks", "dev"])
-def test_the_first_line_of_a_docstring_is_a_short_sentence(folder: str) -> None:
-    for path in (ROOT / folder).rglob("*.py"):
+def test_tables() -> None:
+    """Every promise names its tests, and docs/data.md has a row for each source."""
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    promises = re.findall(r"^\| (P\d+) \|.*\|([^|]*)\|$", page, re.MULTILINE)
+    assert [number for number, _ in promises] == [f"P{number}" for number in range(1, 16)]
+    for number, shown in promises:
+        named = re.findall(r"`([\w/]+(?:\.py|/))`", shown)
+        assert named and all((ROOT / "tests" / name).exists() for name in named), number
+    sources = (ROOT / "docs" / "data.md").read_text(encoding="utf-8").partition("## Choose a source\n")[2]
+    assert re.findall(r"^\| `([\w-]+)`", sources.partition("\n## ")[0], re.MULTILINE) == list(SOURCE_NAMES)
+
+
+def test_first_lines_of_docstrings() -> None:
+    for path in (
+        path for folder in ("gpt2_repro", "tests", "benchmarks", "dev") for path in (ROOT / folder).rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = (ast.get_docstring(node) or "").partition("\n")[0]

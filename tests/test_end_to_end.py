@@ -1,7 +1,6 @@
 """The commands of the README work, from the data preparation to the report."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import train as train_story
 from gpt2_repro import export as export_command
 from gpt2_repro import generate
-from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.models import open_model
-from gpt2_repro.model import export
 from gpt2_repro.model.size import NO_LIMIT, max_positions
 from gpt2_repro.report import __main__ as report
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
@@ -59,47 +56,13 @@ def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -
         generate.main([str(run), "abc " * 99 + "end", *sampling, "--max_new_tokens", "8"])
         texts.append(capsys.readouterr().out)
     assert texts[3] == texts[4] and "abc end" in texts[3] and texts[3].count("abc") < 32  # cut to the window
-    for wrong in ("--top_p 0", "--top_p 1.1", "--temperature nan", "--top_k -1", "abc --prompt abc"):
-        with pytest.raises(UserError, match="--"):
-            generate.main([str(run), *wrong.split()])
-
-
-def test_generate_uses_a_newer_checkpoint_if_its_own_was_deleted(
-    run: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    """A run in progress deletes old checkpoints while generate imports libraries."""
-    running, later = tmp_path / "run", tmp_path / "later"
-    shutil.copytree(run, running, ignore=shutil.ignore_patterns("final", "checkpoint-8"))
-    shutil.copytree(run / "checkpoint-8", later)
-    load, loaded = export.load_pair, []
-
-    def load_late(source: str):
-        if not loaded:
-            shutil.rmtree(source)
-            if later.exists():
-                later.rename(running / "checkpoint-8")
-        loaded.append(source)
-        return load(source)
-
-    monkeypatch.setattr(export, "load_pair", load_late)
-    generate.main([str(running), "abc", "--max_new_tokens", "8"])
-    assert loaded == [str(running / "checkpoint-4"), str(running / "checkpoint-8")]
-    text = capsys.readouterr().out
-    generate.main([str(run / "checkpoint-8"), "abc", "--max_new_tokens", "8"])
-    assert text == capsys.readouterr().out
-    loaded.clear()
-    with pytest.raises(UserError, match="checkpoint-8"):
-        generate.main([str(running / "checkpoint-8")])
 
 
 UNLIMITED = ("mamba", "bloom", "xlnet")
 FAMILIES = {
     **{"mamba": {"state_size": 4}, "bloom": {}, "mpt": {"max_seq_len": 32, "d_model": 32}},
     "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64},
-    **{name: {"max_position_embeddings": 32} for name in ("gpt_neox", "llama")},
     "opt": {"max_position_embeddings": 32, "ffn_dim": 64, "word_embed_proj_dim": 32},
-    "gpt_neo": {"max_position_embeddings": 32, "num_layers": 2, "attention_types": [[["global", "local"], 1]]},
-    "gptj": {"n_positions": 32, "rotary_dim": 8},
     "rwkv": {"context_length": 32, "attention_hidden_size": 32},
 }
 
@@ -122,10 +85,9 @@ def test_any_architecture_writes_text_and_is_exported(run: Path, kind: str, tmp_
     assert opened.positions == max_positions(model.config)
 
 
-def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command, capsys) -> None:
-    data = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]
+def test_evaluate_and_report(run: Path, tiny_data: Path, type_command, capsys) -> None:
     tasks = ("--tasks", "last_word", "document_perplexity")
-    done = type_command("bash", "evaluate.sh", run / "final", "--local_data", data, *tasks)
+    done = type_command("bash", "evaluate.sh", run / "final", "--local_data", tiny_data, *tasks)
     assert done.returncode == 0, done.stderr[-2000:]
     comparison = json.loads((run / "evaluation" / "comparison.json").read_text(encoding="utf-8"))
     assert comparison["baseline"] == "untrained" and comparison["max_length"] == 32
@@ -151,29 +113,12 @@ def test_a_file_gets_lines_and_no_bars(type_warm, tiny_recipe: Path, tmp_path: P
 
 
 def test_dry_run_derives_everything_and_writes_nothing(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(ROOT)
-    train_story.main(["--dry_run", "--output_dir", str(tmp_path / "run")])
+    monkeypatch.chdir(tmp_path)  # without data/
+    train_story.main([str(ROOT / "recipes" / "gpt2_124m.yaml"), "--dry_run", "--output_dir", str(tmp_path / "run")])
     shown = " ".join(capsys.readouterr().out.split())
-    for words in (
-        *("124,439,808 (124,475,904 while training", "18,865 = 9,890,693,120 tokens", "855.4 M per token"),
-        *("on 1 GPU 64 rows x 1 GPU x 8 accumulation", "on 8 GPUs 64 rows x 8 GPUs x 1 accumulation"),
-        *("checkpoint 1.99 GB", "learning_rate: 0.0006"),
-    ):
-        assert words in shown, words
+    for number in ("124,439,808", "124,475,904", "18,865", "9,890,693,120", "learning_rate: 0.0006"):
+        assert number in shown, number
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_wandb_that_cannot_be_reached_ends_no_training(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
-    key, run = "0" * 40, tmp_path / "run"
-    words = ("--output_dir", run, "--report_to", "wandb", "--max_steps", 2, "--warmup_steps", 1)
-    unreachable = {"WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"}
-    unreachable |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_API_KEY": key}
-    done = type_warm("python", "train.py", tiny_recipe, *words, **unreachable)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "WandbCallback failed in on_train_begin" in done.stdout
-    assert (run / "final" / "model.safetensors").exists()
-    assert not any(key in path.read_text(errors="ignore", encoding="utf-8") for path in run.glob("*.json*"))
 
 
 @pytest.mark.slow

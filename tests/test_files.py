@@ -44,13 +44,6 @@ def test_two_writers_never_mix_or_fail(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"[1]", b"{", b"\xff"])
-def test_a_damaged_object_reads_as_empty(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "status.json"
-    path.write_bytes(content)
-    assert files.read_object(path) == {} == files.read_object(tmp_path / "missing.json")
-
-
 def test_a_line_after_a_torn_one_stands_alone(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes('{"text": "“'.encode()[:-1])  # inside a curly quote

@@ -72,12 +72,16 @@ def test_the_layout_changes_neither_losses_nor_weights(name: str, reference: Pat
 
 @pytest.mark.parametrize(
     ("launcher", "bf16"),
-    [(("python",), "false"), *((name, "true") for name in [("launch", 2), ("zero2", 2), ("zero3", 2), ("fsdp2", 2)])],
-    ids=["one-fp32", "zero1-bf16", "zero2-bf16", "zero3-bf16", "fsdp2-bf16"],
+    [
+        *((launcher, "false") for launcher in [("python",), ("torchrun", 2)]),
+        *((launcher, "true") for launcher in [("launch", 2), ("zero2", 2), ("zero3", 2), ("fsdp2", 2)]),
+    ],
+    ids=["one-fp32", "ddp-fp32", "zero1-bf16", "zero2-bf16", "zero3-bf16", "fsdp2-bf16"],
 )
 def test_a_resumed_run_is_the_straight_one(launcher, bf16: str, train, tmp_path: Path) -> None:
     options = ("--bf16", bf16, "--per_device_train_batch_size", 4, "--dropout", 0.1, "--dataloader_num_workers", 2)
-    straight = train(tmp_path / "straight", *options, launcher=launcher)
+    # Saves in the background do not change results either.
+    straight = train(tmp_path / "straight", *options, "--background_save", "false", launcher=launcher)
     run = train(tmp_path / "run", *options, "--stop_at_step", 3, launcher=launcher)
     status = json.loads((run / "run_status.json").read_text(encoding="utf-8"))
     assert (status["state"], status["step"], status["tokens"]) == ("stopped", 3, 3 * 256)

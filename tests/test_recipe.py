@@ -1,59 +1,36 @@
-"""Recipes and command-line options are checked by the same rules."""
+"""Recipes and command lines are one set of values; differences between recipes show."""
 
-import dataclasses
 import re
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import pytest
-import yaml
-from gpt2_repro.recipe import load_sections, parse_recipe
 
-import prepare_data
 import train
 from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.cli import OTHER_NAMES
-from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.errors import UserError, nearest
-from gpt2_repro.training.arguments import TrainingSection
-from tests.sections import ROOT, SECTIONS
+from gpt2_repro.training.deviations import compare_with_default
+from tests.sections import ROOT, parse_for_training
 
 
-ALL = {"--num_layers", "--kind", "--tokens", "--names", "--fast", "--no_fast"}
-LAUNCHERS_OPTIONS = {"config_file", "num_processes", "num_machines", "machine_rank"}
-
-
-@dataclasses.dataclass
-class Shape:
-    num_layers: int = dataclasses.field(default=2, metadata={"help": "Layers of the thing."})
-    kind: Literal["round", "square"] = dataclasses.field(default="round", metadata={"help": "Its form."})
-    tokens: TokenCount = dataclasses.field(default=TokenCount(5), metadata={"help": "How many."})
-    names: list[str] = dataclasses.field(default_factory=list, metadata={"help": "What to call it."})
-    fast: bool = dataclasses.field(default=True, metadata={"help": "Whether it is fast."})
-    owned: int = dataclasses.field(default=0, metadata={"help": "Somebody else's."})
-
-    refused: ClassVar[dict[str, str]] = {"owned": "the neighbour decides it"}
+FAITHFUL = str(ROOT / "recipes" / "gpt2_124m.yaml")
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
-    path.write_text(
-        "model:\n  num_layers: 3\n  tokens: 10e9\n  names: [a, b]\n  fast: false\ntraining:\n  x: 1\n",
-        encoding="utf-8",
-    )
+    training = "training:\n  total_tokens: 10e9\n  bf16: false\n  report_to: [wandb, tensorboard]\n"
+    path.write_text(f"model:\n  n_layer: 3\n{training}", encoding="utf-8")
     return path
 
 
-def parse(*argv: object) -> dict:
-    return vars(parse_recipe([str(word) for word in argv], model=Shape).model)
+def test_the_file_sets_values_and_the_command_line_wins(recipe: Path) -> None:
+    def parse(*words: object) -> list:
+        parsed = parse_for_training(recipe, *words)
+        training = parsed.training
+        return [parsed.model.n_layer, training.total_tokens, training.bf16, training.report_to, training.seed]
 
-
-def test_the_file_speaks_and_the_command_line_wins(recipe: Path) -> None:
-    expected = {"num_layers": 3, "kind": "round", "tokens": 10_000_000_000, "names": ["a", "b"]}
-    assert parse(recipe) == expected | {"fast": False, "owned": 0}
-    changed = parse(recipe, "--num-layers", "4e0", "--kind=square", "--tokens", "1_000", "--fast")
-    assert (changed["num_layers"], changed["kind"], changed["tokens"], changed["fast"]) == (4, "square", 1000, True)
+    assert parse() == [3, 10_000_000_000, False, ["wandb", "tensorboard"], 42]
+    words = ("--n-layer", "4e0", "--total_tokens=1_000_000_000", "--bf16", "--report_to", "none")
+    assert parse(*words)[:3] == [4, 1_000_000_000, True] and parse(*words)[3] in ("none", ["none"])
 
 
 def test_token_counts_are_exact_whole_numbers() -> None:
@@ -63,44 +40,10 @@ def test_token_counts_are_exact_whole_numbers() -> None:
             TokenCount(text)
 
 
-# tests/test_bad_input.py has the mistakes in real fields.
-@pytest.mark.parametrize(
-    ("text", "words", "told"),
-    [
-        ("", "--num_lay 3", "'--num_layers'"),  # no abbreviations
-        *(("", f"--num_layers={text}", f"{text!r}.*--num_layers 2") for text in ("three", "1.5", "nan", "inf", "")),
-        *(
-            ("", f"--tokens={text}", f"{text!r}.*--tokens {fix}")
-            for text, fix in (("1,5e3", 1500), ("-1", 5), ("nan", 5))
-        ),
-        ("", "--fast maybe", "'maybe'.*--fast true"),
-        ("", "--num_layers", "--num_layers 2"),
-        ("", "--owned=3", "the neighbour decides it"),
-        ("", "stray", "stray"),
-        ("modle:\n  num_layers: 3\n", "", "'model'"),
-        ("model:\n  kind: sqare\n", "", "'square'"),
-        ("model:\n  num_layer: 3\n", "", "'num_layers'"),
-        ("model:\n  owned: 3\n", "", "the neighbour decides it"),
-        ("model: 3\n", "", "'model'"),
-        ("- 3\n", "", "sections"),
-        ("model: [\n", "", "line 2, is not valid YAML"),
-        ("model: !!python/object/apply:os.system [true]\n", "", "not valid YAML"),
-    ],
-)
-def test_a_mistake_is_one_line(recipe: Path, text: str, words: str, told: str) -> None:
-    recipe.write_text(text or recipe.read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(UserError) as error:
-        parse(recipe, *words.split())
-    assert re.search(told, str(error.value)) and "\n" not in str(error.value)
-
-
-def test_help_shows_the_groups_or_all_options(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, options in ((["--help"], {"--num_layers"}), (["--help", "all"], ALL)):
-        with pytest.raises(SystemExit) as stop:
-            parse_recipe([str(recipe), *words], model=Shape, groups={"Form": ["num_layers"]})
-        shown = capsys.readouterr().out
-        assert not stop.value.code and "(default: 2)" in shown
-        assert set(re.findall(r"^  (--\w+)", shown, re.MULTILINE)) == options
+def test_a_run_is_named_by_the_recipe_and_the_options(recipe: Path) -> None:
+    assert parse_for_training(recipe).title == "run"
+    words = ("--seed", 7, "--n_layer=4", "--output_dir", "elsewhere")
+    assert parse_for_training(recipe, *words).title == "run n_layer=4 seed=7"
 
 
 @pytest.mark.parametrize("command", ["train.py", "prepare_data.py"])
@@ -111,59 +54,37 @@ def test_help_needs_no_torch(command: str, type_command) -> None:
         assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
 
 
-def test_options_of_other_projects_name_ours(recipe: Path) -> None:
-    known = {field.name for cls in (*SECTIONS, PreparationOptions) for field in dataclasses.fields(cls)}
-    known |= {"temperature", "num_samples", "max_new_tokens", "prompt"}  # of generate
-    known |= {
-        *train.OPTIONS,
-        *prepare_data.OPTIONS,
-        "no_bf16",
-        "no_torch_compile",
-        "n",
-    } - TrainingSection.refused.keys()
-    for table in yaml.safe_load(OTHER_NAMES.read_text(encoding="utf-8")).values():
-        assert (ROOT / table.get("page", "README.md")).exists()
-        names = [word for group in table.get("names", []) for word in group["names"].split()]
-        assert len(names) == len(set(names))
-        for ours in [*table.get("options", {}).values(), *(group["to"] for group in table.get("names", []))]:
-            text = ours if isinstance(ours, str) else " ".join(ours)
-            assert set(re.findall(r"--(\w+)", text)) <= known | LAUNCHERS_OPTIONS, text
-    for word, ours in (("--batch_size=3", "--per_device_train_batch_size"), ("-d", "--tokens_per_step")):
-        with pytest.raises(UserError, match=f"{ours} .*docs/from"):
-            parse(recipe, word, 3)
+def test_diff_recipe_prints_both_values_and_needs_no_data(
+    tiny_data: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, field, values in (
+        ([str(ROOT / "recipes" / "demo.yaml"), "--dropout", "0.1"], "dropout", ["0.1", "0.0"]),
+        ([FAITHFUL, "--adam_epsilon", "1e-7"], "adam_epsilon", ["1e-07", "1e-08"]),
+        (
+            [FAITHFUL, "--dataset_dir", str(tiny_data), "--sequence_length", "32", "--tokens_per_step", "4096"],
+            "source",
+            ["files"],
+        ),
+    ):
+        train.main([*words, "--diff_recipe", FAITHFUL])
+        shown = capsys.readouterr().out
+        assert any(all(word in line for word in (field, *values)) for line in shown.splitlines()), shown
 
 
 @pytest.mark.parametrize(
-    ("word", "near"),
-    [("attn", "attn_implementation"), ("seq_len", "sequence_length"), ("optm", "optim")],
-)
-def test_abbreviations_come_before_similar_words(word: str, near: str) -> None:
-    assert (
-        nearest(f"--{word}", [f"--{field.name}" for cls in SECTIONS for field in dataclasses.fields(cls)])
-        == f"--{near}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("named", "meant"),
+    ("words", "follows"),
     [
-        ("recipes/gpt2_small.yaml", "124m"),
-        ("gpt2_124m", "124m"),
-        ("GPT2-xl", "1558m"),
-        ("config/train_gpt2.py", "124m"),
+        ("check_124m", True),
+        ("gpt2_124m --seed 7 --per_device_train_batch_size 16 --stop_at_step 1000", True),
+        ("gpt2_124m --source fineweb-10bt-tokens --split source", True),
+        ("gpt2_124m --source fineweb-edu-10bt", False),
+        ("gpt2_124m --eval_tokens 1048576", False),
+        ("gpt2_124m --learning_rate 5e-4", False),
+        ("blog_wrap512", False),
     ],
 )
-def test_a_recipe_that_does_not_exist(named: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(UserError, match=f"'recipes/gpt2_{meant}.yaml'"):
-        load_sections(Path(named))
-
-
-def test_a_run_is_named_by_the_recipe_and_what_was_typed(recipe: Path) -> None:
-    for words, typed, title in (
-        ([], set(), "run"),
-        (["--tokens", "1_000", "--kind=square"], {"tokens", "kind"}, "run kind=square tokens=1000"),
-        (["--num_layers", "4", "--no_fast"], {"num_layers", "fast"}, "run fast=False num_layers=4"),
-    ):
-        parsed = parse_recipe([str(recipe), *words], model=Shape)
-        assert (parsed.typed, parsed.title) == (typed, title)
+def test_only_a_run_on_llmcs_curve_has_a_reference(words: str, follows: bool) -> None:
+    name, *options = words.split()
+    run = parse_for_training(ROOT / "recipes" / f"{name}.yaml", *options)
+    assert compare_with_default(run)["reference"] == ("llm.c" if follows else None)

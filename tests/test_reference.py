@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from datasets import load_from_disk
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -33,9 +32,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(tiny_recipe: Path) -> torch.Tensor:
-    folder = Path(yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"], "train")
-    return torch.tensor(np.asarray(load_from_disk(str(folder)).with_format("numpy")["input_ids"][:]))
+def rows(tiny_data: Path) -> torch.Tensor:
+    return torch.tensor(np.asarray(load_from_disk(str(tiny_data / "train")).with_format("numpy")["input_ids"][:]))
 
 
 def by_hand(start: Path, rows: torch.Tensor, **changes) -> tuple[GPT2, list[dict[str, float]]]:

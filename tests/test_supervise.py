@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.run_record import supervision
 from gpt2_repro.supervise import main
 
 
@@ -105,16 +104,6 @@ def test_a_mistake_of_the_user_ends_it_without_a_traceback(command, capfd: pytes
     assert len(command.attempts()) == 1 and not capfd.readouterr().err
 
 
-def test_who_starts_it_is_told_the_run_directory(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tmp_path / "kept"
-    monkeypatch.setenv("GPT2_REPRO_RUN_NOTE", str(kept))
-    main(command("nothing"))
-    assert not kept.exists()
-    with pytest.raises(RunFailed, match="2 crashes"):
-        main(command("kill", "--attempts", "2"))
-    assert kept.read_text(encoding="utf-8") == str(command.run)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 def test_nothing_of_the_last_attempt_is_left_when_the_next_one_starts(command) -> None:
     main(command("orphan:1,complete", "--grace", "0.3"))
@@ -141,15 +130,3 @@ def test_signals_are_passed_on_and_end_the_loop(command, number) -> None:
         assert supervisor.wait(60) == 0 and supervisor.stderr and not supervisor.stderr.read()
     assert len(command.attempts()) == 1
     assert json.loads((command.run / "run_status.json").read_text(encoding="utf-8"))["state"] == "stopped"
-
-
-def test_an_orphan_of_a_killed_supervisor_leaves_no_notes(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv(supervision.FOLDER, str(tmp_path / "removed"))
-    supervision.note(supervision.RUN, "x")
-    assert supervision.noted(supervision.RUN) is None
-
-
-@pytest.mark.parametrize("words", [["--attempts", "2"], ["--", "no-such-command"]])
-def test_a_command_is_needed(words: list[str]) -> None:
-    with pytest.raises(UserError, match="command"):
-        main(words)

@@ -68,7 +68,7 @@ def newest(run: Path) -> int:
     ids=["zero1", "zero1-on-2-and-1", "ddp-and-one-process"],
 )
 def test_kills_lose_nothing(
-    share: float, launchers: list, options: tuple, train, start, small_disk: Path, tmp_path: Path, capsys
+    share: float, launchers: list, options: tuple, train, start, small_disk: Path, tmp_path: Path
 ) -> None:
     """After random faults, a run has the losses and final weights of a faultless run.
 
@@ -97,11 +97,7 @@ def test_kills_lose_nothing(
         command.end()
         _, alive = psutil.wait_procs(left, timeout=30)
         assert not alive, f"{done[-1]}: {alive} still running"
-        with capsys.disabled():
-            name = " ".join(map(str, launcher))
-            print(
-                f"{len(done):>3} {name:<9} {done[-1]:<9} checkpoint-{before} -> checkpoint-{newest(run)}", flush=True
-            )
+        print(f"{len(done)} {launcher} {done[-1]}: checkpoint-{before} -> checkpoint-{newest(run)}")
         assert newest(run) >= before
     train(run, *options, launcher=source.choice(launchers))
     check(run, golden, exact=len(launchers) == 1)

@@ -47,15 +47,6 @@ def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
     assert not (run / "staging").exists()
 
 
-@pytest.mark.parametrize("launcher", [("python",), ("launch", 2), ("torchrun", 2)], ids=["one", "zero1", "ddp"])
-def test_saves_in_the_background_do_not_change_results(train, golden, launcher, tmp_path: Path) -> None:
-    """A run resumed from a background save ends like a run that pauses for its saves."""
-    straight = golden(*SAVES, "--background_save", "false", launcher=launcher)
-    run = train(tmp_path / "run", *SAVES, "--stop_at_step", 4, launcher=launcher)
-    train(run, *SAVES, launcher=launcher)
-    assert weights(run) == weights(straight) and losses(run) == losses(straight)
-
-
 def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_path: Path) -> None:
     """After SIGTERM during a save, the save is completed before the run stops."""
     run = tmp_path / "run"

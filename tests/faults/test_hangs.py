@@ -1,40 +1,57 @@
-"""If a rank hangs, the run ends and prints the stack traces of all ranks."""
+"""A run ends if a rank hangs, or has other weights than the other ranks."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import weights
+from tests.faults.runs import losses, status, weights
 
 
 pytestmark = pytest.mark.faults
 
+EVERY_2, EVERY_4 = (("--save_steps", steps, "--per_device_train_batch_size", 4) for steps in (2, 4))
+
 
 def test_a_rank_that_is_stuck_ends_the_run_with_every_ranks_stack(train, fault, golden, tmp_path: Path) -> None:
     """If a rank hangs, --hang_timeout ends the run, and the same command resumes it."""
-    run, options = tmp_path / "run", ("--save_steps", 2, "--per_device_train_batch_size", 4)
-    words = (*options, "--hang_timeout", 20)
-    code, text = fault("hang", 5, run, *words, rank=1, launcher=("launch", 2))
+    run, launcher = tmp_path / "run", ("launch", 2)
+    code, text = fault("hang", 5, run, *EVERY_2, "--hang_timeout", 20, rank=1, launcher=launcher)
     assert code != 0
     assert text.count("Timeout (0:00:20)!") == 2, text
     assert "faulty_train.py" in text.split("Timeout (0:00:20)!", 1)[1]  # the stack names the line that hangs
     assert (run / "checkpoint-4" / "manifest.json").is_file()
-    train(run, *options, launcher=("launch", 2))
-    assert weights(run) == weights(golden(*options, launcher=("launch", 2)))
+    train(run, *EVERY_2, launcher=launcher)
+    assert weights(run) == weights(golden(*EVERY_2, launcher=launcher))
 
 
 def test_a_slow_save_is_not_a_hang(fault, golden, tmp_path: Path) -> None:
     """A save that takes longer than --hang_timeout is completed."""
-    run, options = tmp_path / "run", ("--save_steps", 4, "--per_device_train_batch_size", 4)
-    code, text = fault("slow_disk", 4, run, *options, "--hang_timeout", 10)
+    run = tmp_path / "run"
+    code, text = fault("slow_disk", 4, run, *EVERY_4, "--hang_timeout", 10)
     assert code == 0, text
     slowest = max(float(seconds) for seconds in re.findall(r"MB in ([\d.]+) s, training paused", text))
-    assert slowest > 15 and weights(run) == weights(golden(*options))
+    assert slowest > 15 and weights(run) == weights(golden(*EVERY_4))
 
 
 def test_a_stuck_save_ends_the_run_with_its_stack(start, tmp_path: Path) -> None:
-    options = ("--save_steps", 4, "--per_device_train_batch_size", 4, "--hang_timeout", 10)
-    command = start(tmp_path / "run", *options, fault=("stuck_disk", 4, 0))
+    command = start(tmp_path / "run", *EVERY_4, "--hang_timeout", 10, fault=("stuck_disk", 4, 0))
     assert command.end() != 0
     assert "Timeout (0:00:10)!" in command.text() and "saving.py" in command.text()
+
+
+# Under ZeRO, the bit is flipped at step 4, where weights are compared. ZeRO would repair a weight flipped earlier,
+# because it gathers the weights again in every step.
+@pytest.mark.parametrize(("launcher", "at"), [(("launch", 2), 4), (("torchrun", 2), 3)], ids=["zero1", "ddp"])
+def test_a_flipped_bit_on_one_rank_ends_the_run_before_it_is_validated_or_saved(
+    train, fault, golden, launcher, at: int, tmp_path: Path
+) -> None:
+    """A flipped bit in one rank's weights ends the run before the weights are saved."""
+    run = tmp_path / "run"
+    code, text = fault("flipped_bit", at, run, *EVERY_2, rank=1, launcher=launcher)
+    assert code == 1 and re.search("step 4 .*rank 1 .*transformer.wte.weight", text)
+    assert {path.name for path in run.glob("checkpoint-*")} == {"checkpoint-2"}
+    assert status(run)["state"] == "failed" and max(step for step, kind, _ in losses(run) if kind == "eval_loss") == 0
+    train(run, *EVERY_2, launcher=launcher)
+    straight = golden(*EVERY_2, launcher=launcher)
+    assert weights(run) == weights(straight) and losses(run) == losses(straight)

@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from gpt2_repro.report.read import read_run
 from gpt2_repro.run_record.checkpoints import newest_complete
@@ -90,11 +88,10 @@ def test_torn_lines_of_the_metrics_do_not_stop_a_resume(train, golden, tmp_path:
     assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))
 
 
-def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_recipe: Path, tmp_path: Path) -> None:
+def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_data: Path, tmp_path: Path) -> None:
     """Without its data, a run does not start again. With the data back, it continues."""
-    data = Path(yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"])
     own = tmp_path / "data"
-    shutil.copytree(data, own)
+    shutil.copytree(tiny_data, own)
     longer = (*SAVES, "--max_steps", 800)
     options, run = (*longer, "--dataset_dir", own), tmp_path / "run"
     command = start(run, *options)
@@ -112,9 +109,9 @@ def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_recipe
     assert weights(run) == weights(golden(*longer))
 
 
-def test_truncated_rows_are_found_before_the_run_starts(start, tiny_recipe: Path, tmp_path: Path) -> None:
-    data, own = Path(yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"]), tmp_path / "data"
-    shutil.copytree(data, own)
+def test_truncated_rows_are_found_before_the_run_starts(start, tiny_data: Path, tmp_path: Path) -> None:
+    own = tmp_path / "data"
+    shutil.copytree(tiny_data, own)
     rows = max((own / "train").glob("*.arrow"), key=lambda path: path.stat().st_size)
     rows.write_bytes(rows.read_bytes()[:-100])
     command = start(tmp_path / "run", "--dataset_dir", own)
@@ -131,27 +128,20 @@ def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent,
     assert connections
 
 
-def test_a_run_continues_if_its_supervisor_is_killed(golden, tiny_recipe: Path, tmp_path: Path) -> None:
+def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Path) -> None:
     run, options = tmp_path / "run", (*SAVES, "--max_steps", 600)
-    words = ("train.py", tiny_recipe, "--output_dir", run, "--disable_tqdm", "true", *options)
-    command = [sys.executable, "-m", "gpt2_repro.supervise", "--", sys.executable, *map(str, words)]
-    with (tmp_path / "log").open("w", encoding="utf-8") as log:
-        supervisor = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + 90
-    while newest_complete(run)[0] is None:
-        assert time.monotonic() < deadline and supervisor.poll() is None, (tmp_path / "log").read_text(
-            encoding="utf-8"
-        )
-        time.sleep(0.05)
-    left = psutil.Process(supervisor.pid).children(recursive=True)
-    supervisor.kill()
-    supervisor.wait()
+    supervised = ("python", "-m", "gpt2_repro.supervise", "--", sys.executable)
+    command = start(run, *options, launcher=supervised)
+    command.wait_until(lambda: newest_complete(run)[0])
+    left = psutil.Process(command.process.pid).children(recursive=True)
+    command.process.kill()
+    command.end()
     # The run continues, and holds the lock of its directory until its end.
-    refused = subprocess.run(command[4:], capture_output=True, text=True, timeout=90)
-    assert refused.returncode == 2 and "in use" in refused.stderr, refused.stderr
+    refused = start(run, *options, log="refused.log")
+    assert refused.end() == 2 and "in use" in refused.text()
     _, alive = psutil.wait_procs(left, timeout=240)
     assert not alive and status(run)["state"] == "complete"
-    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
+    assert start(run, *options, launcher=supervised, log="finished.log").end() == 0
     assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))
 
 
@@ -168,3 +158,17 @@ def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path,
     assert status(run)["state"] == "complete"
     if launcher[0] == "python":
         assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))
+
+
+def test_a_service_that_dies_is_disabled_and_the_run_continues(start, golden, tmp_path: Path) -> None:
+    """If the wandb process is killed, the training disables wandb and completes."""
+    run = tmp_path / "run"
+    options = ("--max_steps", 400, "--eval_steps", 100)
+    command = start(run, *options, "--report_to", "wandb", WANDB_MODE="offline", HOME=str(tmp_path), warm=True)
+
+    command.wait_until(lambda: command.step() >= 5)
+    (core,) = (p for p in psutil.Process(command.process.pid).children(recursive=True) if "wandb-core" in p.name())
+    core.kill()
+    assert command.end() == 0, command.text()
+    assert "WandbCallback failed in on_log" in command.text() and "it is disabled from now on" in command.text()
+    assert losses(run) == losses(golden(*options))
