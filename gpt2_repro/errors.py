@@ -17,7 +17,7 @@ class Diverged(RunFailed):
 
 
 def in_a_line(error: object) -> str:
-    """Return an error's message on one line, or the name of its class if there is no message."""
+    """Return an error's message on one line, or the name of its class."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
