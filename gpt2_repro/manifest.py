@@ -74,6 +74,7 @@ class Manifest:
     files: dict[str, str]  # path: sha256 of every other file
     versions: dict[str, str]
     reference_losses: dict[str, float] | None = None  # missing in manifests of earlier versions
+    encoding: int | None = None  # `tokenization.ENCODING`, missing in manifests of earlier versions
 
     @property
     def form(self) -> RowForm:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # slow to import
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+ENCODING = 2  # version of the ids of a text. Before it, some added tokens had wrong ids.
 END_OF_TEXT = "<|endoftext|>"
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
 KEPT = ("model_max_length", "clean_up_tokenization_spaces", "chat_template")
@@ -73,6 +74,21 @@ def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
     # Saved truncation and padding would cut or pad documents. Dropout would give other ids on each call.
     settings = {"truncation": None, "padding": None, "post_processor": None}
     return description | settings | {"added_tokens": renamed, "model": model | {"dropout": None}}
+
+
+def had_other_ids(folder: Path) -> bool:
+    """Return whether versions before ENCODING gave a text other ids with this tokenizer.
+
+    They removed special tokens, which moved the ids of ordinary added tokens after them, and took spelled tokens that
+    only the configuration names for special ones.
+    """
+    description, config = read_files(folder)
+    added = description.get("added_tokens", [])
+    special = {token["content"] for token in added if token.get("special")}
+    vocabulary = description["model"]["vocab"]
+    entries = vocabulary.keys() if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+    named = set(roles_of(config).values()) & (entries | {token["content"] for token in added})
+    return any(not token.get("special") for token in added) or not named <= special
 
 
 def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str, Any]]:

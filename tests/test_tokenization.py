@@ -117,6 +117,11 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any], str]] = {
         {"tokenizer_class": "Qwen2Tokenizer", "eos_token": {"content": "<|im_end|>"}, "pad_token": END},
         "before",
     ),
+    "a line break that is special": (
+        lambda: byte_level(LEVEL, added=(END, AddedToken("|", special=True), AddedToken("é", special=True))),
+        {"tokenizer_class": "GPT2Tokenizer", "eos_token": END},
+        "before",
+    ),
     "lower case, no separator": (
         lambda: byte_level(LEVEL, normalizer=normalizers.Lowercase(), added=(END,)),
         {"tokenizer_class": "GPT2Tokenizer", "bos_token": END, "eos_token": END},
@@ -206,6 +211,63 @@ def test_one_tokenizer_gives_all_ids(kind: str, tmp_path: Path, type_warm, monke
     wanted = nats_per_token(run / "final", [final(text)["input_ids"] for text in texts], end)
     (score,) = scores.values()
     assert score["value"] == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_of_a_cut_document_is_the_text_of_its_rows(kind: str, tmp_path: Path, type_warm) -> None:
+    separator, data = KINDS[kind][2], tmp_path / "data"
+    text = " ".join(f"{number} {line} ½ ﬁ" for number in range(200) for line in LINES)
+    (tmp_path / "one.txt").write_text(text, encoding="utf-8")
+    words = (
+        "--data_files",
+        tmp_path / "one.txt",
+        "--tokenizer",
+        write(tmp_path / "tokenizer", kind),
+        "--dataset_dir",
+        data,
+    )
+    words += (
+        "--sequence_length",
+        8,
+        "--separator",
+        separator,
+        "--validation_tokens",
+        200,
+        "--validation_text",
+        "true",
+    )
+    done = type_warm("python", "prepare_data.py", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = (data / "text/validation.jsonl").read_text(encoding="utf-8").splitlines()
+    held_out = json.loads(line)["text"]
+    rows = [row["input_ids"].tolist() for row in PreparedData.read(data).rows("validation")]
+    stream = [*(number for row in rows for number in row[:-1]), rows[-1][-1]]
+    ids = encode(load_tokenizer(str(data / "tokenizer")), [held_out])[0]
+    expected = [*([stream[0]] if separator == "before" else []), *ids]
+    assert text.startswith(held_out) and stream[:-4] == expected[: len(stream) - 4]
+    assert abs(len(stream) - len(expected)) < 8
+
+
+def test_folders_with_ids_of_earlier_versions_are_refused(tmp_path: Path, type_warm) -> None:
+    (tmp_path / "one.txt").write_text("\n".join(LINES * 30), encoding="utf-8")
+    for kind, is_refused in (("neox", True), ("gpt2 with digits", False)):
+        tokenizer, data = write(tmp_path / kind.partition(" ")[0], kind), tmp_path / f"data {kind}"
+        words = (
+            "--data_files",
+            tmp_path / "one.txt",
+            "--tokenizer",
+            tokenizer,
+            "--dataset_dir",
+            data,
+            "--sequence_length",
+            8,
+        )
+        assert type_warm("python", "prepare_data.py", *words).returncode == 0
+        manifest = json.loads((data / "manifest.json").read_text(encoding="utf-8"))
+        assert manifest.pop("encoding") == 2
+        (data / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        again = type_warm("python", "prepare_data.py", *words)
+        assert (again.returncode == 2) == is_refused, again.stdout + again.stderr
 
 
 def test_without_a_separator_one_token_is_only_context(model_folder: Path) -> None:

@@ -200,8 +200,10 @@ class Encoder:
         if separator != "none" and self.end_of_text is None:
             raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
         self._description = without_special_tokens(description)
-        if all(token.get("special") for token in description.get("added_tokens", [])):
-            self._description["added_tokens"] = []  # they do not occur in text, and no other id depends on them
+        # Special tokens of several characters do not occur in text, and no other id depends on them.
+        if all(token.get("special") and len(token["content"]) > 1 for token in description.get("added_tokens", [])):
+            self._description["added_tokens"] = []
+        _warn_of_lost_characters(self._description, vocabulary)
         # fastokens is 20 to 100 times as fast as `tokenizers`.
         wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description, vocabulary)
         if engine == "fastokens" and not wanted:
@@ -239,6 +241,12 @@ class Encoder:
         places = ends - lengths if self.separator == "before" else ends
         return np.insert(ids, places[lengths > 0], self.end_of_text), lengths + (lengths > 0)
 
+    def cut(self, text: str, length: int) -> str:
+        """Return the beginning of a document that has `length` ids, including a separator before it."""
+        offsets = self._reference.encode(text, add_special_tokens=False).offsets
+        tokens = length - (self.end_of_text is not None and self.separator == "before")
+        return text[: offsets[tokens][0]] if tokens < len(offsets) else text
+
     def check(self, documents: list[str], source: str) -> None:
         """Raise UserError if fastokens encodes a document differently from `tokenizers`."""
         for text in (document[:50_000] for document in documents if self.engine != "tokenizers"):
@@ -247,7 +255,10 @@ class Encoder:
 
     def _plain(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         if self.engine == "fastokens":
-            content, ends = self._fast.encode_batch_flat(documents)
+            try:
+                content, ends = self._fast.encode_batch_flat(documents)
+            except ValueError as error:
+                raise UserError(f"The tokenizer cannot encode this text ({in_a_line(error)}).") from None
             offsets = np.frombuffer(ends, np.uint64).astype(np.int64)
             return np.frombuffer(content, np.uint32).astype(self.dtype), np.diff(offsets)
         try:
@@ -256,6 +267,16 @@ class Encoder:
             raise UserError(f"The tokenizer cannot encode this text ({error}). Pass another --tokenizer.") from None
         arrays = [np.array(document.ids, dtype=self.dtype) for document in encoded]
         return np.concatenate([np.empty(0, self.dtype), *arrays]), np.array([len(array) for array in arrays], int)
+
+
+def _warn_of_lost_characters(description: dict[str, Any], vocabulary: dict[str, int]) -> None:
+    """Log a warning if a byte-level BPE has no token for some bytes, so that `tokenizers` drops characters."""
+    from tokenizers import pre_tokenizers
+
+    if '"ByteLevel"' not in json.dumps(description.get("pre_tokenizer")) or description["model"].get("unk_token"):
+        return
+    if missing := set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.keys():
+        logger.warning("The tokenizer has no token for %d of 256 bytes. Characters with them are lost.", len(missing))
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:

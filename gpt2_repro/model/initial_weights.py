@@ -67,6 +67,6 @@ def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, nam
         source = load_tokenizer(checkpoint)
     except UserError:
         return  # the checkpoint has no tokenizer
-    # For a checkpoint without a tokenizer, transformers may create an almost empty one.
-    if len(source) >= len(tokenizer) and not is_same(source, tokenizer):
+    # For a checkpoint without a tokenizer, transformers may create one with special tokens only.
+    if source.get_vocab().keys() - set(source.all_special_tokens) and not is_same(source, tokenizer):
         raise UserError(f"{name} has a different tokenizer than the data. Prepare the data with --tokenizer {name}.")

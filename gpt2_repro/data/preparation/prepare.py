@@ -20,7 +20,7 @@ from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock
 from gpt2_repro.data.sources.base import Source, SourceFile
 from gpt2_repro.data.sources.local_files import LocalFile
 from gpt2_repro.data.sources.opening import SourceOpener, Sources
-from gpt2_repro.data.sources.token_files import read_header, separator_shown
+from gpt2_repro.data.sources.token_files import CHECKED_IDS, read_header, separator_shown
 from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, remove_folder, write_whole
@@ -239,6 +239,8 @@ def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: En
         ]
         if paths and encoder.end_of_text is not None:
             first, last = read_header(paths[0]), read_header(paths[-1])
+            if not (first.ids()[:CHECKED_IDS] == encoder.end_of_text).any():
+                logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", first.name)
             if (shown := separator_shown(first, last, encoder.end_of_text)) not in (None, args.separator):
                 raise UserError(f"{paths[0]} has end-of-text ids {shown} each document. Pass --separator {shown}.")
 

@@ -26,6 +26,7 @@ from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of, sync, sync_folder, write_whole
 from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, ReadCounts, Shard, SplitCounts
+from gpt2_repro.tokenization import ENCODING
 
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def write_folder(
         if group.remark:
             logger.info(group.remark)
     if args.validation_text:
-        _write_validation_text(folder / "text", groups, tokenizer / "tokenizer.json")
+        _write_validation_text(folder / "text", groups, encoder)
     (folder / SPLITS).write_text(json.dumps({"splits": sorted(counts)}), encoding="utf-8")  # for load_from_disk
     (folder / "tokenizer").mkdir()
     for path in tokenizer.iterdir():  # copytree would hide a full disk in shutil.Error
@@ -99,6 +100,7 @@ def write_folder(
         files={str(path.relative_to(folder)): sha256_of(path) for path in sorted(others)},
         versions={name: version(name) for name in sorted({*PACKAGES, encoder.engine})},
         reference_losses=losses,
+        encoding=ENCODING,
     )
     # Written last: the manifest marks the folder as complete.
     write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
@@ -139,26 +141,21 @@ def _write_split(
     return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=sources), shards
 
 
-def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Path) -> None:
+def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encoder) -> None:
     """Write the documents of the split `validation` to validation.jsonl."""
-    from tokenizers import Tokenizer
-
     folder.mkdir()
-    decode = Tokenizer.from_file(str(tokenizer)).decode
     group = next(group for group in groups if "validation" in group.splits)
     # Keep the texts of one part per stream in memory: the part that is being read.
     texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
         for span in group.spans():
             if span.split == "validation":
-                part, number, place = group.streams[span.stream][span.part], span.first_document, span.first_token
-                lengths = part.lengths()
-                for length in span.lengths.tolist():
+                lengths = group.streams[span.stream][span.part].lengths()
+                for number, length in enumerate(span.lengths.tolist(), start=span.first_document):
                     text = texts_of(span.stream, span.part)[number]
-                    if length != lengths[number]:  # the document is cut
-                        text = decode(part.ids()[place : place + length].tolist())
+                    if length != lengths[number]:  # only the beginning of the document is held out
+                        text = encoder.cut(text, length)
                     out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-                    number, place = number + 1, place + length
 
 
 def _read(

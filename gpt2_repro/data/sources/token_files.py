@@ -39,6 +39,8 @@ class TokenPart(Part):
 
         Only the ids at the start of the file are checked.
         """
+        if vocab_size > 2**16:
+            raise UserError(f"{self.name} has ids of 16 bits, but the tokenizer has {vocab_size:,} ids.")
         ids = self.ids()[:CHECKED_IDS]
         if len(ids) < ENOUGH:
             return

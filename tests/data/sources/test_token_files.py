@@ -64,7 +64,7 @@ CHARACTERS = np.random.default_rng(0).integers(0, 65, 5000)  # ids like those of
     ("content", "vocab_size", "named"),
     [
         *((CHARACTERS.astype(kind).tobytes(), 65, "more than 16 bits") for kind in ("<i4", "<i8", ">i4", "<u4")),
-        ((CHARACTERS * 1900).astype("<u4").tobytes(), 128_256, "more than 16 bits"),
+        ((CHARACTERS * 1900).astype("<u4").tobytes(), 128_256, "16 bits"),
         (CHARACTERS.astype("u1").tobytes(), 50_257, "8 bits"),
         (CHARACTERS.astype("<u2").tobytes(), 50_257, "below 65,"),
         (CHARACTERS.astype("<u2").tobytes(), 65, None),
