@@ -123,10 +123,7 @@ def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | Non
 
 
 def compared(step: int, loss: float) -> str:
-    """Return log text such as `llm.c 4.315–4.345 ✓`.
-
-    The result is "" if no range was published for the step.
-    """
+    """Return log text such as `llm.c 4.315–4.345 ✓`, or "" without a published range."""
     found, limits = verdict(step, loss), band(step)
     if limits is None:
         return ""
@@ -134,10 +131,7 @@ def compared(step: int, loss: float) -> str:
 
 
 def explained(step: int, loss: float) -> str:
-    """Return sentences that compare a validation loss with the published range.
-
-    The result is "" for a step without a published range.
-    """
+    """Return how a validation loss compares with the published range, or "" without one."""
     found = verdict(step, loss)  # None for a step without a published range
     ends = {"inside": f". The setup trains like {NAME}'s runs.", "above": f". {ABOVE}", "below": f". {BELOW}"}
     return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}{ends[found]}" if found else ""

@@ -116,10 +116,7 @@ def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_
 
 
 def _bootstrap(aggregation: str, *models: Values) -> Any:
-    """Bootstrap a model's score, or the difference between two models' scores.
-
-    In each resample, all models are scored on the same documents.
-    """
+    """Bootstrap a score, or the difference of two models on the same resampled documents."""
     from scipy import stats
 
     arrays = [array for values in models for array in _columns(values)]
