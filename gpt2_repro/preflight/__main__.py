@@ -39,10 +39,7 @@ PROG = "python -m gpt2_repro.preflight"
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
     "n": {"type": positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {
-        "type": positive_number,
-        "help": "Measured speed of all GPUs together. (default: estimated from published speeds)",
-    },
+    "tokens_per_second": {"type": positive_number, "help": "Measured speed of all GPUs. (default: published speeds)"},
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
     "volume_gb": {"type": positive_number, "help": "Rented size of the network volume with the data, in GB."},
@@ -136,16 +133,14 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
     options, training, data = recipe.options, recipe.training, recipe.data
     rules = {"use_cpu": training.use_cpu, "accept_any_hardware": training.accept_any_hardware}
     rows, compiles = training.per_device_train_batch_size, training.torch_compile
-    needs = [
-        environment.Need("data", Path(data.dataset_dir), work.missing_bytes),
-        environment.Need("the run", Path(training.output_dir or "runs"), work.run_bytes),
-    ]
-    findings = [
-        *machine.check_devices(data, recipe.model, rows=rows, bf16=training.bf16, torch_compile=compiles, rules=rules),
-        *environment.check_limits(),
-        machine.check_data(data, typed=recipe.typed, recipe=recipe.path),
-        *environment.check_room(needs, volume_bytes=int(options.volume_gb * 1e9) if options.volume_gb else None),
-    ]
+    needs = [environment.Need("data", Path(data.dataset_dir), work.missing_bytes)]
+    needs.append(environment.Need("the run", Path(training.output_dir or "runs"), work.run_bytes))
+    volume_bytes = int(options.volume_gb * 1e9) if options.volume_gb else None
+    findings = machine.check_devices(
+        data, recipe.model, rows=rows, bf16=training.bf16, torch_compile=compiles, rules=rules
+    )
+    findings += [*environment.check_limits(), machine.check_data(data, typed=recipe.typed, recipe=recipe.path)]
+    findings += environment.check_room(needs, volume_bytes=volume_bytes)
     if options.dist:
         findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
     return findings

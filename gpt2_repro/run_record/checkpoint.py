@@ -83,10 +83,7 @@ def suggest_run(path: Path) -> str:
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return the complete checkpoints of a run directory by step, `final/` last.
-
-    Raises UserError if there are none.
-    """
+    """Return a run's complete checkpoints by step, `final/` last, or raise UserError."""
     run = Path(name)
     folders = [path for path in reversed(checkpoints(run)) if (path / CHECKPOINT_MANIFEST).is_file()]
     folders += [path for path in [run / FINAL] if path.is_dir()]
