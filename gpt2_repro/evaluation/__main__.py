@@ -10,7 +10,6 @@ bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_per
 """
 
 import dataclasses
-import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
     if name == UNTRAINED:
         first = models[0].checkpoint
         checkpoint = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record=TrainingRecord())
-        models.append(open_model(checkpoint, functools.partial(_load_untrained, first.source)))
+        models.append(open_model(checkpoint, lambda: _load_untrained(first.source)))
         logger.info("The baseline is an untrained copy of %s, with random weights.", first.name)
         return models[-1].column
     checkpoint = resolve_checkpoint(name)

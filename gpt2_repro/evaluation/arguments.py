@@ -29,9 +29,7 @@ class EvaluationArguments:
         default="openai-community/gpt2",
         help="Model to compare with: Hub id, folder, untrained (the same model with random weights) or none.",
     )
-    max_length: int = HfArg(
-        default=1024, help="Window in tokens. The default is reduced if a model was trained on shorter rows."
-    )
+    max_length: int = HfArg(default=1024, help="Window in tokens. By default at most the length of the training rows.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

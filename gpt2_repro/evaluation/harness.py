@@ -33,13 +33,12 @@ from gpt2_repro.evaluation.scores import (
 )
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS, task_index, write_task_files
 from gpt2_repro.files import from_json, read_object, to_json, write_whole
-from gpt2_repro.launchers import LAUNCHERS
+from gpt2_repro.launchers import LAUNCHERS, ROOT
 from gpt2_repro.tokenization import encode, load, start_id
 
 
 logger = logging.getLogger(__name__)
 
-ROOT = Path(__file__).parents[2]
 ANSWER = "answer.pickle"
 NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")

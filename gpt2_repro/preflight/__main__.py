@@ -20,7 +20,7 @@ from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
 from gpt2_repro.hardware import Accelerator, find_accelerator
-from gpt2_repro.launchers import forget_variables, recommended_launcher
+from gpt2_repro.launchers import ROOT, forget_variables, recommended_launcher
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.preflight import cost, environment, memory
 from gpt2_repro.text import Finding
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpt2_repro.preflight")
 Plans = dict[int, BatchPlan | UserError]  # see `sizing.plans_of`
-REPOSITORY = Path(__file__).parents[2]
 DIST_SECONDS = 30.0
 CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 PROG = "python -m gpt2_repro.preflight"
@@ -50,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def main(argv: list[str]) -> None:
     """Print the results of all checks, and the estimated time and cost of the run."""
     forget_variables()
-    packages = environment.check_python(REPOSITORY / "requirements.txt")
+    packages = environment.check_python(ROOT / "requirements.txt")
     if any(finding.words.startswith("is not installed") for finding in packages):
         print("\n".join(map(str, packages)))
         sys.exit(1)
@@ -172,7 +171,7 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
             options = fixed | {"output_dir": run, "tokens_per_step": tokens}
             words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
             launcher = recommended_launcher().command(gpus)
-            return memory.fits_in_memory([*launcher, str(REPOSITORY / "train.py"), str(path), *words], trial)
+            return memory.fits_in_memory([*launcher, str(ROOT / "train.py"), str(path), *words], trial)
 
         trials = memory.trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing)
         try:

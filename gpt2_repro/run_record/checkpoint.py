@@ -78,7 +78,6 @@ def suggest_run(path: Path) -> str:
     """Return a sentence that names the run or checkpoint with the nearest name."""
     runs = [*path.parent.glob("*"), *Path("runs").glob("*")]
     near = nearest(str(path), [str(near) for near in runs if is_run(near) or is_run(near.parent)])
-    near = near or nearest(path.name, [run.name for run in Path("runs").glob("*") if is_run(run)])
     return f"Did you mean {near}?" if near else ""
 
 
