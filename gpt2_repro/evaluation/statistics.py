@@ -21,10 +21,7 @@ Values = NDArray[np.float64]  # [documents], or [documents, 2] with weights
 
 
 def aggregate(aggregation: str, values: Values) -> float:
-    """Combine the values of all documents into one score, as lm-eval does.
-
-    `values` has shape [documents], or [documents, 2] if each value has a weight.
-    """
+    """Combine values [documents] or [documents, 2] (with weights) as lm-eval does."""
     return float(_aggregate(aggregation, *_columns(values)))
 
 

@@ -115,11 +115,7 @@ def _can_be_scored(column: str, value: Any) -> bool:
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
-    """Return a run's prepared folder if a task needs documents from this folder.
-
-    The result is None if no task needs documents, or if the folder has no documents. Raises UserError if the folder
-    was prepared again after the training.
-    """
+    """Return the run's prepared folder if a task needs its documents and it has them."""
     folder = RunRecord(run).data_folder("--local_data") if run and OWN_TASKS.keys() & set(tasks) else None
     return folder if folder and any((folder / file).is_file() for file in DOCUMENT_FILES) else None
 
@@ -193,10 +189,7 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 
 def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
-    """Return the rows of a task's data file with the task's columns, or raise UserError.
-
-    The rows of a task of OWN_TASKS are made from the documents in the file.
-    """
+    """Return a task's rows from a data file or documents, or raise UserError."""
     task, rows = LOCAL_TASKS[name], []
     if name in OWN_TASKS:
         documents = read_documents(source)
@@ -223,10 +216,7 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def read_documents(path: Path, column: str = "text") -> list[str]:
-    """Return the documents in the key `column` of a JSON Lines file, or raise UserError.
-
-    Blank documents are omitted.
-    """
+    """Return the non-blank documents of a JSON Lines file, or raise UserError."""
     documents = []
     for number, row in read_json_lines(path):
         if not isinstance(row, dict) or not isinstance(row.get(column), str):
@@ -256,10 +246,7 @@ def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[st
 
 
 def passages_of(document: str) -> Iterator[str]:
-    """Yield passages of 40 to 60 words from a document.
-
-    The last word of a passage also occurs earlier in the passage.
-    """
+    """Yield passages of 40 to 60 words whose last word also occurs earlier."""
     words = document.split()
     start = 0
     while start + SHORTEST <= len(words):
