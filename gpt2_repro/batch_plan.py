@@ -42,10 +42,7 @@ class BatchPlan:
 
     @property
     def rows_per_step(self) -> int:
-        """Number of rows per optimizer step.
-
-        If `by_length` is true, steps have different numbers of rows, and the result is the smallest possible number.
-        """
+        """Number of rows per optimizer step. If `by_length`, the smallest possible number."""
         return self.tokens_per_step // self.sequence_length
 
     @property
@@ -67,11 +64,7 @@ class BatchPlan:
 def plan_batches(
     tokens_per_step: int, sequence_length: int, *, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Compute the gradient accumulation steps, and return the batch plan.
-
-    Raises UserError if `tokens_per_step` is not a multiple of
-    `micro_batch_size` * `sequence_length` * `num_processes`.
-    """
+    """Return the batch plan, or raise UserError if the step does not divide."""
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
     if rest or not accumulation:
@@ -87,11 +80,7 @@ def plan_batches(
 
 
 def rows_per_pass(rows: float, processes: int) -> int:
-    """Return the micro-batch size for a number of rows per step, for any memory.
-
-    Args:
-        rows: the rows per step of all processes together.
-    """
+    """Return the micro-batch size for the rows per step of all processes, for any memory."""
     return power_of_two(min(rows / processes, MOST_ROWS_PER_PASS))
 
 
@@ -124,12 +113,7 @@ def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest:
 def plan_by_length(
     tokens_per_step: int, *, longest: int, shortest: int, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Return the batch plan for forward passes on rows of similar length.
-
-    A row has `shortest` to `longest` targets.
-
-    Raises UserError if a step could have fewer rows than forward passes.
-    """
+    """Return the batch plan for rows of `shortest` to `longest` targets, or raise UserError."""
 
     passes = passes_by_length(tokens_per_step, rows=micro_batch_size, longest=longest, shortest=shortest)
     accumulation = -(-passes // num_processes)

@@ -83,10 +83,8 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML text, which is a valid recipe."""
-        shown = {
-            name: {key: value for key, value in values_of(section).items() if value is not None}
-            for name, section in self.sections.items()
-        }
+        sections = {name: values_of(section) for name, section in self.sections.items()}
+        shown = {name: {k: v for k, v in values.items() if v is not None} for name, values in sections.items()}
         plain = json.loads(json.dumps(shown))  # YAML does not support TokenCount and JsonObject
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=119)
         return f"# Resolved from {self.path}\n{text}"

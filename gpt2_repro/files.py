@@ -80,11 +80,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return a value as JSON, with null for each number that is not finite.
-
-    Args:
-        options: arguments of json.dumps.
-    """
+    """Return a value as JSON, with null for each number that is not finite."""
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:
@@ -189,11 +185,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def remove_folder(folder: Path, marker: str) -> None:
-    """Delete a folder. The file named `marker` in the folder is deleted last.
-
-    If the deletion is interrupted, the marker still shows that this project created the folder. The rest of the folder
-    can then be deleted later.
-    """
+    """Delete a folder, the file `marker` last, so that a rest is still recognized as ours."""
     for path in list(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -204,10 +196,7 @@ def remove_folder(folder: Path, marker: str) -> None:
 
 
 def readable(folder: Path) -> None:
-    """Give the .safetensors files in a folder the default permissions of new files.
-
-    The safetensors library creates files that other users cannot read.
-    """
+    """Give .safetensors files default permissions. The library makes them private."""
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.glob("*.safetensors"):

@@ -62,10 +62,7 @@ def peak_flops(name: str) -> float | None:
 
 
 def is_named(part: str, name: str) -> bool:
-    """Return whether the GPU name `name` contains the product name `part` ("A100").
-
-    The result is False for MIG slices and for variants such as laptop GPUs.
-    """
+    """Return whether a GPU name contains `part` ("A100"). False for MIG and variants."""
     if any(word in name for word in ("MIG", "Laptop", "4090 D", "5090 D", "GH200", "GB200")):
         return False
     return re.search(rf"\b{re.escape(part)}\b", name, re.IGNORECASE) is not None
@@ -221,10 +218,7 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
 
 
 def nvidia_driver() -> str | None:
-    """Return the version of the NVIDIA driver, or None without an NVIDIA device.
-
-    The version is "unknown" if nvidia-smi is missing or fails.
-    """
+    """Return the NVIDIA driver's version (or "unknown"), or None without a device."""
     command = shutil.which("nvidia-smi")
     if command:
         query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -19,10 +19,7 @@ VARIABLES = re.compile(
 
 
 class CheckpointForm(NamedTuple):
-    """A checkpoint format, recognized by the name of a file in the checkpoint.
-
-    `file` is the name without extension. `file` is "" for runs that use neither DeepSpeed nor FSDP2.
-    """
+    """A checkpoint format. `file`: a file name without extension, or "" without an engine."""
 
     words: str
     file: str
@@ -80,10 +77,7 @@ def recommended_launcher() -> Launcher:
 
 
 def check_variables() -> None:
-    """Raise UserError if a launcher's variables are set but no launcher is running.
-
-    RANK and ACCELERATE_USE_DEEPSPEED are examples of these environment variables.
-    """
+    """Raise UserError if a launcher's variables are set but no launcher is running."""
     stale = []
     # torchrun and accelerate set TORCHELASTIC_RUN_ID. Without them, a process would wait for the others forever.
     alone = "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
@@ -131,10 +125,6 @@ def launcher_text() -> str:
 
 
 def launcher_of_checkpoint(files: Collection[str]) -> Launcher:
-    """Return a launcher that can resume a checkpoint with these files.
-
-    The result is the first such launcher in LAUNCHERS. For checkpoints of runs with neither DeepSpeed nor FSDP2, the
-    result is ddp.
-    """
+    """Return the first launcher that can resume a checkpoint with these files, or ddp."""
     stems = {Path(file).stem for file in files}
     return next((each for each in LAUNCHERS.values() if each.form.file in stems), LAUNCHERS["ddp"])

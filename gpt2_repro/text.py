@@ -50,10 +50,7 @@ class Finding(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A table cell.
-
-    `kind` is "" for plain text, "number" for a score, and "better", "worse" or "even" for a difference.
-    """
+    """A table cell. `kind`: "", "number", or "better", "worse" or "even"."""
 
     text: str
     kind: str = ""

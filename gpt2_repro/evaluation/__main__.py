@@ -10,24 +10,17 @@ bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_per
 """
 
 import dataclasses
-import functools
 import logging
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.evaluation.harness import check_offline_data, choose_device, score_models
-from gpt2_repro.evaluation.models import LoadedModel, check_length, common_window, open_model
-from gpt2_repro.evaluation.output import (
-    check_output,
-    comparison_markdown,
-    default_output_dir,
-    run_metadata,
-    write_results,
-)
+from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
 from gpt2_repro.evaluation.references import SCORES
 from gpt2_repro.evaluation.scores import EvaluationSettings, compare, published_baseline
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, own_documents, with_completion
@@ -53,7 +46,6 @@ def main(argv: list[str]) -> None:
     run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
     tasks = with_completion(arguments.tasks)
-    check_length(checkpoints, options.max_length)
     folder = options.local_data or own_documents(run, tasks)
     local = find_local_files(folder, tasks) if folder else {}
     check_tasks(tasks, local)
@@ -66,17 +58,17 @@ def main(argv: list[str]) -> None:
     window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
     batch_size = options.batch_size or (4 if device == "cpu" else 32)
     settings = EvaluationSettings(window, batch_size, SEED, device, options.limit)
-    output = options.output_dir or default_output_dir(checkpoints[0], smoke_test=options.limit is not None)
-    check_output(output)
+    output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=options.limit is not None)
+    output.check_output(output_dir)
 
-    scored = score_models(models, tasks, local, settings, output / "lm_eval", cached=not options.no_cache)
+    scored = score_models(models, tasks, local, settings, output_dir / "lm_eval", cached=not options.no_cache)
     if not baseline and (published := published_baseline(arguments.baseline, window, scored[0][1])):
         baseline = published[0]
         scored.append(published)
-    comparison = compare(scored, baseline, settings, run_metadata("bash evaluate.sh", argv))
-    table = comparison_markdown(comparison)
+    comparison = compare(scored, baseline, settings, output.run_metadata("bash evaluate.sh", argv))
+    table = output.comparison_markdown(comparison)
     print(f"\n{table}")  # first, because the scores took hours and the disk may be full
-    print(write_results(output, "comparison", comparison.to_json(), table))
+    print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
     for line in comparison.warnings:
         logger.error(line)
 
@@ -92,7 +84,7 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
     if name == UNTRAINED:
         first = models[0].checkpoint
         checkpoint = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record=TrainingRecord())
-        models.append(open_model(checkpoint, functools.partial(_load_untrained, first.source)))
+        models.append(open_model(checkpoint, lambda: _load_untrained(first.source)))
         logger.info("The baseline is an untrained copy of %s, with random weights.", first.name)
         return models[-1].column
     checkpoint = resolve_checkpoint(name)

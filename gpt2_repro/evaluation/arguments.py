@@ -29,9 +29,7 @@ class EvaluationArguments:
         default="openai-community/gpt2",
         help="Model to compare with: Hub id, folder, untrained (the same model with random weights) or none.",
     )
-    max_length: int = HfArg(
-        default=1024, help="Window in tokens. The default is reduced if a model was trained on shorter rows."
-    )
+    max_length: int = HfArg(default=1024, help="Window in tokens. By default at most the length of the training rows.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,12 +40,7 @@ class EvaluationRecipe(Recipe):
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
-    """Return the parsed command line of evaluate.sh.
-
-    Options for fields of EvaluationArguments are None if the user did not pass them.
-
-    Raises UserError for unknown options and invalid values.
-    """
+    """Return the command line of evaluate.sh. Recipe fields that were not passed are None."""
     usage = "%(prog)s CHECKPOINT... [--key value ...]"
     parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
     models = "A run directory (final/ is scored), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
@@ -57,27 +50,19 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     for field in dataclasses.fields(EvaluationArguments):
         default = getattr(EvaluationArguments(), field.name)
         shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
-        kind, text = (
-            positive_count if isinstance(default, int) else str,
-            f"{field.metadata['help']} (default: {shown})",
-        )
+        kind = positive_count if isinstance(default, int) else str
+        text = f"{field.metadata['help']} (default: {shown})"
         recipe.add_argument(f"--{field.name}", type=kind, nargs=nargs, help=text)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")
-    parser.add_argument(
-        "--limit", type=positive_count, metavar="N", help="Smoke test: score only N documents per task."
-    )
-    parser.add_argument(
-        "--output_dir",
-        type=Path,
-        metavar="DIR",
-        help="Folder for the results. Default: RUN/evaluation for a run that can be written, otherwise evaluations/MODEL.",
-    )
+    limit = "Smoke test: score only N documents per task."
+    parser.add_argument("--limit", type=positive_count, metavar="N", help=limit)
+    results = "Folder for the results. Default: RUN/evaluation if it can be written, otherwise evaluations/MODEL."
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help=results)
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
-    parser.add_argument(
-        "--batch_size", type=positive_count, metavar="N", help="Rows per forward pass. Default: 32 on GPU, 4 on CPU."
-    )
+    rows = "Rows per forward pass. Default: 32 on GPU, 4 on CPU."
+    parser.add_argument("--batch_size", type=positive_count, metavar="N", help=rows)
     options = parser.parse(argv)
     if not options.checkpoints:
         raise UserError("No checkpoint was passed. Pass at least one, for example: bash evaluate.sh runs/gpt2_124m")

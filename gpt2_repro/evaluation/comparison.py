@@ -74,10 +74,7 @@ class ComparedModel:
 
 @dataclasses.dataclass(frozen=True)
 class TaskDetails:
-    """A task's version, data source and number of documents.
-
-    The number is None for a task that combines other tasks.
-    """
+    """A task's version, data source and number of documents (None for a group of tasks)."""
 
     version: Any
     documents: int | None
@@ -86,10 +83,7 @@ class TaskDetails:
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One metric of one task: each model's value and difference from the baseline.
-
-    The keys of `values` and `difference` are model names.
-    """
+    """One metric of one task. The keys of `values` and `difference` are model names."""
 
     task: str
     metric: str

@@ -14,11 +14,13 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.tasks import cut_passages, evenly, read_documents
 from gpt2_repro.hardware import check_hub
-from gpt2_repro.tokenization import encode, start_id
+from gpt2_repro.tokenization import encode, is_same, start_id
 
 
 Ids = NDArray[np.integer[Any]]
+Counts = NDArray[np.int64]  # occurrences of each token id [vocabulary]
 Losses = list[NDArray[np.float32]]  # for each row: the losses of all ids but the first, in nats
+COUNTED_TOKENS = 10_000_000  # training tokens that are counted for the token frequencies
 EDGE_TOKENS = 64  # ids at the start and at the end of a document
 MAX_EDGES = 500  # documents per domain
 MAX_PASSAGES = 1000  # per domain
@@ -101,11 +103,35 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
     return Domain(name, documents, documents, ends)
 
 
-def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
-    """Return the packed rows of a prepared folder as a domain (texts of one kind).
+def check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
+    """Raise UserError if two tokenizers differ. `option` passed the first one."""
+    if not is_same(tokenizer, expected):
+        fix = "Pass a model or data with this tokenizer, or run bash evaluate.sh, which compares bits per byte."
+        raise UserError(f"{option} does not have the tokenizer of RUN, so losses per token cannot be compared. {fix}")
 
-    `separator` is the id between documents.
-    """
+
+def read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domain], Counts]:
+    """Return the validation rows of a prepared folder, and the count of each id in its training rows."""
+    from gpt2_repro.data.prepared import PreparedData
+
+    data = PreparedData.read(folder)
+    check_vocabulary(data.tokenizer, tokenizer, f"--dataset_dir {folder}")
+    separator = None if data.manifest.form.separator == "none" else tokenizer.eos_token_id
+
+    def spread(rows: Any, tokens: int) -> list[Ids]:
+        count = -(-len(rows) * tokens // max(1, int((rows.lengths() - 1).sum())))
+        return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
+
+    domains = [
+        domain_of_rows(f"validation {name or 'text'}", spread(rows, tokens), tokenizer, separator=separator)
+        for name, rows in data.validation().items()
+    ]
+    ids = np.concatenate(spread(data.rows("train"), COUNTED_TOKENS))
+    return domains, np.bincount(ids, minlength=len(tokenizer))
+
+
+def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
+    """Return packed rows as a domain. `separator` is the id between documents."""
     pieces, starts, ends = [], [], []
     for row in rows:
         edges = [0, *np.flatnonzero(row == separator), len(row)]
@@ -156,20 +182,14 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
 
 
 def split_passage(text: str) -> tuple[str, str, str] | None:
-    """Split a text before its last sentence and before its last word.
-
-    Return None if the text has only one sentence, or if the last sentence has only one word.
-    """
+    """Split a text before its last sentence and its last word, or return None."""
     context, _, word = text.strip().rpartition(" ")
     end = max((match.end() for match in SENTENCE_END.finditer(context)), default=0)
     return (context[:end], context[end:], word) if end and context[end:].strip() else None
 
 
 def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[Ids, int]:
-    """Return the ids of context and word together, and the number of ids of the word.
-
-    Only the last `window` + 1 ids are returned.
-    """
+    """Return the last `window` + 1 ids of context and word, and how many belong to the word."""
     # As in lm-evaluation-harness, context and word are encoded together, and the length of the context is subtracted.
     ids, before = encode(tokenizer, [f"{context} {word}", context])
     targets = len(ids) - len(before)

@@ -69,10 +69,7 @@ def loss_tables(
 
 
 def join(rows: Sequence[Row], losses: Sequence[Losses]) -> Any:
-    """Return a record array: the losses of both models on each target (id to predict).
-
-    The field `position` is the position of the input id before the target.
-    """
+    """Return a record array: position of the input id, and both models' loss, per target."""
     sizes = [len(row.ids) - 1 for row in rows]
     fields = {name: np.repeat([getattr(row, name) for row in rows], sizes) for name in ("part", "domain", "document")}
     fields["row"] = np.repeat(np.arange(len(rows)), sizes)
@@ -88,10 +85,7 @@ def records(**arrays: NDArray[Any]) -> Any:
 
 
 def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bucket]:
-    """Return one bucket for each group that has targets.
-
-    `group` has an index into `labels` for each target.
-    """
+    """Return a bucket for each group with targets. `group` indexes `labels`."""
     rows = []
     for number, label in enumerate(labels):
         chosen = targets[group == number]
@@ -103,19 +97,13 @@ def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bu
 
 
 def by_place(targets: Any, place: NDArray[np.int64], edges: Sequence[int]) -> list[Bucket]:
-    """Return one bucket for each range of positions.
-
-    `edges` are the first position of each range, and the end of the last range.
-    """
+    """Return a bucket per range of positions. `edges`: first positions, and the end."""
     labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
     return buckets(targets, np.searchsorted(edges, place, side="right") - 1, labels)
 
 
 def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
-    """Return one bucket for each range of token frequencies.
-
-    `counts` of shape [vocabulary] has the occurrences of each id in a text.
-    """
+    """Return a bucket per range of frequencies. `counts`: occurrences of each id."""
     per_million = counts[targets.token] * 1e6 / counts.sum()
     between = [f"{low:,} to {high:,}" for high, low in itertools.pairwise(PER_MILLION)]
     group = len(PER_MILLION) - np.searchsorted(PER_MILLION[::-1], per_million, side="right")
@@ -163,10 +151,7 @@ def last_words(rows: Sequence[Row], losses: Sequence[Losses], names: Sequence[st
 
 
 def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[Estimate, int]:
-    """Return the mean of clustered values with standard error, and the cluster count.
-
-    Values of the same cluster may depend on each other.
-    """
+    """Return the mean of clustered values with standard error, and the cluster count."""
     _, cluster = np.unique(cluster, return_inverse=True)
     mean, counts = values.mean(), np.bincount(cluster)
     if len(counts) < 2:

@@ -25,28 +25,28 @@ from gpt2_repro.evaluation.output import file_name
 from gpt2_repro.evaluation.scores import (
     COMPLETION,
     EvaluationSettings,
+    Job,
+    Metric,
     ScoredModel,
-    TaskScores,
     completion_scores,
     read_scores,
 )
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS, task_index, write_task_files
 from gpt2_repro.files import from_json, read_object, to_json, write_whole
-from gpt2_repro.launchers import LAUNCHERS
+from gpt2_repro.launchers import LAUNCHERS, ROOT
 from gpt2_repro.tokenization import encode, load, start_id
 
 
 logger = logging.getLogger(__name__)
 
-ROOT = Path(__file__).parents[2]
 ANSWER = "answer.pickle"
 NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 CACHE = Path(".cache/evaluation")
-READING = 2  # increase it if the same model gets other scores from the same samples or texts
+READING = 3  # increase it if the same model gets other scores from the same samples or texts
 POSITIONS = 4096  # of a forward pass of HellaSwag, with padding; logits of GPT-2's vocabulary take 0.8 GB
 # The harness's results of a task, and the scores that were read from the results and samples.
-Results = tuple[dict[str, Any], list[TaskScores]]
+Results = tuple[dict[str, Any], list[Metric]]
 
 
 def choose_device(name: str | None) -> str:
@@ -83,32 +83,32 @@ def score_models(
     scored = []
     # Task files are temporary, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
-        task_folder = Path(scratch, "tasks")
-        definitions = write_task_files(local, task_folder, tasks)
+        definitions = write_task_files(local, folder := Path(scratch, "tasks"), tasks)
         for model in models:
-            scores: list[TaskScores] = []
-            loaded: tuple[Any, Any] | None = None
-            revision = model.column.revision
+            scores: list[Metric] = []
+            load, revision = functools.cache(model.load), str(model.column.revision)
             for task in tasks:
-                path, key, answer = _cached(settings, revision, task, definitions.get(task, "stock"))
-                answer = answer if cached else None
-                action = "reusing the cached scores of" if answer else f"scoring on {settings.device}:"
-                logger.info("%s: %s model %r", task, action, model.name)
-                if answer is None:
-                    loaded = loaded or model.load()
+                job = Job(task, settings, folder)
+                path, key = _cache_entry(job, revision, definitions.get(task, "stock"))
+                stored = read_object(path) if cached else {}
+                if stored.get("key") == key:
+                    logger.info("%s: reusing the cached scores of model %r", task, model.name)
+                    results, measured = stored["results"], from_json(list[Metric], stored["scores"])
+                else:
+                    logger.info("%s: scoring on %s: model %r", task, settings.device, model.name)
                     try:
-                        answer = _score_task(*loaded, task, settings, task_folder, Path(scratch, str(revision)))
+                        results, measured = _score_task(*load(), job, Path(scratch, revision))
                     except OverflowError:
                         why = f"The perplexity of {model.name} on {task} is too large to compute: the model has diverged."
                         raise RunFailed(f"{why} Score the other models without it.") from None
-                    stored = {"key": key, "results": answer[0], "scores": list(map(dataclasses.asdict, answer[1]))}
+                    stored = {"key": key, "results": results, "scores": list(map(dataclasses.asdict, measured))}
                     if cached:
                         _write(path, json.dumps(stored))
-                if answer[0]:
-                    _write(output / file_name(model.name) / f"{task}.json", to_json(answer[0], indent=2) + "\n")
+                if results:
+                    _write(output / file_name(model.name) / f"{task}.json", to_json(results, indent=2) + "\n")
                 # The harness reads a copy of the local file. The comparison names the original file.
                 source = str(local[task]) if task in local else None
-                scores += [dataclasses.replace(one, data=source or one.data) for one in answer[1]]
+                scores += [dataclasses.replace(one, data=source or one.data) for one in measured]
             scored.append((model.column, scores))
     return scored
 
@@ -121,94 +121,62 @@ def _write(path: Path, text: str) -> None:
         logger.warning("Could not write %s (%s).", path, error.strerror)
 
 
-def _cached(
-    settings: EvaluationSettings, revision: str | None, task: str, definition: str
-) -> tuple[Path, dict[str, Any], Results | None]:
-    """Return the cache file of a task's scores, its key, and the stored scores.
-
-    The key is everything that the scores depend on.
-    """
-    scored = {"model": revision, "task": task, "definition": definition}
-    key = dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING} | scored
+def _cache_entry(job: Job, revision: str, definition: str) -> tuple[Path, dict[str, Any]]:
+    """Return the cache file of a task's scores, and everything that the scores depend on."""
+    scored = {"model": revision, "task": job.task, "definition": definition}
+    key = dataclasses.asdict(job.settings) | {"harness": version("lm_eval"), "reading": READING} | scored
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
-    stored = read_object(path := CACHE / f"{task}-{digest}.json")
-    if stored.get("key") != key:  # missing or damaged
-        return path, key, None
-    return path, key, (stored["results"], from_json(list[TaskScores], stored["scores"]))
+    return CACHE / f"{job.task}-{digest}.json", key
 
 
-def _score_task(
-    model: Any, tokenizer: Any, task: str, settings: EvaluationSettings, task_folder: Path, model_folder: Path
-) -> Results:
+def _score_task(model: Any, tokenizer: Any, job: Job, model_folder: Path) -> Results:
     """Score a model on one task with all GPUs, or with this process on one device."""
-    if (num_processes := count_processes(settings)) == 1:
-        return score_task(model, tokenizer, task, settings, task_folder)
-    if task != COMPLETION:
-        fetch_data(task, task_folder)
+    import torch
+
+    gpus = torch.cuda.device_count() if job.settings.device == "cuda" else 1
+    num_processes = min(gpus, job.settings.limit or gpus)  # the harness needs at least one document per process
+    if num_processes == 1:
+        return score_task(model, tokenizer, job)
+    if job.task != COMPLETION:
+        fetch_data(job.task, job.folder)
     if not model_folder.exists():
         model.save_pretrained(model_folder)
         tokenization.save(tokenizer, model_folder)
-    return score_launched(model_folder, task, settings, task_folder, num_processes=num_processes)
+    return score_launched(model_folder, job, num_processes=num_processes)
 
 
-def count_processes(settings: EvaluationSettings) -> int:
-    """Return the number of processes to use: one per GPU for "cuda", otherwise one."""
-    import torch
-
-    gpus = torch.cuda.device_count() if settings.device == "cuda" else 1
-    return min(gpus, settings.limit or gpus)  # the harness needs at least one document per process
-
-
-def score_task(
-    model: Any,
-    tokenizer: Any,
-    task: str,
-    settings: EvaluationSettings,
-    task_folder: Path,
-    accelerator: Any = None,
-) -> Results:
+def score_task(model: Any, tokenizer: Any, job: Job, accelerator: Any = None) -> Results:
     """Score a model in fp32 on one task, and move the model to the CPU afterwards.
 
     Args:
-        task_folder: a folder from `write_task_files`. Its tasks replace lm-eval's tasks of the same names.
         accelerator: an accelerate.Accelerator if several processes share the documents. The results of all ranks
             except rank 0 are empty.
 
     Raises UserError if the data of the task cannot be loaded, and RunFailed for scores that are not finite.
     """
-    if task == COMPLETION:
-        return {}, [_score_completion(model, tokenizer, settings, task_folder, accelerator)]
-    results, samples = evaluate_model(model, tokenizer, task, settings, task_folder, accelerator)
+    if job.task == COMPLETION:
+        return {}, [_score_completion(model, tokenizer, job, accelerator)]
+    results, samples = evaluate_model(model, tokenizer, job, accelerator)
     return results, read_scores(results, samples, tokenizer) if results else []
 
 
-def _score_completion(
-    model: Any, tokenizer: Any, settings: EvaluationSettings, task_folder: Path, accelerator: Any
-) -> TaskScores:
+def _score_completion(model: Any, tokenizer: Any, job: Job, accelerator: Any) -> Metric:
     """Score HellaSwag as during training."""
     import torch
 
     from gpt2_repro.evaluation.hellaswag import HUB_ID, HellaSwag, read_items, target_losses
 
-    source = str(next(task_folder.glob(f"{COMPLETION}-*.jsonl"), HUB_ID))
-    items = read_items(source)[: settings.limit]
-    scorer = HellaSwag(items, tokenizer, window=settings.max_length, start=_added_start(tokenizer))
-    device = torch.device(accelerator.device if accelerator else settings.device)
-    model = model.float().to(device).eval()
+    source = str(next(job.folder.glob(f"{COMPLETION}-*.jsonl"), HUB_ID))
+    items = read_items(source)[: job.settings.limit]
+    scorer = HellaSwag(items, tokenizer, window=job.settings.max_length, start=_added_start(tokenizer))
+    device = torch.device(accelerator.device if accelerator else job.settings.device)
+    losses_of = functools.partial(target_losses, model.float().to(device).eval())
     rank, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     passes = -(-len(scorer.batches(POSITIONS)) // processes)
-    with (
-        torch.inference_mode(),
-        Progress(desc="HellaSwag, completion style", total=passes, unit=" passes", hidden=rank > 0) as bar,
-    ):
-        losses = scorer.losses(
-            functools.partial(target_losses, model),
-            positions=POSITIONS,
-            device=device,
-            process=rank,
-            processes=processes,
-            after_batch=bar.update,
-        )
+    bar = Progress(desc="HellaSwag, completion style", total=passes, unit=" passes", hidden=rank > 0)
+    share: dict[str, Any] = {"process": rank, "processes": processes, "after_batch": bar.update}
+    with torch.inference_mode(), bar:
+        losses = scorer.losses(losses_of, positions=POSITIONS, device=device, **share)
     if accelerator:
         losses = accelerator.reduce(losses, reduction="sum")
     model.to("cpu")
@@ -218,44 +186,29 @@ def _score_completion(
 
 
 def evaluate_model(
-    model: Any,
-    tokenizer: Any,
-    task: str,
-    settings: EvaluationSettings,
-    task_folder: Path | None,
-    accelerator: Any = None,
+    model: Any, tokenizer: Any, job: Job, accelerator: Any = None
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return lm-eval's results as JSON values, and its scored samples of each task.
-
-    The arguments are those of `score_task`.
-    """
+    """Return lm-eval's results as JSON values, and its scored samples of each task (see `score_task`)."""
     from lm_eval import simple_evaluate
     from lm_eval.utils import handle_non_serializable
 
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    scorer = _scorer_class()(
-        pretrained=model.float().to(accelerator.device if accelerator else settings.device),
-        tokenizer=tokenizer,
-        max_length=settings.max_length,
-        batch_size=settings.batch_size,
-    )
+    settings = job.settings
+    placed = model.float().to(accelerator.device if accelerator else settings.device)
+    sizes = {"max_length": settings.max_length, "batch_size": settings.batch_size}
+    scorer = _scorer_class()(pretrained=placed, tokenizer=tokenizer, **sizes)
     if accelerator:
         # HFLM (lm_eval 0.4.13) shares documents among processes only if it loads the model itself, and only on GPUs.
         scorer.accelerator = accelerator
         scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
     # The harness prints its progress to stdout, but stdout is for the table.
-    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error(task):
-        results = simple_evaluate(
-            model=scorer,
-            tasks=[task],
-            task_manager=task_index(task_folder, task),
-            batch_size=settings.batch_size,
-            device=settings.device,
-            limit=settings.limit,
-            bootstrap_iters=0 if task.startswith(OWN_STANDARD_ERRORS) else 100_000,
-            **dict.fromkeys(SEEDS, settings.seed),
-        )
+    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error(job.task):
+        options = {"batch_size": settings.batch_size, "device": settings.device, "limit": settings.limit}
+        options |= dict.fromkeys(SEEDS, settings.seed)
+        options |= {"bootstrap_iters": 0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000}
+        index = task_index(job.folder, job.task)
+        results = simple_evaluate(model=scorer, tasks=[job.task], task_manager=index, **options)
     model.to("cpu")  # frees the device for the next model
     if results is None:
         return {}, {}
@@ -316,9 +269,7 @@ def _scorer_class() -> Any:
             start = start_id(self.tokenizer)
             return NO_SEPARATOR if start is None else start
 
-        def tok_encode(
-            self, string: str, *args: Any, left_truncate_len: int | None = None, **options: Any
-        ) -> list[int]:
+        def tok_encode(self, string: str, *_: Any, left_truncate_len: int | None = None, **__: Any) -> list[int]:
             # HFLM (lm_eval 0.4.13) would add the tokens of the post-processor, and score them in rolling windows
             # (lm-evaluation-harness#3333).
             return encode(self.tokenizer, [string])[0][-(left_truncate_len or 0) :]
@@ -360,35 +311,33 @@ def launch_command(job: Path, num_processes: int) -> list[str]:
     return [*launcher, "-m", "gpt2_repro.evaluation.harness", str(job)]
 
 
-def score_launched(
-    model: Path, task: str, settings: EvaluationSettings, task_folder: Path, *, num_processes: int
-) -> Results:
+def score_launched(model: Path, job: Job, *, num_processes: int) -> Results:
     """Score a plain Hugging Face folder on one task with several processes (see `score_task`)."""
     with tempfile.TemporaryDirectory(prefix="lm_eval-") as scratch:
-        job = Path(scratch, "job.pickle")
-        job.write_bytes(pickle.dumps((str(model), task, settings, task_folder)))
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
-        command = launch_command(job, num_processes)
+        path = Path(scratch, "job.pickle")
+        path.write_bytes(pickle.dumps((str(model), job)))
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
+        command = launch_command(path, num_processes)
         if code := subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode:
-            raise RunFailed(f"Scoring {task} failed with exit code {code}. Fix the error above, then run again.")
-        results: Results = pickle.loads(job.with_name(ANSWER).read_bytes())
+            raise RunFailed(f"Scoring {job.task} failed with exit code {code}. Fix the error above, then run again.")
+        results: Results = pickle.loads(path.with_name(ANSWER).read_bytes())
         return results
 
 
-def main(job: Path) -> None:
-    """Score this process's share of a task. Rank 0 writes all results next to `job`."""
+def main(path: Path) -> None:
+    """Score this process's share of the job in a file. Rank 0 writes all results next to it."""
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs
     from transformers import AutoModelForCausalLM
 
-    folder, task, settings, task_folder = pickle.loads(job.read_bytes())
+    folder, job = pickle.loads(path.read_bytes())
     # The other ranks wait while rank 0 aggregates. Some tasks take longer than the default timeout of 10 minutes.
     accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(days=1))])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    results = score_task(model, load(folder), task, settings, task_folder, accelerator)
+    results = score_task(model, load(folder), job, accelerator)
     if accelerator.is_main_process:
-        job.with_name(ANSWER).write_bytes(pickle.dumps(results))
+        path.with_name(ANSWER).write_bytes(pickle.dumps(results))
     accelerator.end_training()
 
 

@@ -148,11 +148,7 @@ class HellaSwag:
         return means.view(-1, ENDINGS)
 
     def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the ids and labels of a batch, and each target's row index in the batch.
-
-        `numbers` are row numbers from `batches`. Ids and labels have shape [rows, T]. The last tensor has shape
-        [targets].
-        """
+        """Return ids and labels [rows, T] of a batch, and each target's row index [targets]."""
         rows = [self.rows[number] for number in numbers]
         # Padding is on the right, so no position of a row attends to padding.
         ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
@@ -162,19 +158,12 @@ class HellaSwag:
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
     def right(self, losses: Tensor) -> Tensor | None:
-        """Return 1.0 for each right answer and 0.0 for each wrong one, of shape [items].
-
-        The answer is the ending with the lowest loss. `losses` has shape [items, 4]. The result is None if a loss is
-        not finite.
-        """
+        """Return 1.0 or 0.0 per item from losses [items, 4], or None if one is not finite."""
         # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
         return (losses.argmin(dim=1).cpu() == self.labels).double() if losses.isfinite().all() else None
 
     def score(self, losses: Tensor) -> dict[str, float]:
-        """Return the accuracy and the number of items, or {} if a loss is not finite.
-
-        The keys are `hellaswag_acc` and `hellaswag_items`. `losses` is a tensor of shape [items, 4].
-        """
+        """Return hellaswag_acc and hellaswag_items, or {} if a loss [items, 4] is not finite."""
         if (right := self.right(losses)) is None:
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}

@@ -40,26 +40,22 @@ def model_card(
         comparison: the evaluation results. Results of a smoke test are omitted.
         column: the name of this model in `comparison`.
     """
-    environment, data = record.environment, record.environment.data
     rows = _rows(comparison, column)
     header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if rows and column:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
-    identity = environment.run_identity
+    identity = record.environment.run_identity
     template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
     card = template.render(
         name=name,
         header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
-        environment=environment,
         record=record,
-        data=data,
-        source=json.dumps(_shorten_files(data["source"])),
-        start=identity.get("init_from"),
+        source=json.dumps(_shorten_files(record.environment.data["source"])),
         settings={key: getattr(identity[key], "value", identity[key]) for key in SETTINGS if key in identity},
         rows=rows,
         comparison=comparison,
         table=_scores(rows, comparison, column),
-        deviations=_deviations(environment.deviations),
+        deviations=_deviations(record.environment.deviations),
         recipe_file=RECIPE,
         environment_file=ENVIRONMENT,
     )

@@ -5,14 +5,11 @@ import functools
 import hashlib
 import json
 import logging
-import types
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import ComparedModel
-from gpt2_repro.files import read_object
 from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.checkpoint import Checkpoint
 from gpt2_repro.tokenization import start_id
@@ -85,19 +82,6 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def check_length(checkpoints: Iterable[Checkpoint], requested: int | None) -> None:
-    """Raise UserError if `requested` is more tokens than a local checkpoint accepts."""
-    for checkpoint in checkpoints:  # only config.json is read, before the slow imports
-        config = types.SimpleNamespace(**read_object(Path(checkpoint.source, "config.json")))
-        _require(checkpoint.name, max_positions(config), requested)
-
-
-def _require(name: str, positions: int, requested: int | None) -> None:
-    if requested and requested > positions:
-        fix = f"Pass --max_length {positions} or less."
-        raise UserError(f"--max_length {requested} is more than the {positions} positions of the model {name}. {fix}")
-
-
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
     """Return the window of a comparison: `requested`, or less if not `explicit`.
 
@@ -112,7 +96,10 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
     window = min(requested, shortest.trained_window)
     if explicit:
         for model in models:
-            _require(model.name, model.positions, requested)
+            if requested > model.positions:
+                fix = f"Pass --max_length {model.positions} or less."
+                sizes = f"--max_length {requested} is more than the {model.positions} positions of {model.name}"
+                raise UserError(f"{sizes}. {fix}")
         if window < requested:
             text = "Window: %d tokens. %s: positions after %d are untrained."
             logger.warning(text, requested, shortest.name, window)

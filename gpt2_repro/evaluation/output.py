@@ -4,13 +4,13 @@ import logging
 import re
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.comparison import MARGINS, ComparedModel, Comparison
+from gpt2_repro.evaluation.comparison import MARGINS, ComparedModel, Comparison, diagnosis_tables
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.run_record.checkpoint import Checkpoint
 from gpt2_repro.text import now
@@ -79,14 +79,10 @@ def write_results(folder: Path, name: str, data: str, table: str) -> str:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Return the comparison as Markdown: warnings, table, and a list of the settings."""
-    parts = [f"**{warning}**" for warning in comparison.warnings]
     table, notes = comparison.table().markdown(), "\n".join(f"- {note}" for note in _notes(comparison))
-    if comparison.limit is not None:
-        limit = f"--limit {comparison.limit} scored only the first documents of each task"
-        parts += [smoke_test := f"**Not benchmark scores: {limit}.**", table, smoke_test]
-    else:
-        parts.append(table)
-    return "\n\n".join([*parts, notes]) + "\n"
+    limit = f"--limit {comparison.limit} scored only the first documents of each task"
+    frame = [] if comparison.limit is None else [f"**Not benchmark scores: {limit}.**"]
+    return "\n\n".join([*(f"**{line}**" for line in comparison.warnings), *frame, table, *frame, notes]) + "\n"
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -112,12 +108,8 @@ def _notes(comparison: Comparison) -> list[str]:
             "HellaSwag has three scores. acc ranks lm-eval's rewritten endings by total log-probability, acc_norm per "
             "character. completion ranks the original endings per token, as in llm.c and build-nanogpt"
         )
-    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
-    return [
-        *notes,
-        f"{versions}; {comparison.date}: `{comparison.command}`",
-        "These are scores of checkpoints, not of recipes: a run with another seed has different scores",
-    ]
+    end = "These are scores of checkpoints, not of recipes: a run with another seed has different scores"
+    return [*notes, _metadata_note(vars(comparison)), end]
 
 
 def _describe(model: ComparedModel) -> str:
@@ -125,8 +117,30 @@ def _describe(model: ComparedModel) -> str:
         return f"{model.name}: not measured here, but published by {'; '.join(model.published_by)}"
     trained = "unknown" if model.tokens_trained is None else f"{model.tokens_trained:,}"
     source = "" if model.source == model.name else f"from {model.source}, "
-    text = (
-        f"{model.name}: {model.parameters:,} parameters, tokens trained: {trained}, {source}hash {model.revision[:12]}"
-    )
-    first = ". Its rows have no separator, so the first token of a document is not scored"
-    return text if model.has_separator else text + first
+    end = "" if model.has_separator else ". Its rows have no separator, so the first token of a document is not scored"
+    size = f"{model.parameters:,} parameters"
+    return f"{model.name}: {size}, tokens trained: {trained}, {source}hash {model.revision[:12]}{end}"
+
+
+def diagnosis_markdown(diagnosis: Mapping[str, Any]) -> str:
+    """Return the text of diagnosis.md: tables and measurement conditions."""
+    name, baseline = (model["name"] for model in diagnosis["models"])
+    parts = [f"# {name} compared with {baseline}"]
+    for title, table in diagnosis_tables(diagnosis).items():
+        parts += [f"## {title}", table.markdown()]
+    notes = [
+        "Losses are in nats per token. ± is the paired standard error of the difference, computed over the documents. "
+        f"Window: {diagnosis['window']:,} tokens, {diagnosis['dtype']}, {diagnosis['device']}. Token frequencies are "
+        f"counted in {diagnosis['frequencies_of']}",
+        "No start token is placed before the texts, except in the table with a start token",
+        *(f"{model['name']}: {model['source']}, hash {model['revision'][:12]}" for model in diagnosis["models"]),
+        _metadata_note(diagnosis),
+        "How to read the tables: docs/lambada.md",
+    ]
+    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
+
+
+def _metadata_note(metadata: Mapping[str, Any]) -> str:
+    """Return the result of `run_metadata` as text."""
+    versions = ", ".join(f"{library} {version}" for library, version in metadata["versions"].items())
+    return f"{versions}; {metadata['date']}: `{metadata['command']}`"

@@ -55,12 +55,7 @@ SCORES = {model: [PublishedScore(**row) for row in rows] for model, rows in _TAB
 
 
 def published_scores(model: str, window: int, documents: Mapping[str, int | None]) -> list[PublishedScore]:
-    """Return the published scores of a Hub id that measured scores compare with.
-
-    Args:
-        window: the window of the measured scores, in tokens.
-        documents: the number of documents of each measured task.
-    """
+    """Return a Hub id's published scores for this window and these documents per task."""
     whole = [task for task, number in documents.items() if number == DOCUMENTS.get(task, number)]
     scores = [score for score in SCORES.get(model, ()) if score.task in whole]
     return [score for score in scores if score.window == window or (score.window is None and window >= 256)]
@@ -113,20 +108,14 @@ def band(step: int) -> tuple[float, float] | None:
 
 
 def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | None:
-    """Return whether a validation loss is inside, above or below the expected range.
-
-    NaN counts as "above". The result is None for a step without a published range.
-    """
+    """Return how a validation loss compares with the published range. NaN is above."""
     if (limits := band(step)) is None:
         return None
     return "below" if loss < limits[0] else "inside" if loss <= limits[1] else "above"
 
 
 def compared(step: int, loss: float) -> str:
-    """Return log text such as `llm.c 4.315–4.345 ✓`.
-
-    The result is "" if no range was published for the step.
-    """
+    """Return log text such as `llm.c 4.315–4.345 ✓`, or "" without a published range."""
     found, limits = verdict(step, loss), band(step)
     if limits is None:
         return ""
@@ -134,10 +123,7 @@ def compared(step: int, loss: float) -> str:
 
 
 def explained(step: int, loss: float) -> str:
-    """Return sentences that compare a validation loss with the published range.
-
-    The result is "" for a step without a published range.
-    """
+    """Return how a validation loss compares with the published range, or "" without one."""
     found = verdict(step, loss)  # None for a step without a published range
     ends = {"inside": f". The setup trains like {NAME}'s runs.", "above": f". {ABOVE}", "below": f". {BELOW}"}
     return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}{ends[found]}" if found else ""

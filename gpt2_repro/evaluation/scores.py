@@ -4,23 +4,16 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt2_repro.errors import RunFailed
+from gpt2_repro.evaluation import statistics
 from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
 from gpt2_repro.evaluation.references import published_scores
-from gpt2_repro.evaluation.statistics import (
-    AGGREGATIONS,
-    BITS_PER_BYTE,
-    FEWEST,
-    MEAN,
-    aggregate,
-    paired,
-    standard_error,
-)
 from gpt2_repro.tokenization import encode, start_id
 
 
@@ -44,39 +37,43 @@ class EvaluationSettings:
     limit: int | None
 
 
+class Job(NamedTuple):
+    """A task to score. The tasks in `folder` (see `write_task_files`) replace lm-eval's tasks of the same names."""
+
+    task: str
+    settings: EvaluationSettings
+    folder: Path
+
+
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One metric of a task for one model: a score and its values per document."""
+    """One metric of a task for one model: a score and its values per document.
 
+    `num_documents` is None for a group of tasks. `documents` has a hash of each document, in the order of `values`.
+    """
+
+    task: str
     name: str
     value: float | None
     stderr: float | None
     higher_is_better: bool | None
-    aggregation: str | None = None  # one of AGGREGATIONS, or None
+    aggregation: str | None = None  # one of statistics.AGGREGATIONS, or None
     values: list[Any] = dataclasses.field(default_factory=list)  # per document; with weights: [value, weight]
+    documents: list[str] = dataclasses.field(default_factory=list)
+    num_documents: int | None = None
+    version: Any = None
+    data: str | None = None
 
     def array(self) -> NDArray[np.float64]:
         """Return `values` with shape [documents], or [documents, 2] with weights."""
         return np.asarray(self.values, dtype=np.float64)
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskScores:
-    """The scores of a model on a task, and the documents that were scored."""
-
-    task: str
-    version: Any
-    data: str | None
-    documents: list[str]  # a hash of each document, in the order of Metric.values
-    num_documents: int | None  # scored documents; None for a group of tasks
-    metrics: list[Metric]
+ScoredModel = tuple[ComparedModel, list[Metric]]
 
 
-ScoredModel = tuple[ComparedModel, list[TaskScores]]
-
-
-def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]], tokenizer: Any) -> list[TaskScores]:
-    """Return the scores of every task, subtask and group that lm-eval scored.
+def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]], tokenizer: Any) -> list[Metric]:
+    """Return the metrics of every task, subtask and group that lm-eval scored.
 
     Args:
         results: lm-eval's results (version 0.4.13).
@@ -85,7 +82,7 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
 
     Raises RunFailed for log-probabilities that are not finite.
     """
-    scores = []
+    scores: list[Metric] = []
     for task, entries in results["results"].items():
         logged = sorted(samples.get(task, ()), key=lambda sample: sample["doc_id"])
         require_finite(task, logged)
@@ -95,11 +92,14 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
         ]
         metrics = [_metric(results, task, key, logged) for key in keys]
         if any(metric.name == "word_perplexity" for metric in metrics):
-            metrics.append(_nats_per_token(logged, tokenizer))
-        data = results.get("configs", {}).get(task, {}).get("dataset_path")
-        version, documents = results.get("versions", {}).get(task), [sample["doc_hash"] for sample in logged]
-        num_documents = results.get("n-samples", {}).get(task, {}).get("effective")
-        scores.append(TaskScores(task, version, data, documents, num_documents, metrics))
+            metrics.append(_nats_per_token(task, logged, tokenizer))
+        shared = {
+            "documents": [sample["doc_hash"] for sample in logged],
+            "num_documents": results.get("n-samples", {}).get(task, {}).get("effective"),
+            "version": results.get("versions", {}).get(task),
+            "data": results.get("configs", {}).get(task, {}).get("dataset_path"),
+        }
+        scores += [dataclasses.replace(metric, **shared) for metric in metrics]
     return scores
 
 
@@ -118,14 +118,14 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[M
     entries = results["results"][task]
     aggregation = _aggregation(results.get("configs", {}).get(task, {}), metric)
     values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
-    if aggregation not in AGGREGATIONS or not values:
+    if aggregation not in statistics.AGGREGATIONS or not values:
         aggregation, values = None, []
     stderr = entries.get(f"{metric}_stderr,{filter_name}")
     if aggregation is not None and len(values) > 1:
-        stderr = standard_error(aggregation, values)
+        stderr = statistics.standard_error(aggregation, values)
     name = metric if filter_name == "none" else f"{metric} ({filter_name})"
     higher_is_better = results.get("higher_is_better", {}).get(task, {}).get(metric)
-    return Metric(name, _finite(entries[key]), _finite(stderr), higher_is_better, aggregation, values)
+    return Metric(task, name, _finite(entries[key]), _finite(stderr), higher_is_better, aggregation, values)
 
 
 def _aggregation(config: Mapping[str, Any], metric: str) -> str | None:
@@ -143,25 +143,25 @@ def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
+def _nats_per_token(task: str, samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
     """Return the metric `nats_per_token`: the mean loss over all tokens."""
-    # BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
+    # statistics.BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
     nats = [sample["word_perplexity"][0] * math.log(2) for sample in samples]
     texts = [sample["arguments"][0][0] for sample in samples]
     # Without a separator, the first token of a document is only context.
     tokens = [max(0, len(ids) - (start_id(tokenizer) is None)) for ids in encode(tokenizer, texts)]
     values = [list(pair) for pair in zip(nats, tokens, strict=True)]
-    loss = aggregate(BITS_PER_BYTE, np.asarray(values, dtype=np.float64))
-    stderr = standard_error(BITS_PER_BYTE, values) if len(values) > 1 else None
-    return Metric("nats_per_token", loss, stderr, False, BITS_PER_BYTE, values)
+    loss = statistics.aggregate(statistics.BITS_PER_BYTE, np.asarray(values, dtype=np.float64))
+    stderr = statistics.standard_error(statistics.BITS_PER_BYTE, values) if len(values) > 1 else None
+    return Metric(task, "nats_per_token", loss, stderr, False, statistics.BITS_PER_BYTE, values)
 
 
-def completion_scores(right: list[float], data: str, documents: list[str]) -> TaskScores:
-    """Return HellaSwag's completion scores from 1 (right) or 0 (wrong) per item."""
+def completion_scores(right: list[float], data: str, documents: list[str]) -> Metric:
+    """Return HellaSwag's completion score from 1 (right) or 0 (wrong) per item."""
     # lm-eval's standard error has another rounding error.
     stderr = float(np.std(right, ddof=1) / math.sqrt(len(right))) if len(right) > 1 else None
-    metric = Metric("completion", float(np.mean(right)), stderr, True, MEAN, right)
-    return TaskScores(COMPLETION, 1.0, data, documents, len(right), [metric])
+    metric = Metric(COMPLETION, "completion", float(np.mean(right)), stderr, True, statistics.MEAN, right)
+    return dataclasses.replace(metric, documents=documents, num_documents=len(right), version=1.0, data=data)
 
 
 def compare(
@@ -179,63 +179,55 @@ def compare(
         metadata: the result of `run_metadata`.
     """
     first, judged = scored[0][1], settings.limit is None
-    deviations = [find_deviations(model.source, settings.max_length, tasks) for model, tasks in scored]
+    deviations = [find_deviations(model.source, settings.max_length, metrics) for model, metrics in scored]
     return Comparison(
         **dataclasses.asdict(settings),
         **metadata,
-        tasks=[task.task for task in first],
-        task_details={task.task: TaskDetails(task.version, task.num_documents, task.data) for task in first},
+        tasks=list(dict.fromkeys(one.task for one in first)),
+        task_details={one.task: TaskDetails(one.version, one.num_documents, one.data) for one in first},
         baseline=baseline.name if baseline else None,
         models=[model for model, _ in scored],
         warnings=list(itertools.chain(*deviations)) if judged else [],
-        rows=[_row(task, metric, scored, baseline, judged) for task in first for metric in task.metrics],
+        rows=[_row(metric, scored, baseline, judged) for metric in first],
     )
 
 
-def _row(
-    task: TaskScores, metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel | None, judged: bool
-) -> ComparisonRow:
+def _row(metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel | None, judged: bool) -> ComparisonRow:
     """Return the row of one metric of one task."""
-    measured = {
-        model.name: (one, other)
-        for model, tasks in scored
-        for one in tasks
-        for other in one.metrics
-        if (one.task, other.name) == (task.task, metric.name)
-    }
+    key = metric.task, metric.name
+    measured = {model.name: one for model, metrics in scored for one in metrics if (one.task, one.name) == key}
     values, differences = {}, {}
-    base_task, base = measured.get(baseline.name, (None, None)) if baseline else (None, None)
     for model, _ in scored:
-        one, other = measured.get(model.name, (None, None))
-        values[model.name] = Score(other.value, other.stderr) if other else Score(None)
-        if baseline and base_task and base and one and other and model.name != baseline.name:
-            difference = _difference(other, base, same_documents=one.documents == base_task.documents)
+        ours = measured.get(model.name)
+        values[model.name] = Score(ours.value, ours.stderr) if ours else Score(None)
+        if baseline and model.name != baseline.name and ours and (base := measured.get(baseline.name)):
             # Without a separator, the first token of each document is not scored.
             comparable = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
-            if difference:
+            if difference := _difference(ours, base):
                 verdict = difference.verdict if judged and comparable else None
                 differences[model.name] = dataclasses.replace(difference, verdict=verdict)
-    return ComparisonRow(task.task, metric.name, metric.higher_is_better, values, differences)
+    return ComparisonRow(metric.task, metric.name, metric.higher_is_better, values, differences)
 
 
-def _difference(ours: Metric, theirs: Metric, *, same_documents: bool) -> Difference | None:
+def _difference(ours: Metric, theirs: Metric) -> Difference | None:
     if ours.value is None or theirs.value is None:
         return None
-    verdict = f"too few documents (1 of {FEWEST})" if len(ours.values) == len(theirs.values) == 1 else None
+    verdict = f"too few documents (1 of {statistics.FEWEST})" if len(ours.values) == len(theirs.values) == 1 else None
     unpaired = Difference(ours.value - theirs.value, verdict=verdict)
-    if not same_documents or ours.aggregation is None or not len(ours.values) == len(theirs.values) > 1:
+    pairs = len(ours.values) if ours.documents == theirs.documents and len(ours.values) == len(theirs.values) else 0
+    if ours.aggregation is None or pairs < 2:
         return unpaired
     mine, base = ours.array(), theirs.array()
     if mine.ndim > 1 and not (mine[:, 1] == base[:, 1]).all():
         return unpaired  # scores per token, and the tokenizers differ
-    return paired(ours.name, ours.aggregation, mine, base, higher_is_better=ours.higher_is_better)
+    return statistics.paired(ours.name, ours.aggregation, mine, base, higher_is_better=ours.higher_is_better)
 
 
-def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> list[str]:
+def find_deviations(model: str, window: int, scores: Sequence[Metric]) -> list[str]:
     """Return a message for each score outside the tolerance of the published score."""
-    measured = {(task.task, metric.name): metric.value for task in scores for metric in task.metrics}
+    measured = {(metric.task, metric.name): metric.value for metric in scores}
     lines = []
-    for number in published_scores(model, window, {task.task: task.num_documents for task in scores}):
+    for number in published_scores(model, window, {metric.task: metric.num_documents for metric in scores}):
         value = measured.get((number.task, number.metric))
         if value is not None and abs(value - number.value) > number.tolerance:
             known = f"{number.value:.4f} ± {number.tolerance:g} ({number.source})"
@@ -243,12 +235,9 @@ def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> li
     return lines
 
 
-def published_baseline(model: str, window: int, scores: Sequence[TaskScores]) -> ScoredModel | None:
+def published_baseline(model: str, window: int, scores: Sequence[Metric]) -> ScoredModel | None:
     """Return the published scores comparable with `scores` as a baseline, if any."""
-    numbers = published_scores(model, window, {task.task: task.num_documents for task in scores})
-    tasks = [
-        TaskScores(one.task, None, "published", [], None, [Metric(one.metric, one.value, one.stderr, None)])
-        for one in numbers
-    ]
+    numbers = published_scores(model, window, {metric.task: metric.num_documents for metric in scores})
+    metrics = [Metric(one.task, one.metric, one.value, one.stderr, None, data="published") for one in numbers]
     sources = list(dict.fromkeys(one.source for one in numbers))
-    return (ComparedModel(f"{model} (published)", model, published_by=sources), tasks) if numbers else None
+    return (ComparedModel(f"{model} (published)", model, published_by=sources), metrics) if numbers else None

@@ -21,10 +21,7 @@ Values = NDArray[np.float64]  # [documents], or [documents, 2] with weights
 
 
 def aggregate(aggregation: str, values: Values) -> float:
-    """Combine the values of all documents into one score, as lm-eval does.
-
-    `values` has shape [documents], or [documents, 2] if each value has a weight.
-    """
+    """Combine values [documents] or [documents, 2] (with weights) as lm-eval does."""
     return float(_aggregate(aggregation, *_columns(values)))
 
 
@@ -116,10 +113,7 @@ def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_
 
 
 def _bootstrap(aggregation: str, *models: Values) -> Any:
-    """Bootstrap a model's score, or the difference between two models' scores.
-
-    In each resample, all models are scored on the same documents.
-    """
+    """Bootstrap a score, or the difference of two models on the same resampled documents."""
     from scipy import stats
 
     arrays = [array for values in models for array in _columns(values)]

@@ -115,19 +115,9 @@ def _can_be_scored(column: str, value: Any) -> bool:
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
-    """Return a run's prepared folder if a task needs documents from this folder.
-
-    The result is None if no task needs documents, or if the folder has no documents. Raises UserError if the folder
-    was prepared again after the training.
-    """
-    if not run or not OWN_TASKS.keys() & set(tasks):
-        return None
-    record = RunRecord(run)
-    name = record.recipe().get("data", {}).get("dataset_dir")
-    if not name or not any(Path(name, file).is_file() for file in DOCUMENT_FILES):
-        return None
-    record.check_data(Path(name), "--local_data")
-    return Path(name)
+    """Return the run's prepared folder if a task needs its documents and it has them."""
+    folder = RunRecord(run).data_folder("--local_data") if run and OWN_TASKS.keys() & set(tasks) else None
+    return folder if folder and any((folder / file).is_file() for file in DOCUMENT_FILES) else None
 
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
@@ -141,9 +131,9 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
             raise UserError(f"There is no task {task!r}. {did_you_mean(task, [near] if near else LOCAL_TASKS)}")
 
 
-def task_index(task_folder: Path | None, task: str) -> Any:
+def task_index(task_folder: Path, task: str) -> Any:
     """Return lm-eval's TaskManager for a task: of `task_folder` if it has the task."""
-    if task_folder is None or not (task_folder / f"{task}.yaml").is_file():
+    if not (task_folder / f"{task}.yaml").is_file():
         return _stock_tasks()
     from lm_eval.tasks import TaskManager
 
@@ -167,12 +157,14 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
     Returns a hash of each task's definition and local data.
     """
+    import lm_eval
+
     output.mkdir(parents=True, exist_ok=True)
     hashes = {}
     for name, task in [(name, LOCAL_TASKS[name]) for name in tasks if name in LOCAL_TASKS]:
         changes = {"task": name, **task.changes}
         digest = hashlib.sha256(f"{task.stock} {sorted(changes.items())}".encode())
-        definition: dict[str, Any] = {"include": str(_stock_folder() / task.stock), **changes}
+        definition: dict[str, Any] = {"include": str(Path(lm_eval.__file__).parent / "tasks" / task.stock), **changes}
         if source := local.get(name):
             logger.info("Data of task %s: %s", name, source)
             content = "".join(json.dumps(row) + "\n" for row in _read_data(name, source)).encode()
@@ -197,10 +189,7 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 
 def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
-    """Return the rows of a task's data file with the task's columns, or raise UserError.
-
-    The rows of a task of OWN_TASKS are made from the documents in the file.
-    """
+    """Return a task's rows from a data file or documents, or raise UserError."""
     task, rows = LOCAL_TASKS[name], []
     if name in OWN_TASKS:
         documents = read_documents(source)
@@ -220,12 +209,6 @@ def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _stock_folder() -> Path:
-    import lm_eval
-
-    return Path(lm_eval.__file__).parent / "tasks"
-
-
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
     """Return at most `count` items, spread evenly over a sequence and in order."""
     count = min(count, len(items))
@@ -233,10 +216,7 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def read_documents(path: Path, column: str = "text") -> list[str]:
-    """Return the documents in the key `column` of a JSON Lines file, or raise UserError.
-
-    Blank documents are omitted.
-    """
+    """Return the non-blank documents of a JSON Lines file, or raise UserError."""
     documents = []
     for number, row in read_json_lines(path):
         if not isinstance(row, dict) or not isinstance(row.get(column), str):
@@ -266,10 +246,7 @@ def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[st
 
 
 def passages_of(document: str) -> Iterator[str]:
-    """Yield passages of 40 to 60 words from a document.
-
-    The last word of a passage also occurs earlier in the passage.
-    """
+    """Yield passages of 40 to 60 words whose last word also occurs earlier."""
     words = document.split()
     start = 0
     while start + SHORTEST <= len(words):

@@ -29,19 +29,13 @@ class ModelArguments:
 
     model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(default="gpt2", help="Architecture, as in transformers.")
     config_overrides: JsonObject = HfArg(
-        default=JsonObject(""),
-        help="Keys of the model's configuration that have no option. In a recipe: a mapping. On the command line: "
-        "JSON or key=value,…",
+        default=JsonObject(""), help="Further keys of the model's configuration: a mapping, JSON or key=value,…"
     )
     n_layer: int = HfArg(default=12, help="Number of transformer blocks. 0: chosen to suit the text and the machine.")
     n_head: int = HfArg(default=12, help="Attention heads per block. 0: chosen to suit the text and the machine.")
     n_embd: int = HfArg(default=768, help="Width of the residual stream. 0: chosen to suit the text and the machine.")
-    dropout: float = HfArg(
-        default=0.0, help="Dropout of embeddings, attention and residuals. The default in transformers is 0.1."
-    )
-    pad_vocab_to_multiple_of: int = HfArg(
-        default=128, help="Pad the vocabulary to a multiple of this number. With 128, 50,257 ids become 50,304."
-    )
+    dropout: float = HfArg(default=0.0, help="Dropout of embeddings, attention and residuals.")
+    pad_vocab_to_multiple_of: int = HfArg(default=128, help="Pad the vocabulary to a multiple of this number of ids.")
     attn_implementation: Literal[
         "auto",
         "flash_attention_2",
@@ -52,8 +46,7 @@ class ModelArguments:
         "eager",
     ] = HfArg(default="auto", help="Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA.")
     document_mask: bool = HfArg(
-        default=False,
-        help="No attention between documents of a row. Positions are counted per row. Slower without flash-attn.",
+        default=False, help="No attention between documents of a row. Slower without flash-attn."
     )
     init_from: str = HfArg(default="", help="Folder or Hub id to take weights and shape from. Empty: random weights.")
 

@@ -85,15 +85,11 @@ def choose_attention(
     Raises UserError if `requested` names a kernel that cannot be used.
     """
     flash = (PACKAGE, HUB_KERNEL)
-
-    def measure(obstacles: Mapping[str, str | None]) -> dict[str, float | str]:
-        options: Any = {"rows": rows, "bf16": machine.bf16, "document_mask": machine.document_mask}
-        return time_kernels(obstacles, config, device="cuda", **options)
-
+    how = {"rows": rows, "bf16": machine.bf16, "document_mask": machine.document_mask, "device": "cuda"}
     if requested != "auto":
         problem: str | float | None = obstacle(requested, machine)
         if problem is None and requested in flash:
-            problem = measure({requested: None, "causal_sdpa": None})[requested]
+            problem = time_kernels({requested: None, "causal_sdpa": None}, config, **how)[requested]
         if isinstance(problem, str):
             raise UserError(f"{requested} cannot be used: {problem}. Pass --attn_implementation auto.")
         return Choice(requested, "as requested")
@@ -104,7 +100,9 @@ def choose_attention(
         return Choice("causal_sdpa", "torch's SDPA, because there is no GPU")
     if machine.document_mask:
         usable = {name: obstacles[name] for name in flash}
-        timings = measure(usable | {"causal_sdpa": None}) if None in usable.values() else dict(usable)
+        timings: Any = usable
+        if None in usable.values():
+            timings = time_kernels(usable | {"causal_sdpa": None}, config, **how)
         for name in flash:
             if isinstance(timings[name], float):
                 return Choice(name, "it takes document lengths instead of a mask")
@@ -115,7 +113,8 @@ def choose_attention(
             return Choice(earlier, "as at the start of the run")
         why = "The run began with the attention kernel %s, but %s. All usable kernels are timed again."
         logger.warning(why, earlier, obstacles[earlier])
-    return fastest(measure(obstacles), f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}")
+    shape = f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}"
+    return fastest(time_kernels(obstacles, config, **how), shape)
 
 
 def fastest(timings: Mapping[str, float | str], shape: str) -> Choice:
@@ -131,21 +130,14 @@ def fastest(timings: Mapping[str, float | str], shape: str) -> Choice:
     return Choice(times[0][1], f"{times[0][0]:.2f} ms; {others}")
 
 
-def time_kernels(
-    obstacles: Mapping[str, str | None],
-    config: PreTrainedConfig,
-    *,
-    rows: int,
-    bf16: bool,
-    device: str,
-    document_mask: bool = False,
-) -> dict[str, float | str]:
+def time_kernels(obstacles: Mapping[str, str | None], config: PreTrainedConfig, **how: Any) -> dict[str, float | str]:
     """Return each kernel's time of one forward and backward pass, in milliseconds.
 
     If a kernel cannot be used or gives other results than causal_sdpa, its value is the reason instead.
 
     Args:
         obstacles: for each kernel, the reason why it cannot be used, or None if it can.
+        how: rows, bf16, device and document_mask.
     """
     timings: dict[str, float | str] = {}
     expected: list[Tensor] = []
@@ -154,8 +146,7 @@ def time_kernels(
         try:
             timings[name] = reason or 0.0
             if reason is None:
-                options: Any = {"rows": rows, "bf16": bf16, "device": device, "document_mask": document_mask}
-                timings[name], results = _run_kernel(name, config, **options)
+                timings[name], results = _run_kernel(name, config, **how)
                 expected = expected or results
                 if (difference := _difference(results, expected)) > MOST_DIFFERENCE:
                     timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
@@ -165,7 +156,7 @@ def time_kernels(
 
 
 def _run_kernel(
-    name: str, config: PreTrainedConfig, *, rows: int, bf16: bool, device: str, document_mask: bool
+    name: str, config: PreTrainedConfig, *, rows: int, bf16: bool, device: str, document_mask: bool = False
 ) -> tuple[float, list[Tensor]]:
     """Return a kernel's median time in milliseconds, and its output and gradients."""
     single = copy.deepcopy(config)

@@ -31,10 +31,7 @@ FAILURES = (
 def build_config(
     args: ModelArguments, *, sequence_length: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedConfig:
-    """Return the training configuration of a recipe's model, with a padded vocabulary.
-
-    Raises UserError if the architecture does not accept the keys of --config_overrides.
-    """
+    """Return the training configuration with a padded vocabulary, or raise UserError."""
     default = AutoConfig.for_model(args.model_type)
     values: dict[str, Any] = {name: getattr(args, option) for option, name in SHAPE.items()}
     values |= {"vocab_size": padded_size(vocab_size, args.pad_vocab_to_multiple_of), "use_cache": False}

@@ -27,10 +27,7 @@ class Documents:
     behind: bool = False
 
     def starts(self, ids: Tensor) -> Tensor:
-        """Return a bool tensor that is True where a document starts in `ids`.
-
-        `ids` and the result have shape [rows, T]. The first position of a row is always True.
-        """
+        """Return a bool tensor [rows, T]: whether a document starts at each of `ids`."""
         starts = ids == self.separator
         if self.behind:
             starts = starts.roll(1, dims=1)
@@ -38,10 +35,7 @@ class Documents:
         return starts
 
     def attention(self, model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
-        """Return arguments for `model.forward` that prevent attention between documents.
-
-        `ids` has shape [rows, T].
-        """
+        """Return arguments for `model.forward` that mask other documents of `ids` [rows, T]."""
         starts = self.starts(ids)
         if takes_lengths(model):
             return _lengths(starts)

@@ -19,13 +19,7 @@ BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"
 
 
 def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
-    """Write a transformers GPT-2 model as a model file of llm.c.
-
-    Args:
-        dtype: "float32" or "bfloat16".
-
-    Raises UserError if llm.c's GPT-2 does not support the model.
-    """
+    """Write a GPT-2 as a model file of llm.c in `dtype`, or raise UserError."""
     config = model.config
     if type(model) is not GPT2LMHeadModel or config.n_inner not in (None, 4 * config.n_embd):
         kind = type(model).__name__
@@ -46,10 +40,7 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
 
 
 def read_llmc(path: Path) -> PreTrainedModel:
-    """Return the GPT-2 model that a model file of llm.c contains, in fp32.
-
-    Raises UserError for other files and for damaged files.
-    """
+    """Return the GPT-2 in a model file of llm.c in fp32, or raise UserError."""
     data = path.read_bytes()
     header = np.frombuffer(data[:1024], dtype=np.int32)
     if len(header) < 256 or header[0] != MAGIC or header[1] not in DTYPES.values():

@@ -150,10 +150,7 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
 
 @torch.no_grad()
 def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
-    """Return the negative log-likelihood of each target, row by row.
-
-    `shift_labels` has shape [rows, T]. The result is an fp32 tensor of shape [targets], in nats.
-    """
+    """Return the loss of each target, in fp32 nats [targets]. `shift_labels`: [rows, T]."""
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     wanted = shift_labels != IGNORED
     weight, vocab_size = model.get_output_embeddings().weight, model.config.true_vocab_size

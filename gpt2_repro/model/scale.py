@@ -28,10 +28,7 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
 
 
 def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
-    """Return the parameter count and FLOPs per token of a model.
-
-    The model may be on the meta device.
-    """
+    """Return the parameter count and FLOPs per token of a model, also on the meta device."""
     from torch import nn
 
     config, head = model.config, model.get_output_embeddings().weight

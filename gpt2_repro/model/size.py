@@ -73,22 +73,14 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
 
 
 def checkpoint_bytes(parameters: int, *, bf16: bool, state: int) -> int:
-    """Return the size of a `checkpoint-N` in bytes, including the optimizer state.
-
-    Args:
-        state: the result of `state_bytes`.
-    """
+    """Return the size of a `checkpoint-N` in bytes. `state`: the result of `state_bytes`."""
     # The state, and two copies of the model in bf16 or fp32: one that the training engine writes, and one in
     # safetensors format.
     return parameters * (state + 2 * (2 if bf16 else 4))
 
 
 def state_bytes(optim: str, *, averaged: bool) -> int:
-    """Return the bytes per parameter of the master weights and the optimizer state.
-
-    Args:
-        averaged: whether the state has an average of the weights (--ema_steps).
-    """
+    """Return bytes per parameter of master weights and optimizer state (with --ema_steps)."""
     return 12 + 4 * (optim == "mars") + 4 * averaged  # Adam's moments; MARS also has the previous gradient
 
 

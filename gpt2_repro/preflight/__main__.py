@@ -20,7 +20,7 @@ from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
 from gpt2_repro.hardware import Accelerator, find_accelerator
-from gpt2_repro.launchers import forget_variables, recommended_launcher
+from gpt2_repro.launchers import ROOT, forget_variables, recommended_launcher
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.preflight import cost, environment, memory
 from gpt2_repro.text import Finding
@@ -32,17 +32,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpt2_repro.preflight")
 Plans = dict[int, BatchPlan | UserError]  # see `sizing.plans_of`
-REPOSITORY = Path(__file__).parents[2]
 DIST_SECONDS = 30.0
 CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 PROG = "python -m gpt2_repro.preflight"
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
     "n": {"type": positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {
-        "type": positive_number,
-        "help": "Measured speed of all GPUs together. (default: estimated from published speeds)",
-    },
+    "tokens_per_second": {"type": positive_number, "help": "Measured speed of all GPUs. (default: published speeds)"},
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
     "volume_gb": {"type": positive_number, "help": "Rented size of the network volume with the data, in GB."},
@@ -53,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def main(argv: list[str]) -> None:
     """Print the results of all checks, and the estimated time and cost of the run."""
     forget_variables()
-    packages = environment.check_python(REPOSITORY / "requirements.txt")
+    packages = environment.check_python(ROOT / "requirements.txt")
     if any(finding.words.startswith("is not installed") for finding in packages):
         print("\n".join(map(str, packages)))
         sys.exit(1)
@@ -136,16 +132,14 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
     options, training, data = recipe.options, recipe.training, recipe.data
     rules = {"use_cpu": training.use_cpu, "accept_any_hardware": training.accept_any_hardware}
     rows, compiles = training.per_device_train_batch_size, training.torch_compile
-    needs = [
-        environment.Need("data", Path(data.dataset_dir), work.missing_bytes),
-        environment.Need("the run", Path(training.output_dir or "runs"), work.run_bytes),
-    ]
-    findings = [
-        *machine.check_devices(data, recipe.model, rows=rows, bf16=training.bf16, torch_compile=compiles, rules=rules),
-        *environment.check_limits(),
-        machine.check_data(data, typed=recipe.typed, recipe=recipe.path),
-        *environment.check_room(needs, volume_bytes=int(options.volume_gb * 1e9) if options.volume_gb else None),
-    ]
+    needs = [environment.Need("data", Path(data.dataset_dir), work.missing_bytes)]
+    needs.append(environment.Need("the run", Path(training.output_dir or "runs"), work.run_bytes))
+    volume_bytes = int(options.volume_gb * 1e9) if options.volume_gb else None
+    findings = machine.check_devices(
+        data, recipe.model, rows=rows, bf16=training.bf16, torch_compile=compiles, rules=rules
+    )
+    findings += [*environment.check_limits(), machine.check_data(data, typed=recipe.typed, recipe=recipe.path)]
+    findings += environment.check_room(needs, volume_bytes=volume_bytes)
     if options.dist:
         findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
     return findings
@@ -177,7 +171,7 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
             options = fixed | {"output_dir": run, "tokens_per_step": tokens}
             words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
             launcher = recommended_launcher().command(gpus)
-            return memory.fits_in_memory([*launcher, str(REPOSITORY / "train.py"), str(path), *words], trial)
+            return memory.fits_in_memory([*launcher, str(ROOT / "train.py"), str(path), *words], trial)
 
         trials = memory.trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing)
         try:

@@ -60,11 +60,7 @@ PRICES = tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 
 def price_of(name: str) -> Price | None:
-    """Return the list price of the card that matches `name`, or None if there is none.
-
-    If several cards match, the first card in cards.yaml is used. If this card has several prices, the first price in
-    gpu_prices.yaml is returned.
-    """
+    """Return the first list price of the first card that matches `name`, or None."""
     card = card_of(name)
     return next((row for row in PRICES if card and row.card == card.card), None)
 
@@ -75,10 +71,7 @@ def card_of(name: str) -> Card | None:
 
 
 def cards_named(name: str) -> list[Card]:
-    """Return the cards in cards.yaml that match `name`.
-
-    `name` is the GPU name that the driver reports, or some words of a card's name in cards.yaml.
-    """
+    """Return the cards that match a driver's GPU name, or words of a name in cards.yaml."""
     if found := [row for row in CARDS if is_named(row.name, name)]:
         return found[:1]
     asked = _words(name)

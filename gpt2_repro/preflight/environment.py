@@ -122,11 +122,7 @@ def _used_bytes(folder: Path) -> int:
 
 
 def run_command(command: Sequence[str], seconds: float, **variables: str) -> tuple[int, str]:
-    """Return a command's exit code (124 after `seconds`) and its output.
-
-    Args:
-        variables: environment variables to add.
-    """
+    """Return a command's exit code (124 after `seconds`) and its output."""
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": os.environ | variables}
     try:
         done = subprocess.run(command, text=True, errors="replace", timeout=seconds, **options)

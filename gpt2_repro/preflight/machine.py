@@ -75,11 +75,7 @@ def check_data(data: DataArguments, *, typed: Collection[str], recipe: Path) -> 
 
 
 def measure_cpu(data: DataArguments, model: ModelArguments, work: Workload, *, rows: int, bf16: bool) -> float:
-    """Return the training speed of this CPU in tokens per second.
-
-    Args:
-        rows: the micro-batch. Fewer rows are measured if a pass would take long.
-    """
+    """Return the tokens per second of this CPU, with fewer rows if a pass would take long."""
     import torch
 
     length = data.sequence_length

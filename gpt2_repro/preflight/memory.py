@@ -101,12 +101,7 @@ class MemoryEstimate(NamedTuple):
 
 
 def check_memory(estimate: MemoryEstimate, asked: MemoryTrial, rows: int, memory_bytes: float) -> Finding:
-    """Check whether a micro-batch fits on a GPU. If not, name options that fit.
-
-    Args:
-        rows: number of rows per GPU and optimizer step.
-        memory_bytes: memory of each GPU.
-    """
+    """Check whether a micro-batch fits on a GPU. If not, name options that fit."""
     form = f"{asked.micro_batch} rows x {estimate.sequence_length} tokens{', checkpointed,' * asked.checkpointing}"
     usable = f"{size(USABLE * memory_bytes)} of the GPU's {size(memory_bytes)}"
     text = f"{form} need {size(estimate.bytes_of(asked))} (estimated). Usable: {usable}"

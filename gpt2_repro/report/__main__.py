@@ -27,9 +27,8 @@ def main(argv: list[str]) -> None:
     With --check, only print the health checks, and exit with code 1 if a run is not healthy.
     """
     parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="Run directory, the --output_dir of train.py."
-    )
+    directory = "Run directory, the --output_dir of train.py."
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=directory)
     where = "Write this HTML file and no PNG figures. (default: RUN/report.html or, for several runs, ./report.html)"
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)

@@ -22,10 +22,7 @@ SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
 
 
 def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) -> None:
-    """Write a report of `runs` as an HTML page to `output`.
-
-    If `folder` is given, also write the figures to `folder` as PNG files.
-    """
+    """Write a report as an HTML page to `output`, and its figures as PNG files to `folder`."""
     from gpt2_repro.report.plots import figures  # matplotlib takes a second to load
 
     labels = label_runs(runs)
@@ -57,11 +54,7 @@ def label_runs(runs: Sequence[Run]) -> list[str]:
 
 
 def summary(run: Run, page: Path) -> list[str]:
-    """Return the summary of a run for the terminal.
-
-    Args:
-        page: the path of the HTML page, which the last line names.
-    """
+    """Return the summary of a run for the terminal. The last line names `page`."""
     lines = [f"{run.name}: {run.status.state}, {progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     rows = [[Cell(label), Cell(text, "number"), Cell(note)] for label, text, note in key_numbers(run)]
@@ -97,15 +90,11 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
     last = validated[-1] if validated else {}
     best = min(validated, key=lambda row: row["eval_loss"], default=last)
     losses = "".join(f", {name} {loss:.3f}" for name, loss in run.reference_losses.items())
+    at_last = f"at step {last.get('step')}{losses}"
     scores = ", ".join(f"{name} {score:.4f}" for name, score in run.reference_scores.items())
     price, seconds = run.environment.usd_per_hour or 0, run.status.seconds
     numbers: list[tuple[str, Any, Callable[[Any], str], str]] = [
-        (
-            "validation loss (nats/token)",
-            last.get("eval_loss"),
-            "{:.3f}".format,
-            f"at step {last.get('step')}{losses}",
-        ),
+        ("validation loss (nats/token)", last.get("eval_loss"), "{:.3f}".format, at_last),
         ("best validation loss", best.get("eval_loss"), "{:.3f}".format, f"at step {best.get('step')}"),
         *((f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, "") for name in run.further_sets),
         ("HellaSwag", _last(run, "hellaswag_acc"), "{:.4f}".format, scores),
@@ -147,11 +136,7 @@ def not_comparable(runs: Sequence[Run]) -> list[str]:
 
 
 def evaluation_table(run: Run, *, is_brief: bool = False) -> Table:
-    """Return the table of evaluation scores.
-
-    Args:
-        is_brief: omit perplexities and nats per token, unless the table has no other metrics.
-    """
+    """Return the table of scores. `is_brief` omits perplexities if others exist."""
     if not run.comparison:
         return Table([], [])
     others = [row for row in run.comparison.rows if not re.search("perplexity|nats_per_token", row.metric)]

@@ -54,10 +54,7 @@ class Picture(NamedTuple):
 
 
 def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Picture]:
-    """Return the figures of one or more runs. The keys are file names without extension.
-
-    A figure is omitted if no run has logged its values.
-    """
+    """Return the figures with logged values by file name without extension."""
     loss = any(points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0] for run in runs)
     hellaswag = any(points(run.validation, "hellaswag_acc")[0] for run in runs)
     training = any(points(run.training, "learning_rate")[0] for run in runs)

@@ -79,10 +79,7 @@ class Run:
         return scores if items[-1:] == [HELLASWAG_ITEMS] else {}
 
     def missing(self) -> dict[str, str]:
-        """Return one sentence for each part of the report whose data is missing.
-
-        The keys are the names of the parts, such as "training".
-        """
+        """Return one sentence for each part of the report, such as "training", without data."""
         reasons = {
             "training": (self.training, f"No training step has been logged yet ({METRICS})."),
             "validation": (self.validation, f"No validation loss has been logged yet ({METRICS})."),
@@ -96,14 +93,9 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Return the recorded data of the run directory `path`.
-
-    Raises UserError if `path` is not a run directory, or if one of its files is damaged.
-    """
+    """Return the data of a run directory. Raises UserError if a file is damaged."""
     if not is_run(path):
-        raise UserError(
-            f"{path} is not a run directory, the --output_dir of train.py. {suggest_run(path) or ''}".strip()
-        )
+        raise UserError(f"{path} is not a run directory, the --output_dir of train.py. {suggest_run(path)}".strip())
     record = RunRecord(path)
     if damaged := record.damaged():
         raise UserError(f"{damaged} is damaged. Repair or delete the file.")
@@ -141,10 +133,7 @@ def values(rows: Sequence[Row], key: str) -> list[float]:
 
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
-    """Return the token counts and the values of `key`, as two lists of equal length.
-
-    Events whose token count or value is missing or not finite are skipped.
-    """
+    """Return token counts and finite values of `key`, as two lists of equal length."""
     complete = [row for row in rows if values([row], "tokens") and values([row], key)]
     return values(complete, "tokens"), values(complete, key)
 

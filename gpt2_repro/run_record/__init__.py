@@ -63,17 +63,21 @@ class RunRecord:
         """Return run_status.json, or an empty RunStatus if missing or damaged."""
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
 
-    def check_data(self, folder: Path, option: str) -> None:
-        """Raise UserError if the run was trained on other rows than those of `folder`.
+    def data_folder(self, option: str) -> Path | None:
+        """Return the prepared folder of the run, or None if it is unknown or does not exist.
 
-        `option` allows other rows, and is named in the error.
+        Raises UserError if the folder now has other rows. `option` names it anyway.
         """
-        trained, here = self.environment().data.get("sha256"), read_object(folder / MANIFEST).get("sha256")
+        name = self.recipe().get("data", {}).get("dataset_dir")
+        if not name or not Path(name).is_dir():
+            return None
+        trained, here = self.environment().data.get("sha256"), read_object(Path(name, MANIFEST)).get("sha256")
         if trained and here and trained != here:
             raise UserError(
-                f"{folder} was prepared again after {self.path} was trained, so its validation text may be training "
-                f"text of the run. Pass {option} {folder} to score it nevertheless."
+                f"{name} was prepared again after {self.path} was trained, so its validation text may be training "
+                f"text of the run. Pass {option} {name} to score it nevertheless."
             )
+        return Path(name)
 
     def validation_losses(self, step: int | None = None) -> dict[str, float | None]:
         """Return the losses of the validation at `step`, or of the last validation."""

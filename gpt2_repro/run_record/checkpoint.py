@@ -78,15 +78,11 @@ def suggest_run(path: Path) -> str:
     """Return a sentence that names the run or checkpoint with the nearest name."""
     runs = [*path.parent.glob("*"), *Path("runs").glob("*")]
     near = nearest(str(path), [str(near) for near in runs if is_run(near) or is_run(near.parent)])
-    near = near or nearest(path.name, [run.name for run in Path("runs").glob("*") if is_run(run)])
     return f"Did you mean {near}?" if near else ""
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return the complete checkpoints of a run directory by step, `final/` last.
-
-    Raises UserError if there are none.
-    """
+    """Return a run's complete checkpoints by step, `final/` last, or raise UserError."""
     run = Path(name)
     folders = [path for path in reversed(checkpoints(run)) if (path / CHECKPOINT_MANIFEST).is_file()]
     folders += [path for path in [run / FINAL] if path.is_dir()]

@@ -15,17 +15,9 @@ from typing import Any
 
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import from_json, read_object, sha256_of, sync, to_json, write_whole
-from gpt2_repro.run_record import events
+from gpt2_repro.run_record import events, layout
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import (
-    CHECKPOINT_MANIFEST,
-    ENVIRONMENT,
-    METRICS,
-    STAGING,
-    TRASH,
-    checkpoints,
-    step_of,
-)
+from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST
 
 
 DISK_FAULTS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read-only"}
@@ -63,7 +55,7 @@ def publish(staged: Path, target: Path) -> None:
 def discard(path: Path) -> None:
     """Delete a folder if it exists."""
     if path.exists():
-        trash = path.with_name(f"{TRASH}-{path.name}")
+        trash = path.with_name(f"{layout.TRASH}-{path.name}")
         shutil.rmtree(trash, ignore_errors=True)
         path.rename(trash)  # if the process is killed, no partly deleted folder keeps the old name
         shutil.rmtree(trash, ignore_errors=True)  # the next call of `sweep` deletes the rest
@@ -71,7 +63,7 @@ def discard(path: Path) -> None:
 
 def sweep(run: Path) -> None:
     """Delete the staging folder and partly deleted checkpoints that a killed run left."""
-    for path in (run / STAGING, *run.glob(f"{TRASH}-*")):
+    for path in (run / layout.STAGING, *run.glob(f"{layout.TRASH}-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -91,13 +83,13 @@ def defect(checkpoint: Path, *, read_files: bool) -> str | None:
 
 def complete_checkpoints(run: Path) -> list[Path]:
     """Return the complete checkpoints of a run by their file sizes, newest step first."""
-    return [path for path in checkpoints(run) if defect(path, read_files=False) is None]
+    return [path for path in layout.checkpoints(run) if defect(path, read_files=False) is None]
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint with correct hashes, and why others were skipped."""
     skipped: list[str] = []
-    for checkpoint in checkpoints(run):
+    for checkpoint in layout.checkpoints(run):
         reason = defect(checkpoint, read_files=True)
         if reason is None:
             return checkpoint, skipped
@@ -106,13 +98,10 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def named(run: Path, name: str) -> Path:
-    """Return the run's checkpoint whose name (checkpoint-N) or path is `name`.
-
-    Raises UserError for a checkpoint that is missing or not complete.
-    """
+    """Return the run's complete checkpoint with this name or path, or raise UserError."""
     chosen = run / Path(name).name
     elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
-    if elsewhere or step_of(chosen) < 0 or not chosen.is_dir():
+    if elsewhere or layout.step_of(chosen) < 0 or not chosen.is_dir():
         names = ", ".join(path.name for path in complete_checkpoints(run)) or "none"
         raise UserError(
             f"{run} has no checkpoint {name}. Complete checkpoints: {names}. For weights of another run, pass --init_from."
@@ -125,8 +114,8 @@ def named(run: Path, name: str) -> Path:
 def set_aside(run: Path, *, after: int) -> list[Path]:
     """Rename checkpoints after a step to abandoned-checkpoint-N. Return the new paths."""
     aside = []
-    for path in checkpoints(run):
-        if step_of(path) > after:
+    for path in layout.checkpoints(run):
+        if layout.step_of(path) > after:
             target = path.with_name(f"abandoned-{path.name}")
             while target.exists():
                 target = target.with_name(f"abandoned-{target.name}")
@@ -152,18 +141,15 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 
 
 def training_record(checkpoint: Path) -> TrainingRecord | None:
-    """Return how the weights in a `final/` or `checkpoint-N` were trained.
-
-    The result is None if manifest.json is missing, damaged or not from train.py.
-    """
+    """Return how the weights in a `final/` or `checkpoint-N` were trained, or None."""
     manifest = read_manifest(checkpoint)
     if not manifest:
         return None
     if "environment" not in manifest:  # a checkpoint-N uses the environment of its run
-        run, known = read_object(checkpoint.parent / ENVIRONMENT), "run_identity" in manifest
+        run, known = read_object(checkpoint.parent / layout.ENVIRONMENT), "run_identity" in manifest
         manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
-        step = step_of(checkpoint)
-        manifest |= {"step": step, "losses": events.validation_losses(checkpoint.parent / METRICS, step)}
+        step = layout.step_of(checkpoint)
+        manifest |= {"step": step, "losses": events.validation_losses(checkpoint.parent / layout.METRICS, step)}
     if "run_identity" not in manifest["environment"]:
         return None
     losses = {key: loss for key, loss in manifest.get("losses", {}).items() if loss is not None}
@@ -191,11 +177,11 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
     lasting = [path for path in complete if not read_manifest(path).get("rolling")]
     kept = {*complete[:1], *(lasting[:keep] if keep else lasting)}
     if keep_every:
-        kept.update(path for path in complete if step_of(path) % keep_every == 0)
+        kept.update(path for path in complete if layout.step_of(path) % keep_every == 0)
     if keep_best:
-        validations = [event for event in events.read(run / METRICS)[0] if "eval_loss" in event]
+        validations = [event for event in events.read(run / layout.METRICS)[0] if "eval_loss" in event]
         losses = {event.get("step"): event["eval_loss"] for event in validations}
-        measured = {path: loss for path in complete if events.is_number(loss := losses.get(step_of(path)))}
+        measured = {path: loss for path in complete if events.is_number(loss := losses.get(layout.step_of(path)))}
         kept.update(sorted(measured, key=measured.__getitem__)[:1])
     for path in complete:
         if path not in kept:

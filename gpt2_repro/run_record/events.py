@@ -43,10 +43,7 @@ def read(path: Path) -> tuple[list[Event], int]:
 
 
 def validation_losses(path: Path, step: int | None = None) -> dict[str, float | None]:
-    """Return the losses of the validation at `step`. None: of the last validation.
-
-    A loss that is not finite is None.
-    """
+    """Return the losses (None if not finite) of the validation at `step`, or the last one."""
     losses: dict[str, float | None] = {}
     for event in read(path)[0]:
         if "eval_loss" in event and step in (None, event.get("step")):
@@ -73,10 +70,7 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:
-    """Return (line with line break, JSON object) for each non-empty line of a file.
-
-    For a damaged line, the object is None.
-    """
+    """Return each non-empty line of a file with its JSON object, or None if damaged."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     # Only "\n" ends a line. str.splitlines() would also split at other Unicode line breaks.
     return [(line, _parse(line)) for line in re.findall(r"[^\n]+\n?", text)]

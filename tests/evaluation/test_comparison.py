@@ -13,7 +13,6 @@ from gpt2_repro.evaluation.references import DOCUMENTS
 from gpt2_repro.evaluation.scores import (
     EvaluationSettings,
     Metric,
-    TaskScores,
     compare,
     find_deviations,
     read_scores,
@@ -30,19 +29,21 @@ MODELS = {
 RIGHT = np.random.default_rng(0).random(2000) < 0.3
 
 
-def scores(right: np.ndarray, word_perplexity: float, documents: str = "d") -> list[TaskScores]:
+def scores(right: np.ndarray, word_perplexity: float, documents: str = "d") -> list[Metric]:
     values = [float(answer) for answer in right]
     pages = [[-np.log(word_perplexity) * 100 * (1 + 0.01 * page), 100] for page in range(-15, 16)]
-    accuracy = Metric("acc", float(np.mean(right)), 0.0102, True, "mean", values)
-    perplexity = Metric("word_perplexity", word_perplexity, None, False, "weighted_perplexity", pages)
-    hashes, grouped = [f"{documents}{number}" for number in range(len(right))], Metric("grouped", 0.5, None, None)
+    hashes = [f"{documents}{number}" for number in range(len(right))]
+    items = {"documents": hashes, "num_documents": len(right), "version": 1.0, "data": "Rowan/hellaswag"}
+    texts = {"documents": [f"p{page}" for page in range(31)], "num_documents": 31, "version": 2.0}
+    texts |= {"data": "/d/pages.jsonl"}
     return [
-        TaskScores("hellaswag", 1.0, "Rowan/hellaswag", hashes, len(right), [accuracy]),
-        TaskScores("wikitext", 2.0, "/d/pages.jsonl", [f"p{page}" for page in range(31)], 31, [perplexity, grouped]),
+        Metric("hellaswag", "acc", float(np.mean(right)), 0.0102, True, "mean", values, **items),
+        Metric("wikitext", "word_perplexity", word_perplexity, None, False, "weighted_perplexity", pages, **texts),
+        Metric("wikitext", "grouped", 0.5, None, None, **texts),
     ]
 
 
-def comparison(theirs: list[TaskScores] | None = None, limit: int | None = None) -> Comparison:
+def comparison(theirs: list[Metric] | None = None, limit: int | None = None) -> Comparison:
     worse = RIGHT.copy()
     worse[:200] = False
     scored = [(MODELS[OURS], scores(worse, 52.1)), (MODELS[GPT2], theirs or scores(RIGHT, 37.3698))]
@@ -63,8 +64,8 @@ def test_rows_hold_values_errors_and_paired_differences() -> None:
 
 def test_only_the_same_documents_and_tokens_are_paired() -> None:
     theirs = scores(RIGHT, 37.0, documents="other")
-    pages = [[value, weight * 1.2] for value, weight in theirs[1].metrics[0].values]  # tokens of another tokenizer
-    theirs[1].metrics[0] = Metric("word_perplexity", 37.0, None, False, "weighted_perplexity", pages)
+    pages = [[value, weight * 1.2] for value, weight in theirs[1].values]  # tokens of another tokenizer
+    theirs[1] = dataclasses.replace(theirs[1], value=37.0, values=pages)
     accuracy, perplexity, _ = (row.difference[OURS] for row in comparison(theirs).rows)
     assert accuracy.value < 0 and perplexity.value == pytest.approx(52.1 - 37.0)
     assert accuracy.stderr is accuracy.verdict is perplexity.stderr is perplexity.verdict is None
@@ -124,19 +125,18 @@ def sample(doc_id: int, answers: list, **metrics: object) -> dict:
 
 def test_values_stand_in_the_order_of_the_documents() -> None:
     logged = {"t": [sample(1, [(-2.0, False)], acc=0.0), sample(0, [(-1.0, True)], acc=1.0)]}
-    (task,) = read_scores(results("t", {"acc,none": 0.5, "acc_stderr,none": 0.5, "f1,none": 0.1}), logged, None)
-    assert task.documents == ["h0", "h1"] and (task.version, task.data, task.num_documents) == (1.0, "Some/data", 2)
-    accuracy, f1 = task.metrics
-    assert accuracy == Metric("acc", 0.5, 0.5, True, "mean", [1.0, 0.0])
+    accuracy, f1 = read_scores(results("t", {"acc,none": 0.5, "acc_stderr,none": 0.5, "f1,none": 0.1}), logged, None)
+    task = {"documents": ["h0", "h1"], "num_documents": 2, "version": 1.0, "data": "Some/data"}
+    assert accuracy == Metric("t", "acc", 0.5, 0.5, True, "mean", [1.0, 0.0], **task)
     assert f1.aggregation is None and f1.values == []
 
 
 def test_groups_have_no_values_and_other_filters_are_named() -> None:
     (group,) = read_scores(results("g", {"acc,none": 0.25, "acc_stderr,none": "N/A"}), {}, None)
-    assert group.metrics == [Metric("acc", 0.25, None, True)] and group.documents == []
+    assert (group.name, group.value, group.stderr, group.values, group.documents) == ("acc", 0.25, None, [], [])
     logged = {"t": [sample(0, ["4"], exact_match=1.0) | {"filter": "strict"}]}
-    (task,) = read_scores(results("t", {"exact_match,strict": 1.0}, "mean"), logged, None)
-    assert task.metrics == [Metric("exact_match (strict)", 1.0, None, True, "mean", [1.0])]
+    (metric,) = read_scores(results("t", {"exact_match,strict": 1.0}, "mean"), logged, None)
+    assert (metric.name, metric.aggregation, metric.values) == ("exact_match (strict)", "mean", [1.0])
 
 
 @pytest.mark.parametrize("answer", [(math.nan, False), -math.inf])
@@ -147,9 +147,8 @@ def test_scores_that_are_not_finite_are_rejected(answer) -> None:
 
 
 def test_published_numbers_check_what_is_measured() -> None:
-    def measured(task: str, metric: str, value: float, part: int = 0) -> list[TaskScores]:
-        documents = DOCUMENTS[task] - part
-        return [TaskScores(task, 1.0, "d", [], documents, [Metric(metric, value, None, True)])]
+    def measured(task: str, metric: str, value: float, part: int = 0) -> list[Metric]:
+        return [Metric(task, metric, value, None, True, num_documents=DOCUMENTS[task] - part)]
 
     gpt2 = "openai-community/gpt2"
     for model, window, scores, broken in (

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2_repro.evaluation import harness
 from gpt2_repro.evaluation.harness import evaluate_model, launch_command, score_launched, score_task
-from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
+from gpt2_repro.evaluation.scores import EvaluationSettings, Job, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 
 
@@ -45,12 +45,11 @@ def test_scores_are_bit_equal_to_stock_lm_eval(model, tokenizer, folder: Path) -
     (path,) = (folder / "out").glob("*/results_*.json")
     stock = json.loads(path.read_text(encoding="utf-8"))["results"]
     for task in TASKS:
-        results, samples = evaluate_model(model, tokenizer, task, SETTINGS, folder / "tasks")
+        results, samples = evaluate_model(model, tokenizer, Job(task, SETTINGS, folder / "tasks"))
         ours = results["results"][task]
         assert ours.keys() == stock[task].keys()
         assert {key for key in ours if ours[key] != stock[task][key]} <= {"acc_stderr,none", "perplexity_stderr,none"}
-        (scores,) = read_scores(results, samples, tokenizer)
-        for metric in scores.metrics:
+        for metric in read_scores(results, samples, tokenizer):
             if isinstance(error := stock[task].get(f"{metric.name}_stderr,none"), float):
                 assert metric.stderr == (error if metric.name == "acc" else pytest.approx(error, rel=1e-9))
 
@@ -70,9 +69,9 @@ def test_two_processes_share_the_documents_and_score_as_one_does(
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for task in ("document_perplexity", "hellaswag_completion"):
-        _, (two,) = score_launched(folder / "model", task, SETTINGS, folder / "tasks", num_processes=2)
-        _, (one,) = score_task(model, tokenizer, task, SETTINGS, folder / "tasks")
-        assert (two.documents, two.num_documents) == (one.documents, one.num_documents)
-        for mine, launched in zip(one.metrics, two.metrics, strict=True):
+        _, two = score_launched(folder / "model", Job(task, SETTINGS, folder / "tasks"), num_processes=2)
+        _, one = score_task(model, tokenizer, Job(task, SETTINGS, folder / "tasks"))
+        for mine, launched in zip(one, two, strict=True):
+            assert (mine.documents, mine.num_documents) == (launched.documents, launched.num_documents)
             assert launched.value == pytest.approx(mine.value, rel=1e-6)
             assert launched.array() == pytest.approx(mine.array(), rel=1e-5)

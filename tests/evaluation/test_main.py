@@ -64,7 +64,7 @@ def scored(monkeypatch) -> list[str]:
     original = harness.score_task
 
     def recorded(*args):
-        tasks.append(args[2])
+        tasks.append(args[2].task)
         return original(*args)
 
     monkeypatch.setattr(harness, "score_task", recorded)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.harness import evaluate_model, score_task
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
-from gpt2_repro.evaluation.scores import EvaluationSettings
+from gpt2_repro.evaluation.scores import EvaluationSettings, Job
 from gpt2_repro.evaluation.tasks import (
     NUM_PASSAGES,
     cut_passages,
@@ -48,7 +48,7 @@ def test_documents_of_a_folder_that_was_prepared_again_are_refused(tmp_path: Pat
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
     """Return lm-eval's results and samples of each task."""
     settings = EvaluationSettings(max_length=max_length, batch_size=4, seed=1, device="cpu", limit=limit)
-    return {task: evaluate_model(model, tokenizer, task, settings, folder) for task in tasks}
+    return {task: evaluate_model(model, tokenizer, Job(task, settings, folder)) for task in tasks}
 
 
 def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
@@ -156,7 +156,7 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
         return load("json", data_files=dict.fromkeys(("train", "validation", "test"), file))
 
     monkeypatch.setattr("datasets.load_dataset", from_files)
-    theirs = score(network, gpt2_tokenizer, hub, None, max_length=256, limit=4)
+    theirs = score(network, gpt2_tokenizer, hub, tmp_path / "stock", max_length=256, limit=4)
     assert sorted(fetched) == sorted(hub)
     for task in hub:
         (mine, my_samples), (stock, stock_samples) = ours[task], theirs[task]
@@ -172,7 +172,7 @@ def test_the_completion_style_is_scored_as_during_training(network, gpt2_tokeniz
     (tmp_path / "hellaswag.jsonl").write_text(items, encoding="utf-8")
     folder = write_tasks(tmp_path, tmp_path / "tasks", ["hellaswag_completion"])
     settings = EvaluationSettings(max_length=256, batch_size=4, seed=1, device="cpu", limit=None)
-    _, (task,) = score_task(network, gpt2_tokenizer, "hellaswag_completion", settings, folder)
+    _, (metric,) = score_task(network, gpt2_tokenizer, Job("hellaswag_completion", settings, folder))
     training = HellaSwag(read_items(str(tmp_path / "hellaswag.jsonl")), gpt2_tokenizer, window=256)
     model = make_pretraining(copy.deepcopy(network), vocab_size=50_304)
     losses = training.losses(
@@ -180,6 +180,5 @@ def test_the_completion_style_is_scored_as_during_training(network, gpt2_tokeniz
         positions=700,
         device=torch.device("cpu"),
     )
-    (metric,) = task.metrics
     assert metric.values == training.right(losses).tolist() and 0 < sum(metric.values) < 20
     assert metric.value == training.score(losses)["hellaswag_acc"]

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2_repro.run_record.checkpoints import complete_checkpoints, step_of
+from gpt2_repro.run_record.checkpoints import complete_checkpoints
+from gpt2_repro.run_record.layout import step_of
 from tests.faults.runs import Started, losses, weights
 
 
