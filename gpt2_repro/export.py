@@ -70,8 +70,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder (or llm.c file) to create.")
     formats = "Format of the export. (default: llmc if OUT ends in .bin, otherwise hf)"
     parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
-    dtype = "Data type of the exported weights. (default: %(default)s)"
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtype)
+    dtypes = ("float32", "bfloat16")
+    parser.add_argument(
+        "--dtype", choices=dtypes, default="float32", help="Data type of the exported weights. (default: %(default)s)"
+    )
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
@@ -81,7 +83,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
-        raise UserError("--push_to_hub needs ORG/NAME and --format hf.")
+        raise UserError("--push_to_hub needs a repository, such as --push_to_hub ORG/NAME, and --format hf.")
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
         raise UserError("To upload to the Hub, set HF_TOKEN to a token with write access.")
     if args.out is not None and args.out.exists():

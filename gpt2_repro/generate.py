@@ -9,7 +9,6 @@ FILE:prompt.txt reads the prompt from the file prompt.txt.
 
 import argparse
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,7 @@ from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
 
-# Default, smallest and largest value, and help of each option.
-OPTIONS: dict[str, tuple[Any, float, float, str]] = {
-    "max_new_tokens": (100, 1, math.inf, "Tokens to generate."),
-    "num_samples": (1, 1, 1000, "Number of samples, which are generated in one batch."),
-    "temperature": (1.0, 0, 1000, "Below 0.001: greedy decoding."),
-    "top_k": (50, 0, math.inf, "Sample from the top k tokens. 0: all."),
-    "top_p": (1.0, 1e-9, 1, "Sample from the most likely tokens with this total probability."),
-    "seed": (42, 0, 2**63 - 1, "Random seed."),
-}
+MOST_SAMPLES = 1000  # because all samples are generated in one batch
 
 logger = logging.getLogger("gpt2_repro.generate")
 
@@ -38,12 +29,30 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
     parser.add_argument("words", nargs="*", default=[], metavar="PROMPT", help="Text to continue.")
     parser.add_argument("--prompt", default="", help="Text to continue. (default: start a new document)")
-    for name, (default, _, _, text) in OPTIONS.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to generate. (default: %(default)s)")
+    parser.add_argument("--num_samples", type=int, default=1, help="Number of samples. (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy decoding. (default: %(default)s)")
+    parser.add_argument(
+        "--top_k", type=int, default=50, help="Sample from the top k tokens. 0: all. (default: %(default)s)"
+    )
+    top_p = "Sample from the most likely tokens with this total probability. (default: %(default)s)"
+    parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
+    parser.add_argument("--seed", type=int, default=42, help="Random seed. (default: %(default)s)")
     args = parser.parse(argv)
-    for name, (_, least, most, _) in OPTIONS.items():
-        if not least <= getattr(args, name) <= most:
-            raise UserError(f"--{name} {getattr(args, name)} must be at least {least} and at most {most}.")
+    ranges: dict[str, tuple[float, float | None]] = {
+        "max_new_tokens": (1, None),
+        "num_samples": (1, MOST_SAMPLES),
+        "top_k": (0, None),
+    }
+    ranges |= {"temperature": (0, 1000), "top_p": (1e-9, 1), "seed": (0, 2**63 - 1)}
+    for name, (least, most) in ranges.items():
+        value = getattr(args, name)
+        if not (least <= value and (most is None or value <= most)):
+            raise UserError(f"--{name} {value} must be at least {least}{f' and at most {most}' if most else ''}.")
+    if 0 < args.temperature < 0.001:  # probabilities would overflow
+        raise UserError(f"--temperature {args.temperature} must be 0 or at least 0.001.")
+    if args.temperature == 0 and args.num_samples > 1:
+        raise UserError("--temperature 0 makes all samples equal. Pass --num_samples 1, or a higher --temperature.")
     if args.words and args.prompt:
         raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
     args.prompt = args.prompt or " ".join(args.words)
@@ -56,6 +65,21 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
+def _load(name: str, source: str) -> tuple[Any, Any]:
+    """Return the model and the tokenizer of the checkpoint `name` in `source`."""
+    from gpt2_repro.model.export import load_pair
+
+    while True:
+        try:
+            return load_pair(source)
+        except UserError:
+            # If the run is in progress, it may have deleted this checkpoint and saved a newer one.
+            newest = resolve_checkpoint(name, unfinished=True).source
+            if newest == source:
+                raise
+            source = newest
+
+
 def main(argv: list[str]) -> None:
     """Load a checkpoint, generate text and print it."""
     args = _parse(argv)
@@ -63,10 +87,9 @@ def main(argv: list[str]) -> None:
 
     import torch
 
-    from gpt2_repro.model.export import load_pair
     from gpt2_repro.tokenization import start_ids
 
-    model, tokenizer = load_pair(source)
+    model, tokenizer = _load(args.checkpoint, source)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     window = max_positions(model.config)
     start = start_ids(tokenizer, args.prompt)
@@ -81,8 +104,9 @@ def main(argv: list[str]) -> None:
         logger.warning(text, window, lengths["max_new_tokens"])
     sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")} | {"do_sample": True}
     torch.manual_seed(args.seed)
-    sampling = sampling if args.temperature >= 0.001 else {}  # probabilities would overflow
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), **lengths, **sampling)
+    written = model.generate(
+        ids, attention_mask=torch.ones_like(ids), **lengths, **(sampling if args.temperature else {})
+    )
     for number, sample in enumerate(written, 1):
         if args.num_samples > 1:
             print(f"--- {number}")
