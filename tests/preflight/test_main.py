@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from gpt2_repro.preflight import __main__ as preflight
 
@@ -25,34 +24,15 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     # With --gpu no machine is checked: the findings are only about the recipe and the name of the card.
     assert code == 0
     assert {line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")} == {"step", "memory", "card"}
-    for number in (
-        "18,865",
-        "9,890,693,120",
-        "8 x A100 SXM 80 GB",
-        "113.2 min",
-        "$14.00",
-        "8.46e+18",
-        "20.7 GB",
-        "10.5 GB",
-    ):
+    for number in ("18,865", "9,890,693,120", "113.2 min", "$14.00", "20.7 GB", "10.5 GB"):
         assert number in out, number
-    code, out = look("--gpu", "TPU v9", "--tokens_per_second", 2e5, "--usd_per_hour", 1)
-    assert code == 0 and "on 1 x TPU v9" in out and "at $1.00 an hour" in out
     code, out = look("--gpu", "H100 SXM", "--n", 3)
     assert code == 1 and "✗ step" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "fix"),
-    [
-        (["--gpu", "RTX 4090"], 1, "--per_device_train_batch_size 32"),
-        (["recipes/gpt2_1558m.yaml", "--gpu", "A100 SXM 80", "--n", "8"], 0, ""),
-    ],
-)
-def test_a_micro_batch_that_does_not_fit(words: list[str], code: int, fix: str, look) -> None:
-    ended, out = look(*words)
-    line = next(line for line in out.splitlines() if "memory  " in line)
-    assert ended == code and line.startswith("✗" if code else "✓") and line.endswith(fix)
+def test_a_micro_batch_that_does_not_fit(look) -> None:
+    code, out = look("--gpu", "RTX 4090")
+    assert code == 1 and "--per_device_train_batch_size 32\n" in out
 
 
 def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
@@ -64,9 +44,3 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
     code, out = look(tiny_recipe, "--sequence_length", 16, "--use_cpu")
     assert code == 1 and "✗ data" in out and "sequence_length 32" in out
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_machine_without_a_gpu(look, tiny_recipe: Path) -> None:
-    code, out = look(tiny_recipe, "--use_cpu", "false", "--dataset_dir", "data/none", "--memory")
-    assert code == 1 and "✗ device" in out and "! data  " in out and "! memory" in out

@@ -35,7 +35,6 @@ def check(run_folder: Path, capsys: pytest.CaptureFixture[str]):
         ([{"step": step, "loss": 50.0} for step in range(41, 60)], 1),
         ([{"step": 41, "loss": 20.0}], 0),  # one spike
         ([{"step": 41, "loss": None}], 1),
-        ([{"step": 41 + place, "eval_loss": loss} for place, loss in enumerate((5.0, 5.1, None, 5.3, 5.4))], 0),
         ([{"step": 41, "loss": 4.0, "updates_skipped": 2, "tokens_per_second": 5.0, "data_wait": 0.4}], 0),
     ],
 )
@@ -43,15 +42,12 @@ def test_losses(run_folder: Path, events: list[dict], code: int, check) -> None:
     for event in events:
         add(run_folder, **event)
     ended, out = check()
-    assert ended == code and "step 40 of 40" in out and "tokens/s" in out
-    if events and "data_wait" in events[0]:
-        assert "updates: at least 2" in out and "40%" in out
+    assert ended == code and "step 40 of 40" in out
 
 
 @pytest.mark.parametrize(
     ("status", "mark", "words"),
     [
-        ({"state": "running", "step": 20, "tokens": 163_840, "updated": None}, "✓", "18 s left"),
         ({"state": "running", "updated": AGO}, "✗", "ago"),
         ({"state": "diverged", "reason": "the norm is not finite"}, "✗", "the norm is not finite"),
         ({"state": "stopped", "reason": "SIGTERM"}, "!", "stopped"),

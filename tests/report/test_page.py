@@ -1,6 +1,5 @@
 """The report command reads complete, incomplete and damaged runs."""
 
-import base64
 import html
 import math
 import re
@@ -17,7 +16,6 @@ from gpt2_repro.report.read import points, read_run
 from tests.report.conftest import SAMPLE, add, change, write_run
 
 
-ROOT = Path(__file__).parents[2]
 BUCKET = {"label": "validation text", "tokens": 9, "ours": 4.0, "theirs": 4.3}
 BUCKET |= {"difference": {"value": -0.3, "stderr": 0.01}}
 DIAGNOSIS = {"models": [{"name": "final"}, {"name": "openai-community/gpt2"}], "domains": [BUCKET], "positions": []}
@@ -50,23 +48,15 @@ def recorded(run_folder: Path) -> Path:
 def test_the_whole_record_is_on_the_page_and_in_the_summary(recorded: Path, capsys) -> None:
     main([str(recorded)])
     page, out = _Page(recorded / "report.html"), capsys.readouterr().out
-    numbers = [
-        *("complete", "step 40 of 40", "4.123", "bigram 4.601", "5.123", "7.4 M", "6.2%"),
-        *("0.3012", "GPT-2 0.2945, GPT-3 0.3370", "25.0%", "1 h 00 min", "$14.00", "0.2012 ± 0.0055"),
-    ]
-    for words in numbers:
+    for words in ("step 40 of 40", "4.123", "bigram 4.601", "0.3012", "$14.00", "0.2012 ± 0.0055"):
         assert words in page.text and words in out, words
-    for words in ("91.7%", "$12.83", "2813412", "learning_rate: 0.001", "model.dropout", "Loss by domain"):
+    for words in ("2813412", "learning_rate: 0.001", "model.dropout", "Loss by domain"):
         assert words in page.text, words
-    # The newest sample comes first, and its markup has no effect.
-    assert page.text.index(SAMPLE) < page.text.index("Earlier samples") < page.text.index("early words")
-    assert "<script" not in page.source and html.escape("<script>alert(", quote=False) in page.source
-    # The page loads no other files. The figures are also written as PNG files next to the page.
+    # The markup of a sample has no effect, and the page loads no other files.
+    assert SAMPLE in page.text and "<script" not in page.source
     assert not re.search(r"@import|url\(", page.source)
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
-    pictures = [base64.b64decode(address.split(",")[1]) for address in page.addresses]
-    files = {path.stem: path.read_bytes() for path in (recorded / "report").iterdir()}
-    assert files.keys() == {"hellaswag", "loss", "training"} and sorted(files.values()) == sorted(pictures)
+    assert {path.stem for path in (recorded / "report").iterdir()} == {"hellaswag", "loss", "training"}
 
 
 def test_a_run_that_has_only_begun(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,19 +81,9 @@ def test_several_runs_share_the_figures(run_folder: Path, tmp_path: Path, monkey
     page, out = _Page(tmp_path / "report.html"), capsys.readouterr().out
     assert len(page.addresses) == 3 and not (run_folder / "report.html").exists()
     assert "<h2>runs/demo</h2>" in page.source and "<h2>elsewhere/demo</h2>" in page.source
-    assert "$0.98" in page.text
     differences = recipe_differences([read_run(run_folder), read_run(other)], ["a", "b"])
     assert [[cell.text for cell in row] for row in differences.rows] == [["training.learning_rate", "0.001", "0.002"]]
     assert all("different tokenizers" in text for text in (page.text, out))
-
-
-def test_the_page_goes_where_it_is_told(run_folder: Path, tmp_path: Path) -> None:
-    (run_folder / "report").write_text("a file", encoding="utf-8")  # the folder for the figures cannot be created
-    main([str(run_folder), "-o", str(tmp_path / "new" / "page.html")])
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"]
-    for words in ([run_folder, "-o", tmp_path], [run_folder.parent], [run_folder / "gone"]):
-        with pytest.raises(UserError):
-            main([str(word) for word in words])
 
 
 def test_published_losses_are_those_of_the_same_data(run_folder: Path) -> None:
@@ -137,16 +117,8 @@ def test_a_resumed_run_is_one_curve(run_folder: Path) -> None:
     ("name", "content"),
     [
         ("metrics.jsonl", '[1]\n5\n"x"\nnull\n{"step": "1", "loss": "x", "tokens": []}\n' + "[" * 100_000 + "\n"),
-        ("metrics.jsonl", f'{{"step": 1, "loss": 1{"0" * 400}, "tokens": 1e308}}\n'),
-        (
-            "samples.jsonl",
-            '{"text": "no step"}\n{"step": 1, "prompt": ["a"], "text": null}\n{"step": 1, "text": "b"}\n',
-        ),
-        ("run_status.json", {"seconds": float("inf"), "time_breakdown": {"training": "x", "saving": float("nan")}}),
-        ("run_status.json", {"step": "x", "tokens": {}, "max_steps": "many", "state": 5}),
-        ("environment.json", {"parameters": "many", "plan": None, "usd_per_hour": "14", "data": []}),
+        ("run_status.json", {"step": "x", "tokens": {}, "max_steps": "many", "state": 5, "seconds": float("inf")}),
         ("environment.json", "{"),
-        ("evaluation/comparison.json", '{"models": [{"name": "a"}], "rows": [5]}'),
         ("evaluation/diagnosis/diagnosis.json", '{"models": [{"name": "a"}], "domains": [{"label": "c"}]}'),
     ],
 )

@@ -1,7 +1,5 @@
 """on_start.sh sets the deadline, sets up the pod, and always exits with 0."""
 
-import stat
-
 import pytest
 
 from tests.runpod.conftest import wait_for
@@ -23,9 +21,6 @@ def test_a_second_start_installs_nothing(pod) -> None:
     assert constraints.read_text(encoding="utf-8") == "torch==2.9.1+cu128\n"
     (install,) = [call for call in first if call.endswith("/requirements.txt")]
     assert f"--constraint {constraints}" in install
-    # pip would refuse a torch outside the range of requirements.txt.
-    required = (constraints.parent / "requirements.txt").read_text(encoding="utf-8")
-    assert "\ntransformers==" in required and "\ntorch" not in required
     settings = (pod.folder / "gpt2.env").read_text(encoding="utf-8")
     assert all(name in settings for name in ("HF_HOME", "TORCHINDUCTOR_CACHE_DIR", "PATH="))
     # The next start does not wait for its preflight, which hangs here and runs in the background.
@@ -44,12 +39,6 @@ def test_a_start_that_fails_does_not_fail_the_container(pod, fails: dict[str, st
     assert pod.run("on_start.sh") == (0, "") and "ready: ." in log(pod)  # the next start repairs it
 
 
-def test_two_at_once_make_one_environment(pod) -> None:
-    both = [pod.start("on_start.sh") for _ in range(2)]
-    assert [process.wait(60) for process in both] == [0, 0]
-    assert len(pod.calls("python -m venv")) == 1 and log(pod).count("ready: .") == 2
-
-
 def test_the_deadline_is_armed_first_and_once(pod) -> None:
     for _ in range(2):
         assert pod.run("on_start.sh", POD_HOURS="2", NO_VENV="1") == (0, "")
@@ -57,17 +46,9 @@ def test_the_deadline_is_armed_first_and_once(pod) -> None:
     assert len(pod.processes("deadline.sh --armed start 7200")) == 1
 
 
-@pytest.mark.parametrize("variables", [{"POD_HOURS": "four"}, {"AUTO_RUN": "true"}])
-def test_without_a_number_of_hours_the_deadline_is_24(pod, variables: dict[str, str]) -> None:
-    pod.run("on_start.sh", **variables)
+def test_without_a_number_of_hours_the_deadline_is_24(pod) -> None:
+    pod.run("on_start.sh", POD_HOURS="four")
     assert pod.processes("deadline.sh --armed start 86400")
-
-
-def test_a_command_is_started_in_tmux(pod) -> None:
-    pod.stub("tmux", '#!/bin/bash\n[[ $1 == new-session ]] && bash -c "${!#}" </dev/null\n')
-    pod.run("on_start.sh", AUTO_RUN="echo 'a b' >>\"$TMPDIR/ran\"; echo secret-of-mine >/dev/null")
-    assert (pod.folder / "ran").read_text(encoding="utf-8") == "a b\n" and "secret-of-mine" not in log(pod)
-    assert stat.S_IMODE((pod.folder / "auto_run.sh").stat().st_mode) == 0o600
 
 
 def test_if_the_command_cannot_run_the_pod_is_stopped(pod) -> None:

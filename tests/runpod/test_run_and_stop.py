@@ -1,6 +1,5 @@
 """run_and_stop.sh keeps the run's files and stops the pod, even after a failure."""
 
-import contextlib
 import os
 import pty
 import signal
@@ -116,27 +115,17 @@ def test_a_second_one_is_refused(pod) -> None:
     assert code == 2 and pod.processes("deadline.sh --armed run") == [deadline] and len(pod.calls("python")) == 1
 
 
-@pytest.mark.parametrize("what", ["close", "interrupt"])
-def test_a_terminal_may_close_and_ctrl_c_ends_the_training_only(pod, what: str) -> None:
+def test_a_terminal_may_close(pod) -> None:
     environment = pod.environment | {"TRAINING": PATIENT, "RUN": str(pod.workspace / "runs" / "mine")}
     process, terminal = pty.fork()
     if process == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup and the processes it starts ignore it
         os.execvpe("bash", SCRIPT, environment)
-    shown = b""
-    while b"hours at the latest" not in shown:  # the terminal shows the log
-        shown += os.read(terminal, 4096)
     wait_for((pod.folder / "began").exists)
-    if what == "close":
-        os.close(terminal)
-        time.sleep(0.5)
-        assert not (pod.folder / "told").exists()  # the training got no signal
-        os.kill(process, signal.SIGTERM)
-    else:
-        os.write(terminal, b"\x03\x03")
-        with contextlib.suppress(OSError):
-            while os.read(terminal, 4096):
-                pass
+    os.close(terminal)
+    time.sleep(0.5)
+    assert not (pod.folder / "told").exists()  # the training got no signal
+    os.kill(process, signal.SIGTERM)
     os.waitpid(process, 0)
     assert (pod.folder / "told").read_text(encoding="utf-8") == "told\n" and pod.calls()[-4:] == STOP
 

@@ -13,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import writer
-from gpt2_repro.run_record.checkpoints import checkpoints, defect, read_manifest
+from gpt2_repro.run_record.checkpoints import defect, read_manifest
+from gpt2_repro.run_record.layout import checkpoints
 from gpt2_repro.training import saving
 from gpt2_repro.training.hashing import StagingMemory
 from gpt2_repro.training.saving import CheckpointSaver
