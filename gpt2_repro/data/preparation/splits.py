@@ -8,13 +8,13 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.staging import StagedPart, Stream
+from gpt2_repro.data.preparation.staging import FEW_DOCUMENTS, StagedPart, Stream
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.errors import UserError
 
@@ -112,7 +112,12 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
     else:
         total = min(below, *map(operator.truediv, map(_tokens, train), weights))
         both = functools.partial(ordered, SPLITS)
-        chosen, remark = _choose_documents(both, weights, args, total)
+        documents = [sum(part.facts["documents"] for part in parts) for parts in train]
+        few = [number for number, count in enumerate(documents) if count <= FEW_DOCUMENTS]
+        if args.split == "hash":
+            chosen, remark = _choose_by_hash(both, few, names, weights, args, total)
+        else:
+            chosen, remark = _choose_head(both, weights, args, total)
         groups = [Group(SPLITS, train, names, functools.partial(both, **chosen), remark)]
     for source, stream in zip(sources.validation_sets.values(), further, strict=True):
         parts = [stage(stream)]
@@ -125,22 +130,48 @@ def _tokens(parts: list[StagedPart]) -> int:
     return sum(part.facts["tokens"] for part in parts)
 
 
-def _choose_documents(
+def _choose_by_hash(
+    order: Callable[..., Iterator[DocumentSpan]],
+    few: list[int],
+    names: list[str],
+    weights: list[float],
+    args: DataArguments,
+    total: float,
+) -> tuple[dict[str, Any], str]:
+    """Choose the validation documents for --split hash, as `_choose_head` does.
+
+    A source in `few` (with few documents) of which the hash holds out a wrong share is cut as by --split head.
+    """
+    every, tokens = range(len(weights)), args.validation_fraction * total
+    if few:
+        counts = count_documents(order(hashed=every))
+        sizes = [[counts[split, number]["tokens"] for split in SPLITS] for number in every]
+        enough = min(sizes[0]) > args.sequence_length
+        few = [n for n in few if not (_has_share(sizes[n][0], weights[n] * tokens) if len(weights) > 1 else enough)]
+    if not few:
+        return {"hashed": every}, ""
+    named, share = " and ".join(names[number] for number in few), f"the first {args.validation_fraction:.1%}"
+    remark = f"--split hash has too few documents in {named}: validation has {share} of it, and may cut a document"
+    return {"hashed": sorted({*every} - {*few}), "head": float(round(tokens)), "cut": True}, remark
+
+
+def _has_share(tokens: float, wanted: float) -> bool:
+    return abs(tokens - wanted) <= wanted / 4
+
+
+def _choose_head(
     order: Callable[..., Iterator[DocumentSpan]], weights: list[float], args: DataArguments, total: float
 ) -> tuple[dict[str, Any], str]:
-    """Choose the validation documents for --split head and --split hash.
+    """Choose the validation documents for --split head.
 
     Returns keyword arguments for `order_documents`, and a remark on the split. `total` is the number of all tokens.
     """
-    if args.split == "hash":
-        return {"hashed": True}, ""
     wanted, most = float(args.validation_tokens), MOST_HELD_OUT * total
     head = float(round(min(wanted, most)))  # otherwise, a document that starts less than a token before it is included
     counts = count_documents(order(head=head, below=head))
     held_out = sum(count["tokens"] for count in counts.values())
-    # The share of a source in validation is wrong if it differs by more than a quarter from its weight.
     shares = [(counts["validation", number]["tokens"], weight * head) for number, weight in enumerate(weights)]
-    even = len(weights) == 1 or all(abs(tokens - share) <= share / 4 for tokens, share in shares)
+    even = len(weights) == 1 or all(itertools.starmap(_has_share, shares))
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or not the shares of a mixture, or if more than
     # 10 % was requested.
@@ -166,7 +197,7 @@ def order_documents(
     *,
     head: float = np.inf,
     cut: bool = False,
-    hashed: bool = False,
+    hashed: Collection[int] = (),
     below: float = np.inf,
 ) -> Iterator[DocumentSpan]:
     """Yield the documents of all sources in order.
@@ -178,11 +209,11 @@ def order_documents(
         splits: the split of all documents, or two splits: validation, and the split of all other documents.
         head: position at which validation ends.
         cut: whether to cut documents in two at the position `head`.
-        hashed: whether --split hash chooses the validation documents, instead of `head`.
+        hashed: numbers of the sources whose validation documents --split hash chooses, instead of `head`.
         below: yield only documents whose position is below this number.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
-    loading = [_documents(parts, weight, i, None if hashed else head) for i, (parts, weight) in numbered]
+    loading = [_documents(parts, weight, i, None if i in hashed else head) for i, (parts, weight) in numbered]
     waiting = [np.empty(0, _DOCUMENT) for _ in streams]
     ends = [0.0] * len(streams)  # position of the next part of each stream
     while (known := min(ends)) < below:
@@ -197,7 +228,7 @@ def order_documents(
             documents = documents[np.lexsort((documents["stream"], documents["start"]))]
         documents = documents[documents["start"] < below]
         if cut:
-            documents = _cut_documents(documents, head, np.array(weights))
+            documents = _cut_documents(documents, head, np.array(weights), hashed)
         yield from _spans(documents, np.where(documents["held_out"], 0, len(splits) - 1), splits)
 
 
@@ -221,13 +252,14 @@ def _documents(
         yield documents, tokens / weight
 
 
-def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
-    """Cut each document that contains the position `place` into two documents.
+def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray, whole: Collection[int]) -> np.ndarray:
+    """Cut each document that contains the position `place` into two, except those of the sources `whole`.
 
     Returns a new array of the dtype `_DOCUMENT`.
     """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
-    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
+    is_cut = (tokens > 0) & (tokens < documents["length"]) & ~np.isin(documents["stream"], list(whole))
+    across = np.flatnonzero(is_cut)
     rest, tokens = documents[across], tokens[across]
     rest["start"], rest["held_out"] = place, False
     rest["first_token"] += tokens

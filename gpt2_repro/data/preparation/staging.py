@@ -34,6 +34,7 @@ from gpt2_repro.files import sync, write_whole
 
 STREAMS = "streams"  # the subfolder of the staging folder with the staged tokens
 EXAMPLES = 3  # number of bad documents that the manifest quotes
+FEW_DOCUMENTS = 10_000  # of so few, --split hash may hold out far too few or too many
 CHECKED = 1000  # one document in CHECKED is encoded a second time, with `tokenizers`
 
 
@@ -90,6 +91,12 @@ class StagedPart:
     def drop_texts(self) -> None:
         self.path(".jsonl").unlink(missing_ok=True)
 
+    def keep_hashed_texts(self) -> None:
+        """Drop the texts of documents that --split hash does not hold out."""
+        held_out, texts = self.held_out(), self.texts()
+        lines = (json.dumps([number, text]) + "\n" for number, text in texts.items() if held_out[number])
+        write_whole(self.path(".jsonl"), "".join(lines))
+
     def complete(self, facts: dict[str, Any], lengths: np.ndarray, held_out: np.ndarray) -> None:
         content = io.BytesIO()  # np.savez to a real file would report a full disk as an error without errno
         np.savez(content, lengths=lengths.astype(np.uint32), held_out=held_out)
@@ -142,7 +149,9 @@ def stage_part(
                 file.write(ids.tobytes())
                 held_out.append(_held_out(batch.documents, facts["tokens"] + np.cumsum(lengths) - lengths, args))
                 if keep_texts:
-                    for place in np.flatnonzero(held_out[-1]).tolist():
+                    # Of a source with few documents, others than those that the hash chooses may be held out.
+                    few = (args.split == "hash") & (documents + np.arange(len(lengths)) < FEW_DOCUMENTS)
+                    for place in np.flatnonzero(held_out[-1] | few).tolist():
                         texts.write(json.dumps([documents + place, batch.documents[place]]) + "\n")
                 lengths_of_batches.append(lengths)
                 documents += len(lengths)
@@ -202,7 +211,7 @@ def stage(
     work = functools.partial(stage_part, **settings, limit=stream.limit, keep_texts=stream.keep_texts)
     parts: list[StagedPart] = []
     examples: list[str] = []
-    tokens = bad = 0
+    tokens = bad = documents = kept = 0
     size = sum(file.size for file in stream.files)
     bar = Progress(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
     # Import `datasets`, which takes a second, while the workers are busy. Writing the rows needs it later.
@@ -219,6 +228,11 @@ def stage(
             parts.append(task.staged)
             if args.split == "head" and tokens >= args.validation_tokens:
                 task.staged.drop_texts()  # this part starts after the head; a worker only counts its own part
+            documents += task.staged.facts["documents"]
+            if args.split == "hash" and stream.keep_texts and documents > FEW_DOCUMENTS:
+                for part in parts[kept:]:
+                    part.keep_hashed_texts()
+                kept = len(parts)
             tokens += task.staged.facts["tokens"]
             bad += task.staged.facts["bad"]
             examples += task.staged.facts["bad_examples"]

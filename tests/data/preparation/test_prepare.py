@@ -56,21 +56,29 @@ def test_a_finished_folder_is_returned_and_changed_files_are_named(arguments, tm
             prepare(arguments(), PreparationOptions(overwrite=overwrite))
 
 
-def test_validation_files_of_a_mixture_are_interleaved(
-    arguments, documents: list[str], tmp_path: Path, content
+@pytest.mark.parametrize("split", ["hash", "head", "source"])
+def test_each_source_of_a_mixture_has_its_share_of_validation(
+    arguments, documents: list[str], tmp_path: Path, content, caplog, split: str
 ) -> None:
+    caplog.set_level("INFO")
     books, web = [" ".join(documents[:60]), " ".join(documents[60:120])], documents[:120]
-    for name, texts in (("books", books), ("web", web), ("books-val", documents[:60]), ("web-val", documents[60:120])):
+    files = [("books", books), ("web", web)]
+    if split == "source":
+        files += [("books-val", documents[:60]), ("web-val", documents[60:120])]
+    for name, texts in files:
         write_jsonl(tmp_path / f"{name}.jsonl", [f"{name} {text}" for text in texts])
     source = f"{tmp_path}/books*.jsonl=7,{tmp_path}/web*.jsonl=3"
-    form = {"data_files": [], "source": source, "validation_text": True, "split": "source"}
-    data = prepare(arguments("one", **form))
+    form = {"data_files": [], "source": source, "validation_text": True, "split": split}
+    data = prepare(arguments("one", **form, validation_fraction=0.1))
+    assert ("--split hash has too few documents in" in caplog.text) == (split == "hash")
     for counts in data.manifest.counts.values():
         first, second = (of["tokens"] for of in counts.sources.values())
         assert first + second == counts.tokens and first / counts.tokens == pytest.approx(0.7, abs=0.07)
     rows = [open_rows(data.path / name).joined() for name in ("train", "validation")]
     assert data.manifest.reference_losses == reference_losses(*rows, data.manifest.vocab_size)
-    prepare(arguments("two", **form), PreparationOptions(num_proc=2))
+    texts = (data.path / "text" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(texts) == data.manifest.counts["validation"].documents
+    prepare(arguments("two", **form, validation_fraction=0.1), PreparationOptions(num_proc=2))
     assert content(data.path) == content(tmp_path / "two")
 
 
@@ -109,8 +117,9 @@ def test_too_little_text_is_refused_and_a_single_document_is_cut(arguments, tmp_
         with pytest.raises(UserError, match="validation split .* a row needs 33"):
             prepare(arguments(**one, **changes))
         assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
-    counts = prepare(arguments(**one)).manifest.counts
-    assert counts["validation"].documents == counts["train"].documents == 1
+    for name in ("head", "hash"):
+        counts = prepare(arguments(name, **one, split=name, validation_fraction=0.1)).manifest.counts
+        assert counts["validation"].documents == counts["train"].documents == 1
 
 
 def test_files_by_several_names_are_read_once_and_links_are_followed(

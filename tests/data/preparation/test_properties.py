@@ -46,26 +46,32 @@ def naive(
         total = min(below, total, before / weight)
     used = [document for document in sorted(documents, key=lambda document: document[:2]) if document[0] < below]
 
+    def even(held_out: set[int], tokens: float) -> list[bool]:
+        """Return which sources have their share of validation, within a quarter."""
+        sizes = [sum(len(ids) for i, (_, n, _, ids) in enumerate(used) if n == k and i in held_out) for k in numbers]
+        shares = [weight * tokens for weight in weights]
+        return [len(streams) == 1 or abs(size - share) <= share / 4 for size, share in zip(sizes, shares, strict=True)]
+
     numbers = range(len(streams))
     head = round(min(args.validation_tokens, 0.1 * total))
     first = {i for i, (start, _, _, _) in enumerate(used) if start < head}
-    sizes = [
-        sum(len(ids) for i, (_, n, _, ids) in enumerate(used) if n == number and i in first) for number in numbers
-    ]
-    shares = [weight * head for weight in weights]
-    even = len(streams) == 1 or all(abs(size - share) <= share / 4 for size, share in zip(sizes, shares, strict=True))
-    cut = args.split == "head" and (max(sum(sizes), args.validation_tokens) > 0.1 * total or not even)
+    whole = sum(len(used[i][3]) for i in first)
+    cut = max(whole, args.validation_tokens) > 0.1 * total or not all(even(first, head))
+    cuts = [args.split == "head" and cut] * len(streams)
     if args.split == "hash":
+        head = round(args.validation_fraction * total)
         first = {i for i, (_, _, text, _) in enumerate(used) if is_held_out(text, args)}
+        cuts = [not is_even for is_even in even(first, args.validation_fraction * total)]
     splits: dict[str, list[tuple[str, list[int]]]] = {"validation": [], "train": []}
     for place, (start, number, text, ids) in enumerate(used):
+        held_out = start < head if cuts[number] else place in first
         inside = round((head - start) * weights[number])
-        if cut and 0 < inside < len(ids):
-            text = encoder._reference.decode(ids[:inside])
+        if cuts[number] and 0 < inside < len(ids):
+            text = encoder.cut(text, inside)
             splits["validation"].append((text, ids[:inside]))
             splits["train"].append((text, ids[inside:]))
         else:
-            splits["validation" if place in first else "train"].append((text, ids))
+            splits["validation" if held_out else "train"].append((text, ids))
     wanted = {}
     for split, of_split in splits.items():
         encoded = [ids for _, ids in of_split]
