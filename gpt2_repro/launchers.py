@@ -109,19 +109,17 @@ def current_launcher() -> Launcher:
         return LAUNCHERS["fsdp2"]
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return LAUNCHERS["ddp"]
-    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if path == "none":
-        stage = int(os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"])
+    if path := deepspeed_json():
+        stage = json.loads(path.read_text(encoding="utf-8")).get("zero_optimization", {}).get("stage", 0)
     else:
-        stage = json.loads(Path(path).read_text(encoding="utf-8")).get("zero_optimization", {}).get("stage", 0)
+        stage = int(os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"])
     return LAUNCHERS[f"zero{stage}" if stage in (2, 3) else "zero1"]
 
 
-def launcher_text() -> str:
-    """Return the text of the DeepSpeed JSON of this process, or "" without one."""
+def deepspeed_json() -> Path | None:
+    """Return the path of the DeepSpeed JSON of this process, or None without one."""
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    in_use = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none"
-    return Path(path).read_text(encoding="utf-8") if in_use else ""
+    return Path(path) if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none" else None
 
 
 def launcher_of_checkpoint(files: Collection[str]) -> Launcher:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.launchers import LAUNCHERS, current_launcher
+from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
 
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
@@ -86,9 +86,8 @@ def check_launcher() -> None:
     for name in ("gradient_clipping", "gradient_accumulation_steps"):
         if (value := os.environ.get(f"ACCELERATE_{name.upper()}", "auto")) != "auto":
             raise UserError(f"The config of accelerate launch sets {name} to {value}, but only the recipe may set it.")
-    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
-        check_deepspeed_json(Path(path))
+    if path := deepspeed_json():
+        check_deepspeed_json(path)
     if current_launcher() == LAUNCHERS["fsdp2"]:
         check_fsdp()
 

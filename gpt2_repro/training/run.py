@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.config import values_of
 from gpt2_repro.data.prepared import PreparedData
-from gpt2_repro.errors import Diverged, RunFailed
+from gpt2_repro.errors import Diverged, RunFailed, UserError
 from gpt2_repro.files import sync, write_whole
 from gpt2_repro.hardware import find_accelerator
-from gpt2_repro.launchers import launcher_text
+from gpt2_repro.launchers import deepspeed_json
 from gpt2_repro.run_record import RunRecord, checkpoints
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -53,11 +53,17 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     identity = run_identity_of(settings, plan, data=manifest, model=values_of(model_section))
 
     # --- Where to start: rank 0 decides, because other machines may see an older state of the file system
-    start = None
+    start: Start | UserError | None = None
     if os.environ.get("RANK", "0") == "0":
-        start = choose_start(run, settings, plan, identity)
-        if model_section.init_from and not start.checkpoint and not start.is_finished:
-            resolve_checkpoint(model_section.init_from)
+        try:
+            start = choose_start(run, settings, plan, identity)
+            if model_section.init_from and not start.checkpoint and not start.is_finished:
+                resolve_checkpoint(model_section.init_from)
+        except UserError as error:
+            # The launcher ends the processes of its own machine only. The others would wait for rank 0.
+            if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
+                raise
+            start = error
     args = to_training_arguments(settings, plan)
 
     from accelerate.utils import broadcast_object_list
@@ -74,9 +80,12 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     from gpt2_repro.training.trainer import PretrainingTrainer
     from gpt2_repro.training.when import validates_at_start
 
-    further = {"plan": plan, "eval_tokens": settings.eval_tokens, "DeepSpeed JSON": launcher_text()}
+    path = deepspeed_json()
+    further = {"plan": plan, "eval_tokens": settings.eval_tokens, "DeepSpeed JSON": path and path.read_bytes()}
+    (start,) = broadcast_object_list([start])
+    if isinstance(start, UserError):
+        raise start
     ranks.check_equal(NEWER | identity | further | {"data": manifest.sha256})
-    start = broadcast_object_list([start])[0]
     if start.is_finished:
         note(RUN, str(run.path.resolve()))
         if args.process_index == 0 and run.status().state != "complete":

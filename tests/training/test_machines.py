@@ -59,6 +59,14 @@ def test_machines_with_different_settings_are_refused(tiny_recipe: Path, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+def test_a_mistake_that_rank_0_finds_ends_all_machines(train, tiny_recipe: Path, tmp_path: Path) -> None:
+    rows = ("--per_device_train_batch_size", 4)
+    run = train(tmp_path / "run", *rows, "--stop_at_step", 2)
+    codes = on_two_machines(tiny_recipe, run, tmp_path, *rows, "--learning_rate", 0.05)
+    assert 0 not in codes and "learning_rate" in (tmp_path / "log0").read_text(encoding="utf-8")
+
+
 def test_machines_that_do_not_share_the_run_directory_are_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(ranks.time, "sleep", lambda _: None)
     other = torch.tensor([zlib.crc32(b"")])
