@@ -10,7 +10,6 @@ other part of the project restarts a run.
 """
 
 import argparse
-import contextlib
 import logging
 import os
 import signal
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
@@ -123,12 +121,14 @@ class Supervisor:
                 time.sleep(0.05)
             self._forward(file)
         # Processes that outlive the launcher are now children of this process. They must end before the next attempt.
-        if left := set(psutil.Process().children(recursive=True)) - before:
+        left = [process for process in psutil.Process().children(recursive=True) if process not in before]
+        if left:
             logger.warning("Waiting for %d processes that are still running after the launcher ended.", len(left))
-        written = -1
-        while left and _written_mib(left) > written:  # a large checkpoint on a slow disk
-            written = _written_mib(left)
+        writing = left
+        while writing:  # a large checkpoint on a slow disk
+            mib = {process: _written_mib(process) for process in left}
             _, left = psutil.wait_procs(left, timeout=self.options.grace)
+            writing = [process for process in left if _written_mib(process) > mib[process]]
         for process in left:
             process.kill()
         psutil.wait_procs(left)
@@ -183,13 +183,12 @@ class Supervisor:
             time.sleep(min(left, 0.2))
 
 
-def _written_mib(processes: Iterable[psutil.Process]) -> int:
-    """Return how many MiB the processes have written to files since they were started."""
-    total = 0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):  # ended meanwhile
-            total += process.io_counters().write_chars
-    return total >> 20
+def _written_mib(process: psutil.Process) -> int:
+    """Return how many MiB a process has written since its start, or 0 if it has ended."""
+    try:
+        return process.io_counters().write_chars >> 20
+    except psutil.Error:
+        return 0
 
 
 if __name__ == "__main__":

@@ -44,6 +44,9 @@ if what == "orphan":
 if what == "writer":  # writes for 2 seconds
     code = "import sys, time; [(open(sys.argv[1], 'ab').write(bytes(2 << 20)), time.sleep(0.1)) for _ in range(20)]"
     subprocess.Popen([sys.executable, "-c", code, str(run / "written")], start_new_session=True)
+    # Another writer has written more and ends earlier.
+    early = "import sys, time; open(sys.argv[1], 'ab').write(bytes(60 << 20)); time.sleep(1)"
+    subprocess.Popen([sys.executable, "-c", early, str(run / "early")], start_new_session=True)
 if what in ("kill", "orphan", "writer"):
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "wait":
