@@ -19,14 +19,8 @@ LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.ya
 # system's packages.
 SYSTEM_TORCH = $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
 
-UNKNOWN := $(filter-out FRESH PYTHON VENV,$(foreach variable,$(MAKEOVERRIDES),$(firstword $(subst =, ,$(variable)))))
-$(if $(UNKNOWN),$(error Not a variable of this Makefile: $(UNKNOWN). To train on your own text, see docs/own-text.md))
-
 .PHONY: help demo test tests test-all test-faults test-chaos upgrade-check style quality
 .DELETE_ON_ERROR:
-
-.DEFAULT:
-	@echo "error: There is no target $@. The targets are:" >&2; $(MAKE) --no-print-directory help >&2; exit 2
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# //p' Makefile
