@@ -63,7 +63,8 @@ def dry_run(requested: Any) -> None:
     """
     from gpt2_repro.data.tokenizer import expected_vocab_size
     from gpt2_repro.preflight.plan import run_lines
-    from gpt2_repro.training.sizing import check_strategy, follow_data, plans_of, workload_of
+    from gpt2_repro.training.sizing import follow_data, plans_of
+    from gpt2_repro.training.workload import check_strategy, workload_of
 
     recipe = follow_data(requested)
     check_strategy(recipe.training, recipe.data)

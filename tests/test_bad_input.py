@@ -120,11 +120,13 @@ def test_a_launcher_that_did_not_start_the_process(refused, monkeypatch: pytest.
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("vocab_size", [300, 320])  # without and with padding
-def test_weights_of_another_tokenizer(refused, documents: list[str], tmp_path: Path, vocab_size: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "ids"), [(300, 300), (320, 300), (300, 290)])  # ids of the model, tokenizer
+def test_weights_of_another_tokenizer(
+    refused, documents: list[str], tmp_path: Path, vocab_size: int, ids: int
+) -> None:
     shape = {"vocab_size": vocab_size, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
     GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path / "other")
-    train_tokenizer([text[::-1] for text in documents], 300, tmp_path / "other", sequence_length=32)
+    train_tokenizer([text[::-1] for text in documents], ids, tmp_path / "other", sequence_length=32)
     assert f"--tokenizer {tmp_path / 'other'}" in refused("--init_from", tmp_path / "other")
 
 

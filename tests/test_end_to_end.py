@@ -1,6 +1,7 @@
 """The commands of the README work, from the data preparation to the report."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import train as train_story
 from gpt2_repro import export as export_command
 from gpt2_repro import generate
+from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.models import open_model
+from gpt2_repro.model import export
 from gpt2_repro.model.size import NO_LIMIT, max_positions
 from gpt2_repro.report import __main__ as report
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
@@ -56,6 +59,34 @@ def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -
         generate.main([str(run), "abc " * 99 + "end", *sampling, "--max_new_tokens", "8"])
         texts.append(capsys.readouterr().out)
     assert texts[3] == texts[4] and "abc end" in texts[3] and texts[3].count("abc") < 32  # cut to the window
+
+
+def test_generate_uses_a_newer_checkpoint_if_its_own_was_deleted(
+    run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """A run in progress deletes old checkpoints while generate imports libraries."""
+    running, later = tmp_path / "run", tmp_path / "later"
+    shutil.copytree(run, running, ignore=shutil.ignore_patterns("final", "checkpoint-8"))
+    shutil.copytree(run / "checkpoint-8", later)
+    load, loaded = export.load_pair, []
+
+    def load_late(source: str):
+        if not loaded:
+            shutil.rmtree(source)
+            if later.exists():
+                later.rename(running / "checkpoint-8")
+        loaded.append(source)
+        return load(source)
+
+    monkeypatch.setattr(export, "load_pair", load_late)
+    generate.main([str(running), "abc", "--max_new_tokens", "8"])
+    assert loaded == [str(running / "checkpoint-4"), str(running / "checkpoint-8")]
+    text = capsys.readouterr().out
+    generate.main([str(run / "checkpoint-8"), "abc", "--max_new_tokens", "8"])
+    assert text == capsys.readouterr().out
+    loaded.clear()
+    with pytest.raises(UserError, match="checkpoint-8"):
+        generate.main([str(running / "checkpoint-8")])
 
 
 UNLIMITED = ("mamba", "bloom", "xlnet")

@@ -137,3 +137,14 @@ def test_sizes_of_a_started_run_stay_on_another_machine(here: Path, monkeypatch:
     assert follow_data(load_recipe(words)).training == dataclasses.replace(
         first.training, per_device_train_batch_size=2
     )
+
+
+def test_data_smaller_than_one_step_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_data.main([RECIPE, "--data_files", "plays", "--sequence_length", "32"])
+    rows = PreparedData.read("data/plays").manifest.counts["train"].rows
+    words = [RECIPE, "--dataset_dir", "data/plays", "--sequence_length", "32", "--tokens_per_step", str(10**6)]
+    for processes, options in ((1, []), (1, ["--epochs", "1"]), (3, [])):
+        monkeypatch.setenv("WORLD_SIZE", str(processes))
+        with pytest.raises(UserError) as error:
+            follow_data(load_recipe([*words, "--per_device_train_batch_size", "8", *options]))
+        assert f"--tokens_per_step {32 * (rows // (8 * processes) * 8 * processes)}" in str(error.value)

@@ -18,7 +18,7 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.preflight.__main__ import main as preflight
-from gpt2_repro.training.sizing import plan_run
+from gpt2_repro.training.workload import plan_run
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_preparation, parse_for_training, values_of
 
 

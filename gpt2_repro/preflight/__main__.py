@@ -54,7 +54,8 @@ def main(argv: list[str]) -> None:
         print("\n".join(map(str, packages)))
         sys.exit(1)
     from gpt2_repro.training.arguments import load_recipe
-    from gpt2_repro.training.sizing import follow_data, plans_of, workload_of
+    from gpt2_repro.training.sizing import follow_data, plans_of
+    from gpt2_repro.training.workload import workload_of
 
     requested = load_recipe(argv, description=__doc__, prog=PROG, options=OPTIONS)
     from gpt2_repro.preflight.plan import run_lines
@@ -108,7 +109,7 @@ def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]
 def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: Plans, device: Accelerator) -> list[Finding]:
     """Check that a step divides over the GPUs, and that a micro-batch fits."""
     from gpt2_repro.preflight.plan import division
-    from gpt2_repro.training.sizing import estimate_memory
+    from gpt2_repro.training.workload import estimate_memory
 
     training, plan = recipe.training, plans[device.count]
     findings = [Finding("✓" if isinstance(plan, BatchPlan) else "✗", "step", division(plan))]

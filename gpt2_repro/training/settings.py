@@ -15,7 +15,7 @@ from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.run_record.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of, warmup_steps
 from gpt2_repro.training.launcher import check_launcher
-from gpt2_repro.training.sizing import plan_run
+from gpt2_repro.training.workload import plan_run
 
 
 if TYPE_CHECKING:

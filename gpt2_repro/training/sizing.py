@@ -1,44 +1,32 @@
-"""Derive sizes from a recipe: values of 0, the batch plan, and the workload for estimates."""
+"""Replace sizes of 0 in a recipe with values derived from the data."""
 
 import dataclasses
 import json
 import logging
-import math
 import os
-from pathlib import Path
 from typing import Any
 
 from gpt2_repro.batch_plan import (
     BY_LENGTH,
     BatchPlan,
     TokenCount,
-    plan_batches,
-    plan_by_length,
     power_of_two,
     rows_per_pass,
 )
 from gpt2_repro.config import JsonObject
-from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
-from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
-from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator, total_memory
-from gpt2_repro.manifest import MANIFEST, SplitCounts
+from gpt2_repro.manifest import SplitCounts
 from gpt2_repro.model.arguments import check_model, recorded_overrides, size_keys
-from gpt2_repro.model.scale import scale_of
-from gpt2_repro.model.size import checkpoint_bytes, state_bytes, tokens_per_chunk
-from gpt2_repro.preflight.cost import Workload
-from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
+from gpt2_repro.preflight.memory import MemoryTrial
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, check_warmup, count_steps, output_dir_of
+from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_steps, output_dir_of
+from gpt2_repro.training.workload import estimate_memory, plan_run, workload_of
 
 
 logger = logging.getLogger(__name__)
 
-# GPT-2 tokens in HellaSwag's 40,168 rows, with padding, in passes of 65,536 positions
-# (tests/evaluation/test_hellaswag.py).
-HELLASWAG_TOKENS = 3_034_080
 # Layers, heads and width. A GPU gets GPT-2 124M. A CPU gets the larger CPU model from 20M training tokens on.
 SHAPE = ("n_layer", "n_head", "n_embd")
 GPU_MODEL, LARGE_CPU_MODEL, CPU_MODEL = (12, 12, 768), (6, 6, 384), (4, 4, 256)
@@ -221,23 +209,6 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     return recipe
 
 
-def plan_run(training: TrainingSection, data: DataArguments, *, num_processes: int) -> BatchPlan:
-    """Return the batch plan of a recipe.
-
-    Raises UserError if the tokens per step do not fit the micro-batch, or if the sampling strategy is not supported.
-
-    Args:
-        num_processes: the world size.
-    """
-    check_strategy(training, data)
-    tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
-    micro_batch = training.per_device_train_batch_size or rows_per_pass(tokens / length, num_processes)
-    layout = {"micro_batch_size": micro_batch, "num_processes": num_processes, "max_steps": steps}
-    if training.train_sampling_strategy != BY_LENGTH:
-        return plan_batches(tokens, length, **layout)
-    return plan_by_length(tokens, longest=length, shortest=max(1, data.min_length), **layout)
-
-
 def plans_of(
     recipe: TrainingRecipe, requested: TrainingRecipe, gpus: int = 1, memory_bytes: float | None = None
 ) -> dict[int, BatchPlan | UserError]:
@@ -258,97 +229,3 @@ def plans_of(
         except UserError as error:
             plans[count] = error
     return plans
-
-
-def check_strategy(training: TrainingSection, data: DataArguments) -> None:
-    """Raise UserError if the settings do not allow the sampling strategy."""
-    if training.train_sampling_strategy != BY_LENGTH:
-        return
-    if data.packing != "wrap" or training.torch_compile:
-        raise UserError(f"{BY_LENGTH} needs data with --packing wrap, and cannot be combined with --torch_compile.")
-
-
-def workload_of(recipe: TrainingRecipe) -> Workload:
-    """Return the workload of a recipe for estimates of time and cost.
-
-    The data does not have to be prepared.
-    """
-    data, training = recipe.data, recipe.training
-    preset = None if data.data_files else PRESETS.get(data.source)
-    is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
-    manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
-    tokens: float = sum(counts.tokens for counts in manifest.counts.values()) if manifest else 0
-    # If the data is not prepared, use the tokens of the source or of the run.
-    tokens = tokens or min(data.max_tokens or math.inf, preset.tokens if preset else training.total_tokens)
-    share = min(data.validation_tokens, tokens / 10) if data.split == "head" else data.validation_fraction * tokens
-    held_out = [int(share)] + [data.validation_tokens] * len(data.validation_sets)
-    if manifest:
-        held_out = [counts.row_tokens for split, counts in manifest.counts.items() if split != "train"]
-    vocabulary = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer) or 50_257
-    scale = scale_of(recipe.model, sequence_length=data.sequence_length, vocab_size=vocabulary)
-
-    steps = count_steps(training)
-    steps = min(training.stop_at_step or steps, steps)
-    validations = 0 if training.eval_strategy == "no" else _times(steps, training.eval_steps)
-    # HellaSwag is scored and samples are written with a validation.
-    hellaswag_passes = min(validations, _times(steps, training.hellaswag_steps))
-    sampled = training.sample_steps if training.sample_tokens else 0
-    saves = 0 if training.save_strategy == "no" else -(-steps // (training.save_steps or steps))
-    kept = min(training.keep_checkpoints or saves, max(1, saves))
-    kept += steps // training.keep_every_steps if training.keep_every_steps else 0
-    rolling = 1 if saves and training.save_rolling_minutes else 0
-    state = state_bytes(training.optim, averaged=training.ema_steps > 0)
-    one, final = checkpoint_bytes(scale.trained, bf16=training.bf16, state=state), 4 * scale.parameters
-    is_compiled = training.torch_compile is not False and not training.activation_checkpointing
-    peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
-    return Workload(
-        tokens=steps * training.tokens_per_step,
-        steps=steps,
-        flops=float(steps * training.tokens_per_step * scale.flops_per_token),
-        parameters=scale.trained,
-        vocab_size=scale.padded_vocab_size,
-        # After the first step, the averaged weights are validated too.
-        eval_tokens=(2 * validations - 1 if training.ema_steps and validations else validations)
-        * sum(min(training.eval_tokens or tokens, tokens) for tokens in held_out),
-        hellaswag_tokens=hellaswag_passes * HELLASWAG_TOKENS,
-        samples=min(validations, _times(steps, sampled)),
-        saves=saves,
-        kept=kept,
-        save_minutes=training.save_minutes if saves else 0.0,
-        checkpoint_bytes=one,
-        final_bytes=final,
-        run_bytes=(kept + rolling + 2) * one + final,
-        data_bytes=2 * tokens,
-        missing_bytes=0 if is_prepared else peak,
-        model_type=recipe.model.model_type,
-        is_fast=training.bf16 and is_compiled,
-    )
-
-
-def estimate_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int) -> MemoryEstimate:
-    """Return the memory estimate for a recipe's model, loss and optimizer.
-
-    The estimate is for the recommended launcher on `cards` GPUs with `memory_bytes` of memory each.
-    """
-    model, training = recipe.model, recipe.training
-    return MemoryEstimate(
-        model_type=model.model_type,
-        parameters=work.parameters,
-        ranks=cards,
-        n_layer=model.n_layer,
-        n_embd=model.n_embd,
-        sequence_length=recipe.data.sequence_length,
-        vocab_size=work.vocab_size,
-        chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
-        bf16=training.bf16,
-        compiled=training.torch_compile is not False,
-        state_bytes=state_bytes(training.optim, averaged=training.ema_steps > 0),
-    )
-
-
-def _times(steps: int, every: int) -> int:
-    """Return how many times an event happens in `steps` steps.
-
-    The event happens at step 0, every `every` steps, and at the last step. If `every` is 0, it never happens.
-    """
-    return 1 + -(-steps // every) if every else 0

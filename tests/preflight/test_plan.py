@@ -8,7 +8,7 @@ import pytest
 
 from gpt2_repro.preflight.cost import Workload, cards_named, plan_on
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
-from gpt2_repro.training.sizing import workload_of
+from gpt2_repro.training.workload import workload_of
 from tests.sections import parse_for_training
 
 
@@ -41,6 +41,16 @@ def test_the_work_of_a_recipe() -> None:
     assert work(sample_tokens=0).samples == work(eval_strategy="no", hellaswag_steps=10).hellaswag_tokens == 0
     # eval_tokens 0 means the complete split; a number above its size is reduced to its size.
     assert work(eval_tokens=0).eval_tokens == work(eval_tokens=10**12).eval_tokens == 77 * 100_000_000
+    # After the first step, the averaged weights are validated too. Further sets are validated as often.
+    assert work(ema_steps=100).eval_tokens == 153 * 10_485_760
+    assert work(validation_sets="books=pg19").eval_tokens == 2 * 77 * 10_485_760
+
+
+@pytest.mark.parametrize("changed", [{"n_layer": 24}, {"model_type": "llama", "n_layer": 6}, {"sequence_length": 512}])
+def test_the_speed_of_another_model_is_scaled_by_its_flops(changed: dict[str, Any]) -> None:
+    planned = plan_on(work(**changed), "H100 SXM", 1)
+    speed = 375_000 * 855e6 * TOKENS / work(**changed).flops
+    assert planned["machine"]["tokens_per_second"] == pytest.approx(speed, rel=0.001)
 
 
 def test_the_disk_holds_what_is_kept() -> None:

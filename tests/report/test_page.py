@@ -2,8 +2,11 @@
 
 import html
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.report.__main__ import main
 from gpt2_repro.report.page import recipe_differences
 from gpt2_repro.report.read import points, read_run
+from tests.commands import ROOT
 from tests.report.conftest import SAMPLE, add, change, write_run
 
 
@@ -138,3 +142,10 @@ def test_a_damaged_file_gives_a_page_or_one_line(name: str, content: Any, run_fo
             assert end.code in (False, True)
         else:
             assert capsys.readouterr().out
+
+
+def test_a_backend_of_matplotlib_that_is_not_installed_is_not_needed(run_folder: Path) -> None:
+    """Jupyter sets MPLBACKEND for all commands that are started in a notebook."""
+    words = [sys.executable, "-m", "gpt2_repro.report", run_folder]
+    subprocess.run(words, cwd=ROOT, env=os.environ | {"MPLBACKEND": "of_a_notebook"}, check=True)
+    assert (run_folder / "report.html").is_file()

@@ -141,6 +141,25 @@ def test_full_disk_while_saving_ends_the_run_with_one_line(saver, error, raised,
     assert defect(tmp_path / "checkpoint-1", read_files=True) is None
 
 
+def test_waiting_for_another_rank_restarts_the_watchdog_while_files_grow(saver, tmp_path: Path, monkeypatch) -> None:
+    alive: list[int] = []
+    saver.alive = lambda: alive.append(1)
+    sizes = iter([10, 10, 20, 20, 20, None])
+
+    def write(_: float) -> None:
+        size = next(sizes)
+        if size is None:
+            return checkpoint.joinpath("manifest.json").touch()
+        return saver.staging.joinpath("shard").write_bytes(b"x" * size)
+
+    saver.staging.mkdir()
+    checkpoint = tmp_path / "checkpoint-1"
+    checkpoint.mkdir()
+    monkeypatch.setattr(saving.time, "sleep", write)
+    saver.wait_for(checkpoint)
+    assert len(alive) == 2
+
+
 def test_a_save_in_the_foreground_restarts_the_watchdog_for_each_piece(saver, monkeypatch) -> None:
     alive: list[int] = []
     saver.alive = lambda: alive.append(1)
