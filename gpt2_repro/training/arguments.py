@@ -153,8 +153,9 @@ class TrainingSection:
                 # Infinity and NaN fail each test.
                 if not (value > 0 if names is ABOVE_0 else 0 <= value <= (1 if names is FRACTIONS else 1e18)):
                     raise UserError(f"--{name} {value} must be {text}.")
-        if self.learning_rate >= 1:
-            raise UserError(f"--learning_rate {self.learning_rate} must be less than 1.")
+        for name, limit in (("learning_rate", 1), ("seed", 2**32)):  # numpy's seeds
+            if getattr(self, name) >= limit:
+                raise UserError(f"--{name} {getattr(self, name)} must be less than {limit}.")
         if not self.eval_steps:
             self.eval_strategy = "no"
         reasons = {name: reason for reason, names in DERIVED.items() for name in names.split()}

@@ -104,6 +104,8 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
     for pattern in patterns:
         matches = [Path(pattern)]  # an existing path is not used as a glob, because its name may contain []
         if not pattern or not matches[0].exists():
+            if "**" in pattern:
+                _files_below(Path(pattern.partition("**")[0]))  # glob skips folders that cannot be read
             matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
         files = [file for match in matches for file in ([match] if match.is_file() else _text_files_in(match))]
         if not files:
@@ -133,6 +135,17 @@ def _text_files_in(folder: Path) -> list[Path]:
     Links to folders are followed. Hidden files and prepared folders are omitted. A README.md is omitted if there are
     other text files. Raises UserError if a folder cannot be read or a link is broken.
     """
+    found = _files_below(folder)
+    if broken := [path for path in found if not path.exists()]:
+        raise UserError(f"{broken[0]} is a link to a missing file. Remove it, or pass other files.")
+    files = [path for path in found if kind_of(path) in KINDS]
+    if files and (others := [str(path) for path in found if kind_of(path) not in KINDS]):
+        logger.info("%d files in %s are not used, because of their file types: %s …", len(others), folder, others[0])
+    return [path for path in files if path.name != "README.md"] or files  # a dataset card is not text
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and in folders that it links to, or raise UserError."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename} cannot be read ({error.strerror}).") from None
@@ -146,9 +159,4 @@ def _text_files_in(folder: Path) -> list[Path]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not name.endswith(".staging"))
         found += [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
-    if broken := [path for path in found if not path.exists()]:
-        raise UserError(f"{broken[0]} is a link to a missing file. Remove it, or pass other files.")
-    files = [path for path in found if kind_of(path) in KINDS]
-    if files and (others := [str(path) for path in found if kind_of(path) not in KINDS]):
-        logger.info("%d files in %s are not used, because of their file types: %s …", len(others), folder, others[0])
-    return [path for path in files if path.name != "README.md"] or files  # a dataset card is not text
+    return found

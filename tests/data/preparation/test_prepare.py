@@ -1,5 +1,6 @@
 """A prepared folder is absent or complete, and the same for any number of workers."""
 
+import errno
 import json
 import os
 import shutil
@@ -138,6 +139,19 @@ def test_files_by_several_names_are_read_once_and_links_are_followed(
     (folder / "gone").symlink_to(tmp_path / "missing")
     with pytest.raises(UserError, match="text/gone"):
         prepare(arguments("gone", data_files=[str(folder)]))
+    (folder / "gone").unlink()
+    (folder / "locked").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:  # the tests may run as root, who can read everything
+        if Path(path) == folder / "locked":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for pattern in (folder, f"{folder}/**/*.jsonl"):
+        with pytest.raises(UserError, match="text/locked"):
+            prepare(arguments("locked", data_files=[str(pattern)]))
 
 
 def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path]) -> None:
