@@ -13,7 +13,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS
 from gpt2_repro.model.pretraining import make_pretraining
-from gpt2_repro.training.sizing import HELLASWAG_TOKENS
+from gpt2_repro.training.workload import HELLASWAG_TOKENS
 
 
 ROW = {"ctx": "A man sits on a roof. he", "endings": ["sings.", "pulls up old shingles.", "is", "a b c"], "label": "1"}
