@@ -15,7 +15,6 @@ from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.scale import measure
-from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
@@ -55,34 +54,23 @@ def describe_run(
 
 def announce(environment: Environment) -> Environment:
     """Log the model, batch size and length of a run, and return `environment`."""
-    plan, data, active = environment.plan, environment.data, environment.active_parameters
-    counts, step = data["counts"]["train"], f"{plan.tokens_per_step:,}"
-    model = f"{environment.architecture}, {environment.parameters:,} parameters"
-    if active < environment.parameters:
-        model += f", {active:,} active per token"
-    asked = environment.run_identity
-    shape = {"n_layer": asked["n_layer"], "n_embd": asked["n_embd"], "vocab_size": data["vocab_size"]}
-    if (gpt2 := gpt2_parameters(**shape, n_positions=plan.sequence_length)) != environment.parameters:
-        model += f" (GPT-2 of this shape: {gpt2:,})"
-    mask = ", within documents only" if environment.document_mask else ""
+    plan, data, counts = environment.plan, environment.data, environment.data["counts"]["train"]
+    active, mask = f"{environment.active_parameters:,}", ", within documents only" if environment.document_mask else ""
+    model = f"{environment.architecture}, {environment.parameters:,} parameters ({active} active per token)"
     logger.info("model: %s, attention %s%s", model, environment.attention, mask)
-    layout = f"{plan.num_processes} processes x {plan.gradient_accumulation_steps} accumulation steps"
-    rows, length = plan.micro_batch_size, plan.sequence_length
-    if plan.by_length:
-        epochs = plan.total_tokens / max(1, counts["row_tokens"])
-        passes = f"passes of at most {rows} x {length} positions (rows of similar length)"
-        logger.info("batch: about %s targets per step (without padding), in %s x %s", step, passes, layout)
-    else:
-        epochs = plan.max_steps * plan.rows_per_step / max(1, counts["rows"])
-        logger.info("batch: %s tokens per step = %s rows x %s tokens x %s", step, rows, length, layout)
-    bound = "at most " if data["request"]["packing"] == "wrap" and not plan.by_length else ""
-    tokens = f"{bound}{plan.total_tokens:,} tokens"
+    rows = f"{plan.micro_batch_size} rows x {plan.sequence_length} tokens"
+    layout = f"{rows} x {plan.num_processes} processes x {plan.gradient_accumulation_steps} accumulation steps"
+    logger.info("batch: %s tokens per step %s %s", f"{plan.tokens_per_step:,}", "<" if plan.by_length else "=", layout)
+    epochs = plan.total_tokens / max(
+        1, counts["row_tokens"] if plan.by_length else counts["rows"] * plan.sequence_length
+    )
     steps, source = f"{plan.max_steps:,}", data["source"]["name"]
     if source == "files":
         source = ", ".join(data["request"]["data_files"])
-    logger.info("length: %s steps = %s, %.2f epochs of %s", steps, tokens, epochs, source)
-    if further := [name.removeprefix("validation_") for name in data["counts"] if name.startswith("validation_")]:
-        logger.info("additional validation sets: %s", ", ".join(further))
+    bound = "<=" if data["request"]["packing"] == "wrap" else "="
+    logger.info(
+        "length: %s steps %s %s tokens, %.2f epochs of %s", steps, bound, f"{plan.total_tokens:,}", epochs, source
+    )
     return environment
 
 

@@ -1,7 +1,7 @@
 """Define the recipe section `training:`, with llm.c's defaults."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -101,8 +101,6 @@ class TrainingSection:
     sample_tokens: int = _field(64, "Tokens per text sample. 0: no samples.")
     sample_prompt: str = _field("", "Prompt of the text samples. Empty: begin a new document.")
     logging_steps: int = _field(10, "Steps between log lines with training metrics.")
-    logging_first_step: bool = _field(True, "Also log the first step.")
-    logging_nan_inf_filter: bool = _field(False, "Omit losses that are not finite; adds a host sync per micro-batch.")
     save_strategy: Literal["steps", "no"] = _field("steps", "steps: save at intervals. no: only at an early stop.")
     save_steps: int = _field(2000, "Steps between checkpoints. 0: save after save_minutes and at the end.")
     save_minutes: float = _field(15.0, "Save if the last checkpoint is N minutes old. 0: save by save_steps only.")
@@ -130,8 +128,6 @@ class TrainingSection:
     dataloader_num_workers: int = _field(2, "Processes per device that load rows in advance.")
     torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
     activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
-    ddp_find_unused_parameters: bool | None = _field(False, "Let DDP search for unused parameters. There are none.")
-    ddp_backend: str | None = _field(None, "Backend of torch.distributed, such as gloo.")
     report_to: list[str] = dataclasses.field(
         default_factory=list, metadata={"help": "Tracking services, such as wandb, tensorboard, trackio or mlflow."}
     )
@@ -187,7 +183,7 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
     Raises UserError for mistakes that can be found without reading the data or checking the hardware.
     """
     recipe = parse_recipe(TrainingRecipe, argv, **parsing)
-    check_warmup(recipe.training, recipe.typed)
+    check_warmup(recipe.training)
     data = name_folder(recipe.data, recipe.typed)
     model = follow_checkpoint(recipe.model, recipe.stated)
     check_model(model, packing=recipe.data.packing, separator=recipe.data.separator)
@@ -206,22 +202,14 @@ def count_steps(training: TrainingSection) -> int:
     return steps
 
 
-def check_warmup(training: TrainingSection, typed: Collection[str]) -> None:
-    """Raise UserError if the warm-up is not shorter than the run.
-
-    Args:
-        typed: names of the options that were passed on the command line.
-    """
+def check_warmup(training: TrainingSection) -> None:
+    """Raise UserError if the warm-up is not shorter than the run."""
     if training.epochs or not (training.tokens_per_step and (training.max_steps or training.total_tokens)):
         return  # the number of steps is not known yet
     steps = count_steps(training)
     if training.warmup_steps >= max(1, steps):
-        fix, origin = f"Pass fewer, such as --warmup_steps {steps // 10}.", ""
-        if "warmup_steps" not in typed:
-            origin = " of the recipe"
-            fix += " For your own text, pass recipes/own_text.yaml." if "dataset_dir" in typed else ""
-        problem = f"--warmup_steps {training.warmup_steps:g}{origin} must be less than the {steps:,} steps of the run"
-        raise UserError(f"{problem}. {fix}")
+        problem = f"--warmup_steps {training.warmup_steps:g} must be less than the {steps:,} steps of the run"
+        raise UserError(f"{problem}. Pass fewer, such as --warmup_steps {steps // 10}.")
 
 
 def warmup_steps(training: TrainingSection, max_steps: int) -> int:

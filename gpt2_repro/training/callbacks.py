@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback
 
 from gpt2_repro.cli import Progress
-from gpt2_repro.evaluation.references import GPT2, HELLASWAG_ITEMS, compared, explained, verdict
+from gpt2_repro.evaluation.references import GPT2, HELLASWAG_ITEMS, compared
 from gpt2_repro.text import duration
 
 
@@ -29,7 +29,6 @@ class ProgressBar(ProgressCallback):
     def __init__(self, eval_batches: Callable[[int], int], reference: str | None = None) -> None:
         super().__init__()
         self.reference = reference
-        self.has_explained = False
         self.prediction_bar: Progress | None = None
         self.eval_batches = eval_batches
 
@@ -59,9 +58,6 @@ class ProgressBar(ProgressCallback):
             return
         comparison = compared(step, event["eval_loss"]) if self.reference and "eval_loss" in event else ""
         self.training_bar.write(f"step {step:>6}/{state.max_steps}  {line}{comparison and f' · {comparison}'}")
-        if comparison and not self.has_explained and verdict(step, event["eval_loss"]) != "inside":
-            self.has_explained = True
-            self.training_bar.write(explained(step, event["eval_loss"]))
         sys.stdout.flush()
 
 

@@ -11,10 +11,15 @@ import accelerate.optimizer
 import torch
 import torch.distributed as dist
 from torch import nn
+from transformers import PreTrainedModel
 
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.optim import MARS, OWN_OPTIMIZERS
+from gpt2_repro.optim.mars import MarsAdamW
+from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
 from gpt2_repro.training import ranks, sharded
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.sharded import whole
 
 
@@ -46,11 +51,21 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     deepspeed.runtime.compiler.compile = compiler
 
 
-def let_zero_use(*optimizers: type[torch.optim.Optimizer]) -> None:
-    """Make ZeRO accept optimizers that DeepSpeed does not know."""
-    from deepspeed.runtime.zero import utils
+def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
+    """Return the class and the options of Muon or MARS, or None for other optimizers.
 
-    utils.ZERO_SUPPORTED_OPTIMIZERS.extend(optimizers)
+    The result is for Trainer's argument `optimizer_cls_and_kwargs`.
+    """
+    if args.optim not in OWN_OPTIMIZERS:
+        return None
+    if args.deepspeed_plugin is not None:
+        from deepspeed.runtime.zero import utils
+
+        utils.ZERO_SUPPORTED_OPTIMIZERS.extend([MuonWithAdamW, MarsAdamW])
+    options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    if args.optim == MARS:
+        return MarsAdamW, options
+    return MuonWithAdamW, options | {"pieces": count_pieces(model), "momentum": args.muon_momentum}
 
 
 def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> None:

@@ -63,10 +63,6 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
     compiles = training.torch_compile if launcher.whole_weights and not plan.by_length else False
     logger.info("precision: %s", precision)
-    if plan.by_length:
-        logger.info("compilation: off, because with group_by_length the batches have different shapes")
-    elif not launcher.whole_weights:
-        logger.info("compilation: off, because %s shards the weights", launcher.name)
     settings = dataclasses.replace(
         training,
         output_dir=output_dir_of(recipe),
@@ -111,8 +107,9 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
         "remove_unused_columns": False,  # the collator reads the rows itself
         "ddp_find_unused_parameters": False,
     }
+    defaults = {"logging_nan_inf_filter": False, "logging_first_step": True}
     try:
-        args = PretrainingArguments(**values_of(settings) | further | derived)
+        args = PretrainingArguments(**values_of(settings) | defaults | further | derived)
     except (ValueError, TypeError) as error:
         raise UserError(" ".join(str(error).split())) from None
     # Each process uses one device. With several GPUs, Trainer would wrap the model in DataParallel.

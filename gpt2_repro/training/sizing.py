@@ -6,13 +6,7 @@ import logging
 import os
 from typing import Any
 
-from gpt2_repro.batch_plan import (
-    BY_LENGTH,
-    BatchPlan,
-    TokenCount,
-    power_of_two,
-    rows_per_pass,
-)
+from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, TokenCount, power_of_two, rows_per_pass
 from gpt2_repro.config import JsonObject
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
@@ -96,7 +90,7 @@ def follow_data(
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     recipe = _with_micro_batch(_record_size_keys(recipe), processes, memory_bytes)
     check_epoch(recipe, counts)
-    check_warmup(recipe.training, typed)
+    check_warmup(recipe.training)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
         message = "The run reads the text %s times. More than %d epochs often overfit. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
@@ -186,7 +180,6 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
         return dataclasses.replace(current, **zeros)
 
     shape = GPU_MODEL if on_gpu else LARGE_CPU_MODEL if tokens >= LARGE_TEXT else CPU_MODEL
-    is_passed = all(getattr(recipe.model, name) for name in SHAPE)
     model = fill("model", dict(zip(SHAPE, shape, strict=True)))
     parameters = 12 * model.n_layer * model.n_embd**2
     total = recipe.training.total_tokens or min(EPOCHS * tokens, TOKENS_PER_PARAMETER * parameters)
@@ -197,15 +190,9 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     training = fill("training", {"tokens_per_step": tokens_per_step, "total_tokens": total})
     recipe = dataclasses.replace(recipe, model=model, training=training)
     origin = f"as in {run.path}" if stored else f"for a {'GPU' if on_gpu else 'CPU'} and {tokens:,} tokens of text"
-    origin = "from your options" if is_passed else origin
     size = f"{model.n_layer} layers of width {model.n_embd}"
-    if model.model_type == "gpt2":
-        size += f", {parameters / 1e6:.1f} M parameters without embeddings"
     planned = training.max_steps * training.tokens_per_step or training.total_tokens
-    schedule = f"{planned:,} tokens ({planned / tokens:.1f} epochs)"
-    logger.info(
-        "model size %s: %s. Training: %s, %s tokens per step", origin, size, schedule, f"{training.tokens_per_step:,}"
-    )
+    logger.info("model %s, %s tokens in total (%.1f epochs), %s", size, f"{planned:,}", planned / tokens, origin)
     return recipe
 
 

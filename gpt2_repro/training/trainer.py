@@ -33,7 +33,6 @@ from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.hashing import StagingMemory, write_safetensors
 from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
-from gpt2_repro.training.optimization import own_optimizer
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.sharded import whole
@@ -62,7 +61,7 @@ class PretrainingTrainer(Trainer):
             train_dataset=inputs.train,
             eval_dataset=inputs.validation,
             processing_class=inputs.tokenizer,
-            optimizer_cls_and_kwargs=own_optimizer(kwargs["model"], kwargs["args"]),
+            optimizer_cls_and_kwargs=engine.own_optimizer(kwargs["model"], kwargs["args"]),
             **kwargs,
         )
         self.run, self.environment, self.plan = run, environment, environment.plan

@@ -3,13 +3,7 @@
 import math
 from pathlib import Path
 
-from gpt2_repro.batch_plan import (
-    BY_LENGTH,
-    BatchPlan,
-    plan_batches,
-    plan_by_length,
-    rows_per_pass,
-)
+from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, plan_batches, plan_by_length, rows_per_pass
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
