@@ -6,16 +6,12 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+import torch
 import yaml
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
-
-
-@pytest.fixture(scope="session")
-def data(tiny_recipe: Path) -> Path:
-    """Return the prepared folder of the tiny recipe."""
-    return tiny_recipe.with_name("data")
+from gpt2_repro.run_record.checkpoints import publish, seal
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +51,22 @@ def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) 
     prepare(DataArguments(**recipe["data"]))
     (folder / "wrapped.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return folder / "wrapped.yaml"
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that saves a small checkpoint in `tmp_path`.
+
+    The function takes the step, the content of .pt files by name, and entries of the manifest.
+    """
+
+    def run(step: int, states: dict[str, dict] | None = None, **facts: object) -> Path:
+        staged = tmp_path / "staging" / f"checkpoint-{step}"
+        for name, state in (states or {"optimizer": {"m": torch.ones(step)}}).items():
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, staged / f"{name}.pt")
+        seal(staged, {}, **{"run_identity": {"seed": 1, "max_steps": 8}} | facts)
+        publish(staged, tmp_path / f"checkpoint-{step}")
+        return tmp_path / f"checkpoint-{step}"
+
+    return run
