@@ -12,8 +12,8 @@ from tests.sections import parse_for_training
 
 
 @pytest.fixture(scope="module")
-def tune(type_warm, data: Path):
-    form = ("--dataset_dir", data, "--sequence_length", 32, "--separator", "before", "--tokens_per_step", 256)
+def tune(type_warm, tiny_data: Path):
+    form = ("--dataset_dir", tiny_data, "--sequence_length", 32, "--separator", "before", "--tokens_per_step", 256)
     form += ("--use_cpu", "--bf16", "false", "--dataloader_num_workers", 0, "--per_device_train_batch_size", 8)
 
     def run(start: Path, output: Path, *options: object):

@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.batching import EpochSampler
 from gpt2_repro.data.preparation.prepare import prepare
-from tests.training.by_hand import mean_nll, rows_of, targets_of, untrained
+from tests.training.by_hand import mean_nll, order_of, rows_of, targets_of, untrained
 
 
 TOKENS = 2048  # targets per step. The longest row has 32 targets.
@@ -51,11 +50,9 @@ def steps(recipe: Path) -> list[list[torch.Tensor]]:
     """Return the rows that each step of two epochs must contain."""
     rows, found = rows_of(recipe.with_name("data"), "train"), []
     for epoch in (0, 1):
-        order = EpochSampler(len(rows), rows_per_step=1, seed=42, shuffle=True)
-        order.set_epoch(epoch)
         of_epoch: list[list[torch.Tensor]] = [[] for _ in range(-(-targets_of(rows) // TOKENS))]
         before = 0
-        for place in order:
+        for place in order_of(rows, 1, epoch):
             of_epoch[before // TOKENS].append(rows[place])
             before += len(rows[place]) - 1
         found += of_epoch[: targets_of(rows) // TOKENS]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from gpt2_repro.data.batching import EpochSampler
-from tests.training.by_hand import mean_nll, nll, rows_of, targets_of, untrained
-
-
-LAUNCHERS = pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one-process", "two-zero1"])
-
-
-def order_of(rows: list, *, epoch: int) -> list[int]:
-    sampler = EpochSampler(len(rows), rows_per_step=64, seed=42, shuffle=True)
-    sampler.set_epoch(epoch)
-    return list(sampler)
+from tests.training.by_hand import mean_nll, nll, order_of, rows_of, targets_of, untrained
 
 
 @pytest.mark.slow
@@ -38,7 +29,7 @@ def test_fp32_masters_change_under_zero1_in_bf16(train, tmp_path: Path) -> None:
     assert all(torch.equal(weight.bfloat16(), checkpoint[name][: len(weight)]) for name, weight in final.items())
 
 
-@LAUNCHERS
+@pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one-process", "two-zero1"])
 def test_each_step_of_two_epochs_matches_the_reference(
     launcher, type_warm, wrapped_recipe: Path, events, tmp_path: Path
 ) -> None:
@@ -68,7 +59,7 @@ def test_each_step_of_two_epochs_matches_the_reference(
     assert [event["step"] for event in logged] == list(range(1, last + 1))
     for event in logged:
         epoch, place = divmod(event["step"] - 1, steps)
-        order = order_of(rows, epoch=epoch)[place * 64 : (place + 1) * 64]
+        order = order_of(rows, 64, epoch)[place * 64 : (place + 1) * 64]
         targets = targets_of([rows[row] for row in order])
         seen += targets
         assert event["loss"] == pytest.approx(sum(of_row[row] for row in order) / targets, abs=1e-5), event["step"]
@@ -81,9 +72,29 @@ def test_each_step_of_two_epochs_matches_the_reference(
     rates = [event["learning_rate"] * 1e30 for event in logged]
     assert rates == pytest.approx([1 / 3, 2 / 3, 1, *fall], rel=1e-9)
 
-    first = [rows[row] for row in order_of(rows, epoch=0)[:64]]
+    first = [rows[row] for row in order_of(rows, 64, epoch=0)[:64]]
     for row in first:
         logits = fresh(row[None, :-1]).logits[0, :, :300]
         (F.cross_entropy(logits, row[1:], reduction="sum") / targets_of(first)).backward()
     norm = torch.stack([parameter.grad.norm() for parameter in fresh.parameters()]).norm().item()
     assert logged[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs a C++ compiler")
+def test_compiled_run_under_zero1_matches_eager_run(
+    train, events, type_command, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    # 151 validation rows in batches of 4: the last batch is short and is not compiled again.
+    options = ("--eval_tokens", 151 * 32, "--activation_checkpointing", "--max_steps", 4)
+    eager, run = train(tmp_path / "eager", *options), tmp_path / "compiled"
+    words = ("train.py", tiny_recipe, *options, "--torch_compile", "--per_device_train_batch_size", 4)
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = type_command("launch", 1, *words, "--output_dir", run, timeout=500, **cache)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("compiling the ") == 2  # one for training, one for validation
+    engine = json.loads((run / "environment.json").read_text(encoding="utf-8"))["engine"]
+    assert engine["compiled"] is True
+    for ours, theirs in zip(events(run), events(eager), strict=True):
+        for key in ("loss", "eval_loss"):
+            assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5), ours["step"]
