@@ -1,5 +1,6 @@
 """Fixtures that several test files share: runs and prepared data."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -40,17 +41,19 @@ def finished(straight: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a recipe with data in rows of 8 to 32 targets.
+def wrapped_data(tiny_recipe: Path, documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a prepared folder with rows of 8 to 32 targets, and two additional validation sets.
 
     Each row contains text of a single document.
     """
     folder = tmp_path_factory.mktemp("wrapped")
-    recipe = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))
-    recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}
-    prepare(DataArguments(**recipe["data"]))
-    (folder / "wrapped.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return folder / "wrapped.yaml"
+    for name, texts in (("few", documents[:2]), ("many_words", documents[2:20])):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    sets = [f"{name}={folder}/{name}.jsonl" for name in ("few", "many_words")]
+    changes = {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8, "validation_sets": sets}
+    prepare(DataArguments(**yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"] | changes))
+    return folder / "data"
 
 
 @pytest.fixture

@@ -11,21 +11,14 @@ from gpt2_repro.training.sizing import follow_data
 from tests.sections import parse_for_training
 
 
-@pytest.fixture(scope="module")
-def tune(type_warm, tiny_data: Path):
+def test_finetuning_keeps_the_shape_and_a_constant_learning_rate(
+    straight: Path, type_warm, tiny_data: Path, events, tmp_path: Path
+) -> None:
+    run = tmp_path / "tuned"
     form = ("--dataset_dir", tiny_data, "--sequence_length", 32, "--separator", "before", "--tokens_per_step", 256)
     form += ("--use_cpu", "--bf16", "false", "--dataloader_num_workers", 0, "--per_device_train_batch_size", 8)
-
-    def run(start: Path, output: Path, *options: object):
-        words = ("recipes/finetune_shakespeare.yaml", "--init_from", start, "--output_dir", output, *form, *options)
-        return type_warm("python", "train.py", *words)
-
-    return run
-
-
-def test_finetuning_keeps_the_shape_and_a_constant_learning_rate(straight: Path, tune, events, tmp_path: Path) -> None:
-    run = tmp_path / "tuned"
-    done = tune(straight, run, "--max_steps", 20, "--sample_prompt", "")
+    words = ("recipes/finetune_shakespeare.yaml", "--init_from", straight, "--output_dir", run, *form)
+    done = type_warm("python", "train.py", *words, "--max_steps", 20, "--sample_prompt", "")
     assert done.returncode == 0, done.stderr
     run_identity = json.loads((run / "environment.json").read_text(encoding="utf-8"))["run_identity"]
     assert (run_identity["n_layer"], run_identity["n_head"], run_identity["n_embd"]) == (2, 2, 32)  # the checkpoint's

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.prepare import prepare
 from tests.training.by_hand import mean_nll, order_of, rows_of, targets_of, untrained
 
 
@@ -23,32 +20,9 @@ CUT = 1500  # limit of validation targets
 
 
 @pytest.fixture(scope="module")
-def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a recipe with group_by_length and two additional validation sets."""
-    folder = tmp_path_factory.mktemp("grouped")
-    document = yaml.safe_load(wrapped_recipe.read_text(encoding="utf-8"))
-    document["data"] |= {"dataset_dir": str(folder / "data"), "validation_sets": []}
-    for name, texts in (("few", documents[:2]), ("many_words", documents[2:20])):
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8"
-        )
-        document["data"]["validation_sets"].append(f"{name}={folder}/{name}.jsonl")
-    prepare(DataArguments(**document["data"]))
-    document["training"] |= {
-        "tokens_per_step": TOKENS,
-        "per_device_train_batch_size": 32,
-        "train_sampling_strategy": "group_by_length",
-        "eval_tokens": CUT,
-        "sample_tokens": 0,
-    }
-    (folder / "grouped.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-    return folder / "grouped.yaml"
-
-
-@pytest.fixture(scope="module")
-def steps(recipe: Path) -> list[list[torch.Tensor]]:
+def steps(wrapped_data: Path) -> list[list[torch.Tensor]]:
     """Return the rows that each step of two epochs must contain."""
-    rows, found = rows_of(recipe.with_name("data"), "train"), []
+    rows, found = rows_of(wrapped_data, "train"), []
     for epoch in (0, 1):
         of_epoch: list[list[torch.Tensor]] = [[] for _ in range(-(-targets_of(rows) // TOKENS))]
         before = 0
@@ -60,20 +34,15 @@ def steps(recipe: Path) -> list[list[torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def grouped(recipe: Path, type_warm, steps, tmp_path_factory) -> Callable[..., Path]:
-    """Return a function that trains until two steps before the end of epoch 2.
-
-    The function takes the name of the run directory and options of train.py.
-    """
+def grouped(wrapped_data: Path, train, steps, tmp_path_factory) -> Callable[..., Path]:
+    """Return a function that trains until two steps before the end of epoch 2."""
     folder = tmp_path_factory.mktemp("runs")
-
-    def run(name: str, *options: object, launcher: tuple[object, ...] = ("python",)) -> Path:
-        words = ("--output_dir", folder / name, "--max_steps", len(steps) - 2, "--eval_steps", 4, *options)
-        done = type_warm(*launcher, "train.py", recipe, *words)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return folder / name
-
-    return run
+    options = ("--dataset_dir", wrapped_data, "--packing", "wrap", "--min_length", 8, "--sample_tokens", 0)
+    options += ("--train_sampling_strategy", "group_by_length")
+    options += ("--tokens_per_step", TOKENS, "--max_steps", len(steps) - 2, "--eval_tokens", CUT, "--eval_steps", 4)
+    return lambda name, *more, rows=32, **launcher: train(
+        folder / name, *options, "--per_device_train_batch_size", rows, *more, **launcher
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +65,7 @@ def test_steps_match_the_reference(whole: Path, steps, events) -> None:
 
 @pytest.mark.slow
 def test_two_zero1_processes_match_one_process(whole: Path, grouped, events) -> None:
-    run = grouped("two", "--per_device_train_batch_size", 16, launcher=("launch", 2))
+    run = grouped("two", rows=16, launcher=("launch", 2))
     engine = json.loads((run / "environment.json").read_text(encoding="utf-8"))["engine"]
     assert (engine["zero_stage"], engine["processes"], engine["accumulation_steps"]) == (1, 2, 3)
     keys = ("loss", "step_tokens", "tokens", "eval_loss", "eval_few_loss", "eval_many_words_loss", "eval_few_tokens")
@@ -113,13 +82,13 @@ def test_run_resumed_within_an_epoch_equals_uninterrupted_run(whole: Path, group
     assert losses[0] == losses[1] and all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
 
 
-def test_each_validation_set_has_its_own_loss(whole: Path, recipe: Path, events) -> None:
+def test_each_validation_set_has_its_own_loss(whole: Path, wrapped_data: Path, events) -> None:
     validated = [event for event in events(whole) if "eval_loss" in event]
     final = AutoModelForCausalLM.from_pretrained(whole / "final").eval()
     status = json.loads((whole / "run_status.json").read_text(encoding="utf-8"))
     card = (whole / "final" / "README.md").read_text(encoding="utf-8")
     for key, name in {"eval": "", "eval_few": "_few", "eval_many_words": "_many_words"}.items():
-        rows = rows_of(recipe.with_name("data"), f"validation{name}")
+        rows = rows_of(wrapped_data, f"validation{name}")
         taken = [row for place, row in enumerate(rows) if targets_of(rows[:place]) < CUT]
         assert (len(taken) < len(rows)) == (name != "_few")
         assert {event[f"{key}_tokens"] for event in validated} == {targets_of(taken)}

@@ -31,20 +31,19 @@ def test_fp32_masters_change_under_zero1_in_bf16(train, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one-process", "two-zero1"])
 def test_each_step_of_two_epochs_matches_the_reference(
-    launcher, type_warm, wrapped_recipe: Path, events, tmp_path: Path
+    launcher, train, wrapped_data: Path, events, tmp_path: Path
 ) -> None:
     """Each step has the expected rows, loss, padding and learning rate."""
-    rows, validation = (rows_of(wrapped_recipe.with_name("data"), split) for split in ("train", "validation"))
+    rows, validation = (rows_of(wrapped_data, split) for split in ("train", "validation"))
     assert len({len(row) for row in rows}) > 3 and len(validation) % 4  # 4 is the number of rows in a validation batch
     one, steps, run = launcher == ("python",), len(rows) // 64, tmp_path / "run"
     micro, last = (16 if one else 8), 2 * steps + 2
     # The learning rate is too small to change the weights, so the losses are those of the initial model.
-    options = ("--tokens_per_step", 64 * 32, "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
-    options += ("--max_steps", last, "--eval_steps", steps + 2, "--save_steps", 1000, "--output_dir", run)
-    options += ("--final_learning_rate_fraction", 0.1)
+    options = ("--dataset_dir", wrapped_data, "--packing", "wrap", "--min_length", 8, "--tokens_per_step", 64 * 32)
+    options += ("--per_device_train_batch_size", micro, "--learning_rate", 1e-30, "--max_steps", last)
+    options += ("--eval_steps", steps + 2, "--save_steps", 1000, "--final_learning_rate_fraction", 0.1)
     for stop in (steps + 2, 0) if one else (0,):  # the run on one process is interrupted in its second epoch
-        done = type_warm(*launcher, "train.py", wrapped_recipe, *options, "--stop_at_step", stop)
-        assert done.returncode == 0, done.stderr[-3000:]
+        train(run, *options, "--stop_at_step", stop, launcher=launcher)
     # DeepSpeed's copy of the weights does not show which are tied. Saved twice, they do not fit into the memory for it.
     assert "lm_head.weight" not in load_file(run / f"checkpoint-{last}" / "model.safetensors")
 

@@ -102,13 +102,16 @@ def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path, caplo
     assert start_of(tmp_path)[0] == 2
     (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()  # the run does not start again at step 0
     refused("checkpoint-4: optimizer.pt .*checkpoint-2: optimizer.pt", tmp_path)
+    refused("checkpoint-2 .*optimizer.pt", tmp_path, resume_from="checkpoint-2")
     save(2)
     save(4)
     assert start_of(tmp_path)[0] == 4 and start_of(tmp_path, resume_from="checkpoint-2")[0] == 2
+    assert start_of(tmp_path, resume_from=str(tmp_path / "checkpoint-2"))[0] == 2
     (tmp_path / "checkpoint-6").mkdir()
     seal(tmp_path / "checkpoint-6", {}, trajectory=TRAJECTORY)  # the format of earlier versions
     refused("checkpoint-6 .*--output_dir", tmp_path)
-    refused("checkpoint-3", tmp_path, resume_from="checkpoint-3")
+    for name in ("checkpoint-3", "final", str(tmp_path / "other" / "checkpoint-4"), "other/checkpoint-4"):
+        refused("checkpoint-4.*--init_from", tmp_path, resume_from=name)
     save(9)
     refused("--max_steps", tmp_path, allow_resume_change=True)
 
@@ -153,16 +156,13 @@ def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) ->
         refused(told, tmp_path, **asked, run_identity=TRAJECTORY | changed)
 
 
-# The fused optimizer needs step counts on the device of the weights. DeepSpeed restores a universal checkpoint with
-# step counts on the CPU or shared by parameters. The device `meta` simulates a GPU.
-@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
-def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device: str) -> None:
-    """Each parameter gets a separate step count on the device where it is needed."""
-    weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]
+def test_restored_step_counts_of_a_fused_optimizer_are_separate_and_on_its_device() -> None:
+    # DeepSpeed restores a universal checkpoint with step counts on the CPU or shared by parameters.
+    weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]  # `meta` simulates a GPU
     optimizer, step = torch.optim.AdamW(weights), torch.tensor(7.0)
     for weight in weights:
         optimizer.state[weight] = {"step": step, "exp_avg": torch.ones(3, device="meta")}
-    optimizer.param_groups[0]["fused"] = fused
+    optimizer.param_groups[0]["fused"] = True
     fix_restored_optimizer(torch.nn.Linear(1, 1), optimizer, weight_decay=0.1)
     steps = [optimizer.state[weight]["step"] for weight in weights]
-    assert {step.device.type for step in steps} == {device} and steps[0] is not steps[1]
+    assert {step.device.type for step in steps} == {"meta"} and steps[0] is not steps[1]

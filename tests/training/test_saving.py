@@ -108,16 +108,13 @@ def test_full_disk_in_the_words_of_safetensors_ends_the_run_with_one_line(tmp_pa
 def test_waiting_for_another_rank_restarts_the_watchdog_while_files_grow(saver, tmp_path: Path, monkeypatch) -> None:
     alive: list[int] = []
     saver.alive = lambda: alive.append(1)
-    sizes = iter([10, 10, 20, 20, 20, None])
+    sizes, checkpoint = iter([10, 10, 20, 20, 20, 0]), tmp_path / "checkpoint-1"
 
     def write(_: float) -> None:
         size = next(sizes)
-        if size is None:
-            return checkpoint.joinpath("manifest.json").touch()
-        return saver.staging.joinpath("shard").write_bytes(b"x" * size)
+        (saver.staging / "shard" if size else checkpoint / "manifest.json").write_bytes(b"x" * size)
 
     saver.staging.mkdir()
-    checkpoint = tmp_path / "checkpoint-1"
     checkpoint.mkdir()
     monkeypatch.setattr(saving.time, "sleep", write)
     saver.wait_for(checkpoint)
