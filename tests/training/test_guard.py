@@ -42,12 +42,11 @@ ONE = torch.tensor(1.0)
 class Run:
     """A model with one weight, whose updates are checked by an UpdateGuard."""
 
-    def __init__(self, fused: bool = False, **limits: float) -> None:
+    def __init__(self, fused: bool = False, skip_loss_z: float = 0.0, skip_grad_z: float = 0.0) -> None:
         self.weight = torch.nn.Parameter(torch.ones(3))
         self.optimizer = torch.optim.AdamW([self.weight], lr=0.1, weight_decay=0.1, fused=fused)
         self.reported: list[int] = []
-        limits = {"skip_loss_z": 0.0, "skip_grad_z": 0.0} | limits
-        self.guard = UpdateGuard(**limits, report=lambda step, _: self.reported.append(step))
+        self.guard = UpdateGuard(skip_loss_z, skip_grad_z, lambda step, _: self.reported.append(step))
         self.guard.attach(self.optimizer)
         self.step = 0
 

@@ -26,8 +26,7 @@ def on_two_machines(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    config = "accelerate_configs/zero1_multinode.yaml"
-    groups = []
+    config, groups = "accelerate_configs/zero1_multinode.yaml", []
     for rank in (0, 1):
         machine = ("--machine_rank", rank, "--main_process_ip", "127.0.0.1", "--main_process_port", port)
         words = ("-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", 2, *machine)

@@ -43,7 +43,7 @@ def test_file_system_without_locks_is_used_after_a_warning(run: RunRecord, numbe
     run.lock()
     assert run.lock_descriptor >= 0 and [record.levelname for record in caplog.records] == ["WARNING"]
     with exclusive_lock(run.path, "in use"):
-        PreparedData(run.path, None).lock()  # type: ignore[arg-type]
+        PreparedData(run.path, None).lock()
     assert len(caplog.records) == 3
 
 
@@ -53,7 +53,6 @@ def test_start_waits_for_the_writer_of_a_job_that_has_ended(run: RunRecord, monk
     job.wait()
     (run.path / ".lock").write_text(HOLDER.format(job.pid, platform.node()), encoding="utf-8")
     writer = subprocess.Popen(["sleep", "0.5"], pass_fds=[run.lock_descriptor])
-    assert run._lock is not None
     run._lock.close()
     second = RunRecord(run.path)
     monkeypatch.setattr(run_record, "WRITING", 0.0)

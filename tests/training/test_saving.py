@@ -55,17 +55,14 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
     made = CheckpointSaver(tmp_path, alone, args, expected=1000, alive=lambda: None)
 
-    def save(step: int, stops: str | None = None) -> bool:
-        def write(folder: Path) -> dict:
-            folder.mkdir(parents=True)
-            with hashed_saves(folder, made.memory, made.alive) as files:
-                torch.save({"step": step}, folder / "optimizer.pt")
-            (folder / "config.json").write_text("{}", encoding="utf-8")
-            return files
+    def write(folder: Path) -> dict:
+        folder.mkdir(parents=True)
+        with hashed_saves(folder, made.memory, made.alive) as files:
+            torch.save({"m": torch.ones(3)}, folder / "optimizer.pt")
+        (folder / "config.json").write_text("{}", encoding="utf-8")
+        return files
 
-        return made.save(step, write, lambda: {"run_identity": {"seed": 1}}, stops=stops)
-
-    made.step = save
+    made.step = lambda step, stops=None: made.save(step, write, dict, stops=stops)
     return made
 
 
