@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.faults.runs import status
 from tests.training.by_hand import mean_nll, nll, order_of, rows_of, targets_of, untrained
 
 
@@ -90,15 +91,13 @@ def test_each_step_of_two_epochs_matches_the_reference(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs a C++ compiler")
-def test_compiled_run_under_zero1_matches_eager_run(
-    train, events, type_command, tiny_recipe: Path, tmp_path: Path
-) -> None:
+def test_compiled_run_matches_eager_run(train, events, type_command, tiny_recipe: Path, tmp_path: Path) -> None:
     # 151 validation rows in batches of 4: the last batch is short and is not compiled again.
     options = ("--eval_tokens", 151 * 32, "--activation_checkpointing", "--max_steps", 4)
     eager, run = train(tmp_path / "eager", *options), tmp_path / "compiled"
-    words = ("train.py", tiny_recipe, *options, "--torch_compile", "--per_device_train_batch_size", 4)
+    options += ("--output_dir", run, "--torch_compile", "--per_device_train_batch_size", 4)
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    done = type_command("launch", 1, *words, "--output_dir", run, timeout=500, **cache)
+    done = type_command("launch", 1, "train.py", tiny_recipe, *options, timeout=500, **cache)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("compiling the ") == 2  # one for training, one for validation
     for ours, theirs in zip(events(run), events(eager), strict=True):
@@ -172,7 +171,6 @@ def test_rows_by_length_resume_within_an_epoch(whole: Path, grouped, steps, even
 def test_each_validation_set_has_its_own_loss(whole: Path, wrapped_data: Path, events) -> None:
     validated = [event for event in events(whole) if "eval_loss" in event]
     final = AutoModelForCausalLM.from_pretrained(whole / "final").eval()
-    status = json.loads((whole / "run_status.json").read_text(encoding="utf-8"))
     card = (whole / "final" / "README.md").read_text(encoding="utf-8")
     for key, name in {"eval": "", "eval_few": "_few", "eval_many_words": "_many_words"}.items():
         rows = rows_of(wrapped_data, f"validation{name}")
@@ -181,4 +179,5 @@ def test_each_validation_set_has_its_own_loss(whole: Path, wrapped_data: Path, e
         assert {event[f"{key}_tokens"] for event in validated} == {targets_of(taken)}
         for event, model in ((validated[0], untrained(whole)), (validated[-1], final)):
             assert event[f"{key}_loss"] == pytest.approx(mean_nll(model, taken), abs=1e-5), (key, event["step"])
-        assert status[f"{key}_loss"] == validated[-1][f"{key}_loss"] and f"{status[f'{key}_loss']:.4f} nats" in card
+        loss = validated[-1][f"{key}_loss"]
+        assert status(whole)[f"{key}_loss"] == loss and f"{loss:.4f} nats" in card

@@ -156,13 +156,15 @@ def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) ->
         refused(told, tmp_path, **asked, run_identity=TRAJECTORY | changed)
 
 
-def test_restored_step_counts_of_a_fused_optimizer_are_separate_and_on_its_device() -> None:
-    # DeepSpeed restores a universal checkpoint with step counts on the CPU or shared by parameters.
-    weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]  # `meta` simulates a GPU
+# The fused optimizer needs step counts on the device of the weights. DeepSpeed restores a universal checkpoint with
+# step counts on the CPU or shared by parameters. The device `meta` simulates a GPU.
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
+def test_restored_step_counts_are_separate_and_on_the_right_device(fused: bool | None, device: str) -> None:
+    weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]
     optimizer, step = torch.optim.AdamW(weights), torch.tensor(7.0)
     for weight in weights:
         optimizer.state[weight] = {"step": step, "exp_avg": torch.ones(3, device="meta")}
-    optimizer.param_groups[0]["fused"] = True
+    optimizer.param_groups[0]["fused"] = fused
     fix_restored_optimizer(torch.nn.Linear(1, 1), optimizer, weight_decay=0.1)
     steps = [optimizer.state[weight]["step"] for weight in weights]
-    assert {step.device.type for step in steps} == {"meta"} and steps[0] is not steps[1]
+    assert {step.device.type for step in steps} == {device} and steps[0] is not steps[1]
