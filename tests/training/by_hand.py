@@ -9,10 +9,19 @@ from datasets import load_from_disk
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 
+from gpt2_repro.data.batching import EpochSampler
+
 
 def rows_of(folder: Path, split: str) -> list[Tensor]:
     """Return the token ids of each row in a split of a prepared folder."""
     return [torch.tensor(row) for row in load_from_disk(str(folder / split))["input_ids"][:]]
+
+
+def order_of(rows: list[Tensor], rows_per_step: int, epoch: int) -> list[int]:
+    """Return the order of the rows of an epoch. Rows that do not fill a step are missing."""
+    sampler = EpochSampler(len(rows), rows_per_step=rows_per_step, seed=42, shuffle=True)
+    sampler.set_epoch(epoch)
+    return list(sampler)
 
 
 def targets_of(rows: list[Tensor]) -> int:

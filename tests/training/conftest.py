@@ -1,21 +1,18 @@
 """Fixtures that several test files share: runs and prepared data."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+import torch
 import yaml
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
-
-
-@pytest.fixture(scope="session")
-def data(tiny_recipe: Path) -> Path:
-    """Return the prepared folder of the tiny recipe."""
-    return tiny_recipe.with_name("data")
+from gpt2_repro.run_record.checkpoints import publish, seal
 
 
 @pytest.fixture(scope="session")
@@ -44,14 +41,35 @@ def finished(straight: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a recipe with data in rows of 8 to 32 targets.
+def wrapped_data(tiny_recipe: Path, documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a prepared folder with rows of 8 to 32 targets, and two additional validation sets.
 
     Each row contains text of a single document.
     """
     folder = tmp_path_factory.mktemp("wrapped")
-    recipe = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))
-    recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}
-    prepare(DataArguments(**recipe["data"]))
-    (folder / "wrapped.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return folder / "wrapped.yaml"
+    for name, texts in (("few", documents[:2]), ("many_words", documents[2:20])):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    sets = [f"{name}={folder}/{name}.jsonl" for name in ("few", "many_words")]
+    changes = {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8, "validation_sets": sets}
+    prepare(DataArguments(**yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"] | changes))
+    return folder / "data"
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that saves a small checkpoint in `tmp_path`.
+
+    The function takes the step, the content of .pt files by name, and entries of the manifest.
+    """
+
+    def run(step: int, states: dict[str, dict] | None = None, **facts: object) -> Path:
+        staged = tmp_path / "staging" / f"checkpoint-{step}"
+        for name, state in (states or {"optimizer": {"m": torch.ones(step)}}).items():
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, staged / f"{name}.pt")
+        seal(staged, {}, **{"run_identity": {"seed": 1, "max_steps": 8}} | facts)
+        publish(staged, tmp_path / f"checkpoint-{step}")
+        return tmp_path / f"checkpoint-{step}"
+
+    return run

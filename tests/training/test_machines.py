@@ -1,6 +1,7 @@
 """Training works on two machines, simulated by two launchers on one machine."""
 
 import json
+import os
 import socket
 import zlib
 from pathlib import Path
@@ -14,6 +15,9 @@ from tests.commands import kill_all
 from tests.warm import start_warm
 
 
+ROWS = ("--per_device_train_batch_size", 4)
+
+
 def on_two_machines(
     recipe: Path, run: Path, logs: Path, *options: object, second: tuple[object, ...] = ()
 ) -> list[int]:
@@ -22,8 +26,7 @@ def on_two_machines(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    config = "accelerate_configs/zero1_multinode.yaml"
-    groups = []
+    config, groups = "accelerate_configs/zero1_multinode.yaml", []
     for rank in (0, 1):
         machine = ("--machine_rank", rank, "--main_process_ip", "127.0.0.1", "--main_process_port", port)
         words = ("-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", 2, *machine)
@@ -38,12 +41,9 @@ def on_two_machines(
 
 @pytest.mark.slow
 def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_path: Path) -> None:
-    rows = ("--per_device_train_batch_size", 4)
-    straight, run = train(tmp_path / "one", *rows), tmp_path / "two"
-    codes = on_two_machines(tiny_recipe, run, tmp_path, *rows)
-    assert codes == [0, 0], (tmp_path / "log0").read_text(encoding="utf-8")[-2000:] + (tmp_path / "log1").read_text(
-        encoding="utf-8"
-    )[-2000:]
+    straight, run = train(tmp_path / "one", *ROWS), tmp_path / "two"
+    codes = on_two_machines(tiny_recipe, run, tmp_path, *ROWS)
+    assert codes == [0, 0], [(tmp_path / f"log{rank}").read_text(encoding="utf-8")[-2000:] for rank in (0, 1)]
     environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert environment["engine"]["zero_stage"] == 1 and environment["plan"]["num_processes"] == 2
     losses = [{event["step"]: event["loss"] for event in events(each) if "loss" in event} for each in (run, straight)]
@@ -53,17 +53,15 @@ def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_pa
 @pytest.mark.slow
 def test_machines_with_different_settings_are_refused(tiny_recipe: Path, tmp_path: Path) -> None:
     # Under ZeRO-1, each rank would update its part of the weights with its own rate.
-    rows, other = ("--per_device_train_batch_size", 4), ("--learning_rate", 0.05)
-    codes = on_two_machines(tiny_recipe, tmp_path / "run", tmp_path, *rows, second=other)
+    codes = on_two_machines(tiny_recipe, tmp_path / "run", tmp_path, *ROWS, second=("--learning_rate", 0.05))
     assert 0 not in codes and "learning_rate" in (tmp_path / "log0").read_text(encoding="utf-8")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_a_mistake_that_rank_0_finds_ends_all_machines(train, tiny_recipe: Path, tmp_path: Path) -> None:
-    rows = ("--per_device_train_batch_size", 4)
-    run = train(tmp_path / "run", *rows, "--stop_at_step", 2)
-    codes = on_two_machines(tiny_recipe, run, tmp_path, *rows, "--learning_rate", 0.05)
+    run = train(tmp_path / "run", *ROWS, "--stop_at_step", 2)
+    codes = on_two_machines(tiny_recipe, run, tmp_path, *ROWS, "--learning_rate", 0.05)
     assert 0 not in codes and "learning_rate" in (tmp_path / "log0").read_text(encoding="utf-8")
 
 
@@ -80,19 +78,15 @@ def test_machines_that_do_not_share_the_run_directory_are_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("wanted", "own", "chosen"),
     [
-        ("ens", None, "ens1"),  # NCCL takes prefixes, gloo complete names
-        ("=ens12", None, "ens12"),
-        ("^docker", None, None),
-        ("", None, None),
-        ("ens1", "eth0", "eth0"),
+        ("ens", {}, "ens1"),  # NCCL takes prefixes, gloo complete names
+        ("=ens12", {}, "ens12"),
+        ("^docker", {}, None),
+        ("", {}, None),
+        ("ens1", {"GLOO_SOCKET_IFNAME": "eth0"}, "eth0"),
     ],
 )
-def test_gloo_takes_the_network_interface_of_nccl(
-    wanted: str, own: str | None, chosen: str | None, monkeypatch
-) -> None:
+def test_gloo_takes_the_network_interface_of_nccl(wanted: str, own: dict, chosen: str, monkeypatch) -> None:
     monkeypatch.setattr(launcher.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "ens12"), (4, "ens1")])
-    monkeypatch.setattr(launcher.os, "environ", {"NCCL_SOCKET_IFNAME": wanted})
-    if own:
-        launcher.os.environ["GLOO_SOCKET_IFNAME"] = own
+    monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": wanted} | own)
     launcher.choose_gloo_interface()
-    assert launcher.os.environ.get("GLOO_SOCKET_IFNAME") == chosen
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == chosen

@@ -14,29 +14,16 @@ from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.checkpoints import publish, seal
+from gpt2_repro.run_record.checkpoints import seal
 from gpt2_repro.training import resuming
 from gpt2_repro.training.arguments import TrainingSection
+from gpt2_repro.training.engine import fix_restored_optimizer
 from gpt2_repro.training.resuming import choose_start, refuse_code
 
 
 PLAN = plan_batches(tokens_per_step=100, sequence_length=10, micro_batch_size=10, num_processes=1, max_steps=8)
 TRAJECTORY = {"seed": 1, "max_steps": 8}
 SHARD = "zero_pp_rank_0_mp_rank_00_optim_states"
-
-
-@pytest.fixture
-def save(tmp_path: Path):
-    def run(step: int, *, processes: int | None = None, run_identity=TRAJECTORY, **states: object) -> Path:
-        staged = tmp_path / "staging" / f"checkpoint-{step}"
-        staged.mkdir(parents=True)
-        for name, state in ({"optimizer": {"m": torch.ones(3)}} | states).items():
-            torch.save(state, staged / f"{name}.pt")
-        seal(staged, {}, run_identity=run_identity, deepspeed_processes=processes)
-        publish(staged, tmp_path / f"checkpoint-{step}")
-        return tmp_path / f"checkpoint-{step}"
-
-    return run
 
 
 class Malicious:
@@ -49,7 +36,7 @@ def test_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     save(4)
     # The manifest is valid, because an attacker can also create a valid manifest.
-    bad = save(8, **{SHARD: {"m": torch.ones(3), "more": Malicious()}})
+    bad = save(8, {SHARD: {"m": torch.ones(3), "more": Malicious()}})
     with pytest.raises(UserError, match=rf"checkpoint-8/{SHARD}.pt .*(posix|os).system"):
         start_of(tmp_path)
     assert not (tmp_path / "malicious").exists()
@@ -57,21 +44,18 @@ def test_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypa
     assert (tmp_path / "malicious").exists()
 
 
-def archive(path: Path, content: bytes) -> None:
+def archive(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr("archive/data.pkl", content)
+        file.writestr("archive/data.pkl", pickle.dumps(Malicious(), protocol=4))
         file.writestr("archive/version", "3\n")
 
 
+STATES = "global_step4/states.pt"
 # A file of a checkpoint, and a function that makes it dangerous.
 ATTACKS = {
-    "a pickle": ("global_step4/states.pt", lambda path: path.write_bytes(pickle.dumps(Malicious()))),
-    "a pickle in a zip file": (
-        "global_step4/states.pt",
-        lambda path: archive(path, pickle.dumps(Malicious(), protocol=4)),
-    ),
-    "junk": ("global_step4/states.pt", lambda path: path.write_bytes(b"junk")),
-    "junk in a zip file": ("global_step4/states.pt", lambda path: archive(path, b"junk")),
+    "a pickle": (STATES, lambda path: path.write_bytes(pickle.dumps(Malicious()))),
+    "a pickle in a zip file": (STATES, archive),
+    "junk": (STATES, lambda path: path.write_bytes(b"junk")),
     # transformers reads its own files safely. A file of DeepSpeed with the same name must be checked too.
     "a name of transformers": ("global_step4/optimizer.pt", lambda path: torch.save({"more": Malicious()}, path)),
     # DeepSpeed joins the text of `latest` to the folder without a check.
@@ -86,9 +70,9 @@ def test_checkpoint_with_dangerous_files_is_refused(name: str, attack, tmp_path:
     checkpoint = tmp_path / "checkpoint-4"
     (checkpoint / "global_step4").mkdir(parents=True)
     data = {"m": torch.ones(3, dtype=torch.bfloat16), "steps": [1, 2.5, None, True, "x", b"y", (1, 2)], "set": {3}}
-    torch.save(data, checkpoint / "global_step4" / "states.pt")
+    torch.save(data, checkpoint / STATES)
     (checkpoint / "latest").write_text("global_step4", encoding="utf-8")
-    files = {"latest", "global_step4/states.pt"}
+    files = {"latest", STATES}
     refuse_code(checkpoint, files)
     attack(checkpoint / name)
     with pytest.raises(UserError, match=str(checkpoint / name)):
@@ -118,13 +102,16 @@ def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path, caplo
     assert start_of(tmp_path)[0] == 2
     (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()  # the run does not start again at step 0
     refused("checkpoint-4: optimizer.pt .*checkpoint-2: optimizer.pt", tmp_path)
+    refused("checkpoint-2 .*optimizer.pt", tmp_path, resume_from="checkpoint-2")
     save(2)
     save(4)
     assert start_of(tmp_path)[0] == 4 and start_of(tmp_path, resume_from="checkpoint-2")[0] == 2
+    assert start_of(tmp_path, resume_from=str(tmp_path / "checkpoint-2"))[0] == 2
     (tmp_path / "checkpoint-6").mkdir()
     seal(tmp_path / "checkpoint-6", {}, trajectory=TRAJECTORY)  # the format of earlier versions
     refused("checkpoint-6 .*--output_dir", tmp_path)
-    refused("checkpoint-3", tmp_path, resume_from="checkpoint-3")
+    for name in ("checkpoint-3", "final", str(tmp_path / "other" / "checkpoint-4"), "other/checkpoint-4"):
+        refused("checkpoint-4.*--init_from", tmp_path, resume_from=name)
     save(9)
     refused("--max_steps", tmp_path, allow_resume_change=True)
 
@@ -141,23 +128,43 @@ def test_run_can_be_extended_repeatedly(save, tmp_path: Path) -> None:
 
 
 def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
-    model, zero1 = "zero_pp_rank_{}_mp_rank_00_model_states", {"processes": 2, "mp_rank_00_model_states": {}}
+    model = "zero_pp_rank_{}_mp_rank_00_model_states"
     forms = {
-        "ddp": {},
-        "zero1": zero1,
-        "zero3": {"processes": 2, model.format(0): {}, model.format(1): {}},
-        "fsdp2": {"pytorch_model_fsdp": {}},
+        "ddp": ["optimizer"],
+        "zero1": ["mp_rank_00_model_states"],
+        "zero3": [model.format(0), model.format(1)],
+        "fsdp2": ["pytorch_model_fsdp"],
     }
-    for step, (written, states) in enumerate(forms.items(), start=1):
-        save(step, **states)
+    for step, (written, files) in enumerate(forms.items(), start=1):
+        save(step, dict.fromkeys(files, {}))
         for launcher in forms:
             if launcher == written:
                 assert start_of(tmp_path, launcher=launcher)[0] == step
             else:
                 refused(f"{written}.yaml", tmp_path, launcher=launcher)
-    save(5, **zero1)
-    for changed, told in (({"seed": 2}, "seed 1 -> 2.*--allow_resume_change"), ({"bf16": True}, "--bf16 false")):
-        refused(told, tmp_path, launcher="zero1", run_identity=TRAJECTORY | changed)
+    save(5, {"mp_rank_00_model_states": {}})
+    refused("seed 1 -> 2.*--allow_resume_change", tmp_path, launcher="zero1", run_identity=TRAJECTORY | {"seed": 2})
     asked = {"launcher": "zero1", "allow_resume_change": True}
-    assert start_of(tmp_path, **asked, run_identity=TRAJECTORY | {"seed": 2})[0] == 5
-    refused("--bf16 false", tmp_path, **asked, run_identity=TRAJECTORY | {"bf16": True})  # DeepSpeed cannot change it
+    # A checkpoint without muon_momentum is older than this option.
+    for changed in ({"seed": 2}, {"muon_momentum": 0.95}):
+        assert start_of(tmp_path, **asked, run_identity=TRAJECTORY | changed)[0] == 5
+    for changed, told in (
+        ({"bf16": True}, "--bf16 false"),  # DeepSpeed cannot change it
+        ({"seed": 2, "new": 3}, r"seed 1 -> 2; new None -> 3.*--output_dir\.$"),  # not all changes can be allowed
+        ({"muon_momentum": 0.9}, r"muon_momentum 0\.95 -> 0\.9"),
+    ):
+        refused(told, tmp_path, **asked, run_identity=TRAJECTORY | changed)
+
+
+# The fused optimizer needs step counts on the device of the weights. DeepSpeed restores a universal checkpoint with
+# step counts on the CPU or shared by parameters. The device `meta` simulates a GPU.
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
+def test_restored_step_counts_are_separate_and_on_the_right_device(fused: bool | None, device: str) -> None:
+    weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]
+    optimizer, step = torch.optim.AdamW(weights), torch.tensor(7.0)
+    for weight in weights:
+        optimizer.state[weight] = {"step": step, "exp_avg": torch.ones(3, device="meta")}
+    optimizer.param_groups[0]["fused"] = fused
+    fix_restored_optimizer(torch.nn.Linear(1, 1), optimizer, weight_decay=0.1)
+    steps = [optimizer.state[weight]["step"] for weight in weights]
+    assert {step.device.type for step in steps} == {device} and steps[0] is not steps[1]
