@@ -22,7 +22,7 @@ except ModuleNotFoundError:
     print(f"error: {sys.executable} does not have the required packages. {fix}", file=sys.stderr)
     sys.exit(2)
 
-from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
+from gpt2_repro.errors import RunFailed, UserError, did_you_mean, error_number, in_a_line
 from gpt2_repro.run_record.supervision import MISTAKE, note
 
 
@@ -66,23 +66,12 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
     try:
         try:
             main(sys.argv[1:])
-        except OSError as error:
-            if error.errno not in DISK_ERRORS:
-                raise
-            fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
-            if error.errno == errno.EFBIG:
-                fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
-            where = error.filename or "a file or the output of this command"
-            raise UserError(f"{error.strerror}: {where}. {fix}") from None
-        except ImportError as error:
-            if "pip install" not in str(error):
-                raise
-            raise UserError(in_a_line(error)) from None  # an optional package, such as bitsandbytes
+        except (UserError, RunFailed):
+            raise
         except Exception as error:
-            if "os error 28" not in str(error) or isinstance(error, UserError | RunFailed):
-                raise
-            # The libraries tokenizers and safetensors raise other exceptions than OSError.
-            raise UserError("The disk is full. Free some space, or pass a folder on another disk.") from None
+            if message := _mistake(error):
+                raise UserError(message) from None
+            raise
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
         message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
@@ -109,6 +98,19 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
         if is_local_main_process():
             print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
+
+
+def _mistake(error: Exception) -> str | None:
+    """Return the message for a full or protected disk or a missing package, or None."""
+    if isinstance(error, ImportError) and "pip install" in str(error):
+        return in_a_line(error)  # an optional package, such as bitsandbytes
+    if (number := error_number(error)) not in DISK_ERRORS:
+        return None
+    fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
+    if number == errno.EFBIG:
+        fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
+    where = getattr(error, "filename", None) or "a file or the output of this command"
+    return f"{os.strerror(number)}: {where}. {fix}"
 
 
 class _Output(io.FileIO):
@@ -192,14 +194,15 @@ def _disable_bars() -> None:
     tqdm.__init__ = disabled
 
 
-class OneLineErrors(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """An argument parser that raises a UserError with a message of one line.
 
     Abbreviated option names are not accepted.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+        ours: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(*args, **ours | kwargs)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")
@@ -208,24 +211,11 @@ class OneLineErrors(argparse.ArgumentParser):
         """Return the options. Raises UserError for unknown options and invalid values."""
         # Before Python 3.12.8, parse_known_args refuses positional arguments on both sides of an option.
         takes_command = any(action.nargs == argparse.REMAINDER for action in self._actions)
-        parse = self.parse_known_args if takes_command else self.parse_known_intermixed_args
-        names = [name for action in self._actions for name in action.option_strings]
-        # An unknown option is reported before a missing argument.
-        options_typed = [] if takes_command else [word.split("=")[0] for word in argv if word.startswith("--")]
-        unknown = [name for name in options_typed if name not in names]
-        if not unknown:
-            options, unknown = parse(argv)
+        options, unknown = (self.parse_known_args if takes_command else self.parse_known_intermixed_args)(argv)
         if unknown:
+            names = [name for action in self._actions for name in action.option_strings]
             raise UserError(f"{self.prog} has no option {unknown[0]!r}. {did_you_mean(unknown[0], names)}")
         return options
-
-
-class CommandParser(OneLineErrors):
-    """A parser for commands without a recipe."""
-
-    def __init__(self, *, prog: str, description: str | None, **kwargs: Any) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog=prog, description=description, formatter_class=formatter, **kwargs)
 
 
 def positive_count(text: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from gpt2_repro.cli import OneLineErrors
+from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
 
 
@@ -193,17 +193,14 @@ def _defaults(
             owners = [name for name in fields if key in fields[name]]
             fix = f"It belongs to {owners[0]}." if owners else did_you_mean(str(key), fields[section])
             raise UserError(f"{path}: the section {section} has no key {str(key)!r}. {fix}")
-        is_list = typing.get_origin(fields[section][key].type) is list
-        if isinstance(value, list) and not is_list:
-            raise UserError(f"{path}: {key} needs one value, not a list.")
-        if is_list and value is not None:
+        if value is not None and typing.get_origin(fields[section][key].type) is list:
             defaults[key] = [str(item) for item in (value if isinstance(value, list) else [value])]
         elif value is not None:  # null: the default applies
             defaults[key] = json.dumps(value) if isinstance(value, dict) else str(value)
     return defaults
 
 
-class _Parser(OneLineErrors, HfArgumentParser):
+class _Parser(CommandParser, HfArgumentParser):
     """HfArgumentParser with one-line errors."""
 
 

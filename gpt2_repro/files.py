@@ -81,18 +81,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def to_json(value: Any, **options: Any) -> str:
     """Return a value as JSON, with null for each number that is not finite."""
-    try:
-        return json.dumps(value, allow_nan=False, **options)
-    except ValueError:
-        return json.dumps(_without_nan(value), **options)
 
+    def finite(part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {key: finite(item) for key, item in part.items()}
+        if isinstance(part, list | tuple):
+            return [finite(item) for item in part]
+        return None if isinstance(part, float) and not math.isfinite(part) else part
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(its) for key, its in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(its) for its in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(value), **options)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -135,23 +132,16 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(lines, start=1):  # only "\n" ends a line of bytes
                 line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if line.strip():
-                    yield number, _json_value(line, f"{path}, line {number}")
+                    value = json.loads(line.decode())
+                    if b"\\u" in line:
+                        json.dumps(value, ensure_ascii=False).encode()  # ValueError for half of a surrogate pair
+                    yield number, value
+    except (ValueError, RecursionError):
+        fix = "Write one JSON value per line. If you downloaded the file, download the file again."
+        raise UserError(f"{path}, line {number} is not JSON in UTF-8. {fix}") from None
     except (OSError, EOFError, zlib.error) as error:
         place = f"{path}, line {number + 1}," if number else str(path)
         raise UserError(f"{place} cannot be read: {in_a_line(error)}") from None
-
-
-def _json_value(line: bytes, place: str) -> Any:
-    try:
-        value = json.loads(line.decode())
-        if b"\\u" in line:
-            json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
-    except (ValueError, RecursionError):
-        raise UserError(
-            f"{place} is not JSON in UTF-8. Write one JSON value per line. If you downloaded the file, "
-            "download the file again."
-        ) from None
-    return value
 
 
 def growth(folder: Path) -> Callable[[], bool]:

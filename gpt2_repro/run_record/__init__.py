@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import yaml
 
 from gpt2_repro.errors import UserError
@@ -216,10 +217,5 @@ class RunRecord:
 def _has_ended(holder: str) -> bool:
     """Return whether the process of a text like HOLDER ran here and has ended."""
     number = holder.partition(" on ")[0].removeprefix("process ")
-    if not number.isdigit() or holder != HOLDER.format(number, platform.node()):
-        return False
-    try:
-        os.kill(int(number), 0)
-    except OSError as error:
-        return isinstance(error, ProcessLookupError)
-    return False
+    ran_here = number.isdigit() and holder == HOLDER.format(number, platform.node())
+    return ran_here and not psutil.pid_exists(int(number))

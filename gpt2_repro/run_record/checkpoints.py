@@ -7,13 +7,12 @@ import contextlib
 import errno
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import RunFailed, UserError, error_number
 from gpt2_repro.files import from_json, read_object, sha256_of, sync, to_json, write_whole
 from gpt2_repro.run_record import events, layout
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -197,10 +196,7 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # The error of safetensors has no errno. Only its text contains, for example, "os error 28".
-        match = re.search(r"os error (\d+)", str(error))
-        fault = DISK_FAULTS.get(getattr(error, "errno", None) or int(match[1] if match else 0))
-        if fault is None:
+        if (fault := DISK_FAULTS.get(error_number(error) or 0)) is None:
             raise
         shutil.rmtree(staging, ignore_errors=True)
         fix = "Free some space" if fault == "full" else "Make it writable"
