@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2_repro.report.read import read_run
+from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.run_record.checkpoints import newest_complete
-from tests.commands import start_command
+from tests.commands import ROOT, start_command
 from tests.faults.runs import losses, status, weights
 
 
@@ -74,22 +74,8 @@ def test_of_two_starts_in_the_same_second_one_trains(start, golden, tmp_path: Pa
     assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))
 
 
-def test_torn_lines_of_the_metrics_do_not_stop_a_resume(train, golden, tmp_path: Path) -> None:
-    options = (*SAVES, "--eval_steps", 2)
-    run = train(tmp_path / "run", *options, "--stop_at_step", 4)
-    metrics = run / "metrics.jsonl"
-    first, rest = metrics.read_text(encoding="utf-8").split("\n", 1)
-    # Killed while writing a line: once in an earlier attempt, and once in the last one.
-    metrics.write_text(f'{first}\n{{"step": 1, "lo\n{rest}{{"step": 5, "los', encoding="utf-8")
-    train(run, *options)
-    read_run(run)
-    whole = [line for line in metrics.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    metrics.write_text("\n".join(whole) + "\n", encoding="utf-8")
-    assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))
-
-
-def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_data: Path, tmp_path: Path) -> None:
-    """Without its data, a run does not start again. With the data back, it continues."""
+def test_a_run_continues_only_when_its_data_is_back(train, start, golden, tiny_data: Path, tmp_path: Path) -> None:
+    """Without its data, or with truncated rows, a run does not start."""
     own = tmp_path / "data"
     shutil.copytree(tiny_data, own)
     longer = (*SAVES, "--max_steps", 800)
@@ -107,16 +93,11 @@ def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_data: 
     (tmp_path / "moved").rename(own)
     train(run, *options)
     assert weights(run) == weights(golden(*longer))
-
-
-def test_truncated_rows_are_found_before_the_run_starts(start, tiny_data: Path, tmp_path: Path) -> None:
-    own = tmp_path / "data"
-    shutil.copytree(tiny_data, own)
     rows = max((own / "train").glob("*.arrow"), key=lambda path: path.stat().st_size)
     rows.write_bytes(rows.read_bytes()[:-100])
-    command = start(tmp_path / "run", "--dataset_dir", own)
-    assert command.end() == 2 and rows.name in command.text() and "Traceback" not in command.text(), command.text()
-    assert not (tmp_path / "run").exists()
+    refused = start(tmp_path / "new", *options, log="refused.log")
+    assert refused.end() == 2 and rows.name in refused.text() and "Traceback" not in refused.text(), refused.text()
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent, tmp_path: Path) -> None:
@@ -172,3 +153,19 @@ def test_a_service_that_dies_is_disabled_and_the_run_continues(start, golden, tm
     assert command.end() == 0, command.text()
     assert "WandbCallback failed in on_log" in command.text() and "it is disabled from now on" in command.text()
     assert losses(run) == losses(golden(*options))
+
+
+def test_memory_trials_run_the_real_command(
+    tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`preflight --memory` reduces the micro-batch size until train.py succeeds."""
+    (tmp_path / "accelerate_configs").symlink_to(ROOT / "accelerate_configs")
+    (tmp_path / "train.py").symlink_to(ROOT / "tests" / "faults" / "faulty_train.py")
+    fault = {"FAULT": "small_device", "FAULT_AT": "0", "FAULT_RANK": "0", "FAULT_MARK": str(tmp_path / "mark")}
+    for name, value in fault.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(preflight, "REPOSITORY", tmp_path)
+    with pytest.raises(SystemExit) as end:
+        preflight.main([str(tiny_recipe), "--memory", "--per_device_train_batch_size", "2"])
+    out, err = capsys.readouterr()
+    assert not end.value.code and "✓ memory           fits: --per_device_train_batch_size 1\n" in out, err
