@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from tests.commands import start_command
+from tests.commands import start_cold
 from tests.warm import start_warm
 
 
@@ -25,12 +25,7 @@ class Started:
     ) -> None:
         self.run, self.mark = run, mark
         self.output = run.parent / log
-        self.process: Any
-        if warm:
-            self.process = start_warm(words, env, self.output)
-        else:
-            with self.output.open("w", encoding="utf-8") as file:
-                self.process = start_command(words, env, stdout=file, stderr=file)
+        self.process: Any = (start_warm if warm else start_cold)(words, env, self.output)
 
     def text(self) -> str:
         return self.output.read_text(errors="replace", encoding="utf-8")

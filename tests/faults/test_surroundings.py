@@ -15,7 +15,7 @@ import pytest
 
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.run_record.checkpoints import newest_complete
-from tests.commands import ROOT, start_command
+from tests.commands import ROOT, start_cold
 from tests.faults.runs import losses, status, weights
 
 
@@ -132,10 +132,9 @@ def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Pa
 def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path, tmp_path: Path, launcher) -> None:
     run = tmp_path / "run"
     words = (*launcher, "train.py", tiny_recipe, "--output_dir", run, *SAVES)
-    with Path("/dev/full").open("w", encoding="utf-8") as full:
-        assert start_command(words, {}, stdout=full, stderr=full).wait(240) == 0
-        prepare = ("python", "prepare_data.py", tiny_recipe, "--dataset_dir", tmp_path / "data")
-        assert start_command(prepare, {}, stdout=full, stderr=full).wait(120) == 0
+    assert start_cold(words, {}, Path("/dev/full")).wait(240) == 0
+    prepare = ("python", "prepare_data.py", tiny_recipe, "--dataset_dir", tmp_path / "data")
+    assert start_cold(prepare, {}, Path("/dev/full")).wait(120) == 0
     assert status(run)["state"] == "complete"
     if launcher[0] == "python":
         assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))
