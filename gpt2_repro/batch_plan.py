@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from typing import Literal
 
 from gpt2_repro.errors import UserError
@@ -19,11 +18,10 @@ class TokenCount(int):
     """A number of tokens, parsed from `10e9`, `10_000_000_000` or `524288`."""
 
     def __new__(cls, value: object) -> "TokenCount":
-        text = re.sub(r"[,_](?=\d{3})", "", str(value))  # 1,000 but not 1,5e3
-        number = float(text)
+        number = float(str(value))
         if not number.is_integer() or not 0 <= number < MOST_TOKENS:
             raise ValueError(f"{value!r} is not a whole number of tokens")
-        return super().__new__(cls, int(text) if text.isdigit() else int(number))
+        return super().__new__(cls, int(number))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +68,12 @@ def plan_batches(
     if rest or not accumulation:
         rows, rest = divmod(tokens_per_step, sequence_length * num_processes)
         fitting = [] if rest else [size for size in range(1, rows + 1) if rows % size == 0]
-        nearest = sorted(fitting, key=lambda size: abs(size - micro_batch_size))[:1]
-        fixes = [f"--per_device_train_batch_size {size} or " for size in nearest]
+        nearest = min(fitting, key=lambda size: abs(size - micro_batch_size), default=None)
         below = max(1, accumulation) * tokens_per_pass
-        fixes.append(f"--tokens_per_step {below} or {below + tokens_per_pass}")
+        fix = f"--per_device_train_batch_size {nearest} or " if nearest else ""
         a_pass = f"{micro_batch_size} rows x {sequence_length} tokens x {num_processes} processes"
-        raise UserError(f"tokens_per_step {tokens_per_step:,} is not a multiple of {a_pass}. Pass {''.join(fixes)}.")
+        fix += f"--tokens_per_step {below} or {below + tokens_per_pass}"
+        raise UserError(f"tokens_per_step {tokens_per_step:,} is not a multiple of {a_pass}. Pass {fix}.")
     return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, max_steps)
 
 

@@ -204,7 +204,7 @@ def test_the_file_sets_values_and_the_command_line_wins(recipe: Path) -> None:
 
 
 def test_token_counts_are_exact_whole_numbers() -> None:
-    assert {TokenCount(text) for text in ("10e9", "10_000_000_000", "10,000,000,000", 10**10, 1e10)} == {10**10}
+    assert {TokenCount(text) for text in ("10e9", "10_000_000_000", 10**10, 1e10)} == {10**10}
     for text in ("1.5", "-3", "many", "nan"):
         with pytest.raises(ValueError):
             TokenCount(text)
