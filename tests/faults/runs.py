@@ -69,6 +69,11 @@ def losses(run: Path) -> list[tuple[int, str, float]]:
     return [(e["step"], key, e[key]) for e in events for key in ("loss", "eval_loss") if key in e]
 
 
+def results(run: Path) -> tuple[str, list[tuple[int, str, float]]]:
+    """Return all that a fault must not change: the final weights and the logged losses."""
+    return weights(run), losses(run)
+
+
 def status(run: Path) -> dict[str, Any]:
     return json.loads((run / "run_status.json").read_text(encoding="utf-8"))
 

@@ -16,7 +16,7 @@ import pytest
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.run_record.checkpoints import newest_complete
 from tests.commands import ROOT, start_cold
-from tests.faults.runs import losses, status, weights
+from tests.faults.runs import losses, results, status, weights
 
 
 pytestmark = pytest.mark.faults
@@ -41,7 +41,7 @@ def silent() -> Iterator[tuple[str, list[socket.socket]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(train, start, golden, tmp_path: Path) -> None:
+def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(start, resumes_exactly, tmp_path: Path) -> None:
     """A rank with SIGSTOP makes the others wait. --hang_timeout ends the run."""
     run, launcher = tmp_path / "run", ("launch", 2)
     command = start(run, *LONG, "--hang_timeout", 10, launcher=launcher, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="5")
@@ -52,17 +52,15 @@ def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(train, start, g
     assert "Timeout (0:00:10)!" in command.text() and "trainer.py" in command.text()
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive
-    train(run, *LONG, launcher=launcher)
-    assert weights(run) == weights(golden(*LONG, launcher=launcher))
+    resumes_exactly(run, *LONG, launcher=launcher)
 
 
-def test_a_disk_that_becomes_read_only_costs_no_checkpoint(train, fault, golden, tmp_path: Path) -> None:
+def test_a_disk_that_becomes_read_only_costs_no_checkpoint(fault, resumes_exactly, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, text = fault("read_only", 6, run, *LONG)
     assert code == 1 and "read-only" in text and "Traceback" not in text, text
     assert newest_complete(run)[0] == run / "checkpoint-4" and not (run / "staging").exists()
-    train(run, *LONG)
-    assert weights(run) == weights(golden(*LONG))
+    resumes_exactly(run, *LONG)
 
 
 def test_of_two_starts_in_the_same_second_one_trains(start, golden, tmp_path: Path) -> None:
@@ -71,7 +69,7 @@ def test_of_two_starts_in_the_same_second_one_trains(start, golden, tmp_path: Pa
     assert sorted(command.end() for command in both) == [0, 2]
     (refused,) = (command for command in both if command.process.returncode == 2)
     assert "error: " in refused.text() and "Traceback" not in refused.text()
-    assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))
+    assert results(run) == results(golden(*SAVES))
 
 
 def test_a_run_continues_only_when_its_data_is_back(train, start, golden, tiny_data: Path, tmp_path: Path) -> None:
@@ -123,7 +121,7 @@ def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Pa
     _, alive = psutil.wait_procs(left, timeout=240)
     assert not alive and status(run)["state"] == "complete"
     assert start(run, *options, launcher=supervised, log="finished.log").end() == 0
-    assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))
+    assert results(run) == results(golden(*options))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path,
     assert start_cold(prepare, {}, Path("/dev/full")).wait(120) == 0
     assert status(run)["state"] == "complete"
     if launcher[0] == "python":
-        assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))
+        assert results(run) == results(golden(*SAVES))
 
 
 def test_a_service_that_dies_is_disabled_and_the_run_continues(start, golden, tmp_path: Path) -> None:
@@ -158,12 +156,12 @@ def test_memory_trials_run_the_real_command(
     tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`preflight --memory` reduces the micro-batch size until train.py succeeds."""
-    (tmp_path / "accelerate_configs").symlink_to(ROOT / "accelerate_configs")
+    (tmp_path / "requirements.txt").symlink_to(ROOT / "requirements.txt")
     (tmp_path / "train.py").symlink_to(ROOT / "tests" / "faults" / "faulty_train.py")
     fault = {"FAULT": "small_device", "FAULT_AT": "0", "FAULT_RANK": "0", "FAULT_MARK": str(tmp_path / "mark")}
     for name, value in fault.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(preflight, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(preflight, "ROOT", tmp_path)
     with pytest.raises(SystemExit) as end:
         preflight.main([str(tiny_recipe), "--memory", "--per_device_train_batch_size", "2"])
     out, err = capsys.readouterr()
