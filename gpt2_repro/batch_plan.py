@@ -88,14 +88,9 @@ def power_of_two(number: float) -> int:
 
 
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:
-    """Return an upper bound on the number of forward passes per optimizer step.
+    """Return an upper bound on the forward passes of all processes per optimizer step.
 
-    The forward passes of all processes are counted. Rows of similar length share a forward pass of at most
-    `rows` * `longest` positions.
-
-    Args:
-        rows: how many rows of the maximum length fit into a forward pass.
-        longest, shortest: the largest and smallest number of targets in a row.
+    Rows of similar length, `longest` to `shortest` targets, share a pass of at most `rows` * `longest` positions.
     """
     # Proof: A step has S <= tokens_per_step + longest - 1 targets. A forward pass has up to C = rows * longest
     # positions. Rows are sorted, longest first. Pass j starts with a row of L_j targets and takes n_j = floor(C / L_j)
@@ -112,7 +107,6 @@ def plan_by_length(
     tokens_per_step: int, *, longest: int, shortest: int, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
     """Return the batch plan for rows of `shortest` to `longest` targets, or raise UserError."""
-
     passes = passes_by_length(tokens_per_step, rows=micro_batch_size, longest=longest, shortest=shortest)
     accumulation = -(-passes // num_processes)
     if accumulation * num_processes > tokens_per_step // longest:
@@ -128,18 +122,14 @@ def plan_by_length(
 def extend_plan(
     plan: BatchPlan, extend_to: int, *, extensions: list[list[int]], step: int
 ) -> tuple[BatchPlan, list[list[int]]]:
-    """Return the batch plan of an extended run, and the list of all extensions.
+    """Return the batch plan of an extended run, and all extensions, or raise UserError.
 
     An extension is a list of two steps: [start, end]. Between these steps, the learning rate rises again and then
     follows its schedule.
 
     Args:
-        extend_to: training tokens of the complete run including the extension, or 0 if the run is not extended.
-        extensions: the extensions in the checkpoint that the run resumes from.
-        step: the step of the checkpoint, or 0 without a checkpoint.
-
-    Raises UserError if `extend_to` is set without a checkpoint, or if `extend_to` is less than the planned number of
-    training tokens. Also raises UserError if `extend_to` is 0 and the run was already extended.
+        extend_to: training tokens of the complete run including the extension, or 0.
+        extensions, step: of the checkpoint that the run resumes from. Without a checkpoint, `step` is 0.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:

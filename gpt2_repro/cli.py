@@ -39,11 +39,8 @@ def is_local_main_process() -> bool:
 def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> None:
     """Call `main` with the command-line arguments, and convert errors to exit codes.
 
-    The message of a UserError (exit code 2) or RunFailed (exit code 1) is printed on stderr as one line.
-
-    Args:
-        prints_results: whether stdout is the result of the command. If not, a full disk loses lines of stdout instead
-            of ending the command. This is always so for stderr.
+    A UserError (exit code 2) or RunFailed (exit code 1) becomes one line on stderr. A full disk ends the command only
+    if it `prints_results` on stdout. Otherwise lines are lost.
     """
     sys.stderr = _without_disk_errors(sys.stderr)
     if not prints_results:
@@ -52,7 +49,6 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
     # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
     # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    level = logging.INFO if is_local_main_process() else logging.WARNING
     log = _LogHandler(sys.stderr if "--json" in sys.argv else sys.stdout)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[log])
     for stream in (sys.stdout, sys.stderr):
@@ -60,7 +56,7 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓
     if not sys.stderr.isatty():
         _disable_bars()
-    logging.getLogger("gpt2_repro").setLevel(level)
+    logging.getLogger("gpt2_repro").setLevel("INFO" if is_local_main_process() else "WARNING")
     # Saving a model imports DeepSpeed, which then warns on each machine without a GPU.
     logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not in record.getMessage())
     try:

@@ -25,12 +25,8 @@ logger = logging.getLogger(__name__)
 def try_lock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
     """Lock an open file or folder. Return False if another process has locked it.
 
-    The lock lasts until all copies of the descriptor are closed. If the file system has no locks, a warning is logged,
-    and the result is True.
-
-    Args:
-        path: the file or folder, for the warning.
-        shared: whether other processes can have a shared lock at the same time.
+    The lock lasts until all copies of the descriptor are closed. Other processes can have a `shared` lock at the same
+    time. If the file system has no locks, a warning names `path`, and the result is True.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -122,9 +118,7 @@ def from_json(kind: type[T], value: object, *, default: T | None = None) -> T:
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the line number and JSON value of each line in a .jsonl or .jsonl.gz file.
 
-    Blank lines and a byte order mark at the start of the file are skipped.
-
-    Raises UserError if the file cannot be read, or if a line is not JSON in UTF-8.
+    Blank lines and a byte order mark are skipped. Raises UserError if a line is not JSON in UTF-8.
     """
     number = 0
     try:

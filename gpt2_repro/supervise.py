@@ -136,11 +136,8 @@ class Supervisor:
     def _is_over(self, code: int, status: RunStatus) -> bool:
         """Return whether the run is over. If false, the command must be restarted.
 
-        Raises RunFailed if the run diverged, or was ended by a signal before a checkpoint was saved. Raises UserError
-        if the command reported a mistake of the user.
-
-        Args:
-            code: the exit code of the command.
+        Raises RunFailed if the run diverged, or a signal ended it before a checkpoint was saved. Raises the UserError
+        that the command reported.
         """
         state, reason = status.state, status.reason
         if state == "diverged":

@@ -67,7 +67,7 @@ class RunRecord:
     def data_folder(self, option: str) -> Path | None:
         """Return the prepared folder of the run, or None if it is unknown or does not exist.
 
-        Raises UserError if the folder now has other rows. `option` names it anyway.
+        Raises UserError, which names `option`, if the folder now has other rows.
         """
         name = self.recipe().get("data", {}).get("dataset_dir")
         if not name or not Path(name).is_dir():

@@ -16,26 +16,19 @@ from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, RECIPE, che
 
 logger = logging.getLogger("gpt2_repro.run_record.checkpoint")
 
-Form = Literal["training", "final", "folder", "hub"]
+Form = Literal["training", "final", "folder", "hub"]  # checkpoint-N or final/ of a run, another folder, a Hub id
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?/?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk or on the Hub.
+    """A checkpoint on disk or on the Hub. What is unknown is None."""
 
-    Args:
-        name: the name in tables, such as `final (runs/demo)`.
-        source: the folder or Hub id to pass to `from_pretrained`.
-        form: "training" (checkpoint-N of a run), "final" (final/ of a run), "folder" (another folder) or "hub".
-        record: how the weights were trained, or None if unknown.
-    """
-
-    name: str
-    source: str
+    name: str  # in tables, such as `final (runs/demo)`
+    source: str  # the folder or Hub id to pass to `from_pretrained`
     form: Form
     run: Path | None = None
-    record: TrainingRecord | None = None
+    record: TrainingRecord | None = None  # how the weights were trained
 
     @property
     def tokens_trained(self) -> int | None:
@@ -49,12 +42,9 @@ class Checkpoint:
 
 
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
-    """Return the checkpoint for `name`: a folder, a run directory or a Hub id.
+    """Return the checkpoint for a folder, a run directory or a Hub id, or raise UserError.
 
-    For a run directory, the result is `final/`, or with `unfinished` the newest complete checkpoint if there is no
-    `final/`.
-
-    Raises UserError for a path without a model.
+    For a run directory, the result is `final/`. Without `final/`, `unfinished` selects the newest complete checkpoint.
     """
     path = Path(name)
     for folder in (path, path / FINAL):
