@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import IO, Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 
 try:
@@ -39,12 +39,13 @@ def is_local_main_process() -> bool:
 def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> None:
     """Call `main` with the command-line arguments, and convert errors to exit codes.
 
-    A UserError (exit code 2) or RunFailed (exit code 1) becomes one line on stderr. A full disk ends the command only
-    if it `prints_results` on stdout. Otherwise lines are lost.
+    A UserError (exit code 2) or RunFailed (exit code 1) becomes one line on stderr. A full disk, or a reader of the
+    output that has exited, ends the command only if it `prints_results` on stdout. Otherwise lines are lost.
     """
-    sys.stderr = _without_disk_errors(sys.stderr)
+    sys.stderr = _without_errors(sys.stderr)
     if not prints_results:
-        sys.stdout = _without_disk_errors(sys.stdout)
+        sys.stdout = _without_errors(sys.stdout)
+    logging.raiseExceptions = False  # a message that cannot be written is lost
     gc.set_threshold(1_000_000)  # imports create millions of objects, and take 12 % less time without collections
     # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
     # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
@@ -86,9 +87,8 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
         else:
             time.sleep(WAIT_FOR_MESSAGE)  # the launcher ends all processes after the first exit
         sys.exit(2 if isinstance(error, UserError) else 1)
-    except BrokenPipeError:
-        # The reader of stdout, such as `head`, has exited.
-        _discard(sys.stdout)
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the buffered text
         sys.exit(1)
     except KeyboardInterrupt:
         if is_local_main_process():
@@ -110,28 +110,23 @@ def _mistake(error: Exception) -> str | None:
 
 
 class _Output(io.FileIO):
-    """A file descriptor that loses data while its disk is full."""
+    """A file descriptor that loses data while its disk is full or nobody reads it."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):
                 raise
             return len(data)
 
 
-def _without_disk_errors(stream: TextIO) -> TextIO:
-    """Return a copy of `stream` that loses text while its disk is full."""
+def _without_errors(stream: TextIO) -> TextIO:
+    """Return a copy of `stream` that loses text instead of raising an error."""
     if stream not in (sys.__stdout__, sys.__stderr__):
         return stream  # replaced by a test or a notebook
     buffer = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=True)
-
-
-def _discard(stream: IO[str]) -> None:
-    """Redirect an output stream to /dev/null, and discard its buffered text."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Progress(tqdm):
@@ -172,12 +167,6 @@ class _LogHandler(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         with tqdm.external_write_mode(self.stream):
             super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        if isinstance(sys.exc_info()[1], BrokenPipeError):
-            _discard(self.stream)  # the command continues without a reader
-        elif not isinstance(sys.exc_info()[1], OSError):  # without space for the message, a run continues
-            super().handleError(record)
 
 
 def _disable_bars() -> None:

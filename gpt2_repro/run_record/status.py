@@ -31,7 +31,6 @@ class RunStatus:
     time_breakdown: Mapping[str, float] = dataclasses.field(default_factory=dict)  # seconds of each part of PARTS
     updated: str | None = None  # UTC time of the last write
     losses: Mapping[str, float] = dataclasses.field(default_factory=dict)  # the last ones, in nats per token
-    save_seconds: float | None = None
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":

@@ -47,10 +47,7 @@ def test_every_way_is_tried_until_the_pod_is_gone(pod, words, variables: dict[st
     assert (pod.folder / "calls.keys").read_text(encoding="utf-8").count("curl has the key") == len(calls) / 2
 
 
-@pytest.mark.parametrize(
-    ("works", "variables"),
-    [(1, {}), (3, {"STUB_runpodctl": "1"})],
-)
+@pytest.mark.parametrize(("works", "variables"), [(1, {}), (3, {"STUB_runpodctl": "1"})])
 def test_the_first_way_that_is_accepted_is_waited_for(pod, works: int, variables: dict[str, str]) -> None:
     pod.start("stop_pod.sh", STOP_WAIT="30", **variables)
     wait_for(lambda: pod.sleeps() == [30])
