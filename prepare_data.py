@@ -73,9 +73,7 @@ def training_command(recipe: Any, folder: Path) -> str:
 def describe(data: PreparedData, *, max_tokens: int) -> None:
     """Print how many documents, tokens and rows a prepared folder has.
 
-    Args:
-        max_tokens: the recipe's limit of tokens. 0: no limit. If the training split exceeds the limit by more than
-            10 %, a note is printed.
+    If the training split exceeds `max_tokens` (0: no limit) by more than 10 %, a note is printed.
     """
     manifest = data.manifest
     for split, counts in manifest.counts.items():
@@ -89,8 +87,7 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
         print(f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut.")
     if bad := manifest.read.bad_documents:
-        skipped = f"{bad:,} files or rows without readable text. The first" if bad > 1 else "1 file or row"
-        print(f"skipped {skipped}: {manifest.read.bad_examples[0]}")
+        print(f"skipped {bad:,} files or rows without readable text. The first: {manifest.read.bad_examples[0]}")
     if losses := manifest.reference_losses:
         models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"
         print(f"validation loss to beat, in nats per token: {models}")
