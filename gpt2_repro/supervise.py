@@ -83,11 +83,10 @@ class Supervisor:
             directory = noted(RUN, self.notes)
             if directory and (kept := os.environ.get(KEEP_RUN)):
                 Path(kept).write_text(directory, encoding="utf-8")
-            run = None if directory is None else RunRecord(directory)
-            status = run.status() if run else RunStatus()
-            if self._is_over(code, status):
+            run = RunRecord(directory or self.notes)  # without a run directory, the status is empty
+            if self._is_over(code, run.status()):
                 return
-            reached = run.newest_step() if run else -1
+            reached = run.newest_step()
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
             if failures >= self.options.attempts:

@@ -10,6 +10,7 @@ Environment variables:
 import errno
 import math
 import os
+import pkgutil
 import signal
 import sys
 import time
@@ -21,18 +22,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from gpt2_repro import cli
-from gpt2_repro.run_record import checkpoints, writer
+from gpt2_repro.run_record import writer
 
 
 FIRST, _, LAST = os.environ["FAULT_AT"].partition("-")
 STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
 WRITER = "import sys; from tests.faults.faulty_train import serve; serve(int(sys.argv[1]))"
-# An owner, the name of its function, a replacement, and the condition for the arguments of a call.
-Fault = tuple[Any, str, Callable[..., Any], Callable[..., bool]]
 
 
-def patch(owner: Any, name: str, replacement: Callable[..., Any], when: Callable[..., bool]) -> None:
+def patch(place: str, replacement: Callable[..., Any], when: Callable[..., bool]) -> None:
     """Replace a function on rank FAULT_RANK for arguments for which `when` is true."""
+    owner, _, name = place.rpartition(".")
+    owner = pkgutil.resolve_name(f"gpt2_repro.{owner}")
     original = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,12 +50,25 @@ def saves(*args: Any, **kwargs: Any) -> bool:
     return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
 
 
+def is_saved(*args: Any, **kwargs: Any) -> bool:
+    run = Path(sys.argv[sys.argv.index("--output_dir") + 1])
+    return any((folder / f"checkpoint-{step}").is_dir() for folder in (run / "staging", run) for step in STEPS)
+
+
 def is_shard(path: Path, *args: Any) -> bool:
     return "optim" in path.name and saves(path)
 
 
 def deletes(path: Path, **kwargs: Any) -> bool:
     return path.name.startswith("trash-") and path.exists()
+
+
+def ends_at(self: Any, args: Any, state: Any, *_: Any, **kwargs: Any) -> bool:
+    return state.global_step in STEPS
+
+
+def at_step(self: Any, *args: Any, **kwargs: Any) -> bool:
+    return self.state.global_step + 1 in STEPS
 
 
 def always(*args: Any, **kwargs: Any) -> bool:
@@ -92,31 +106,40 @@ def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> 
     return original()
 
 
-def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any, *args: Any) -> Any:
-    """Raise an out-of-memory error for micro-batches of more than one row.
-
-    With activation checkpointing, the limit is two rows.
-    """
-    return (
-        fail(original) if len(inputs["input_ids"]) > (2 if self.args.activation_checkpointing else 1) else original()
-    )
-
-
-kill, kill_trainer = signals(os.getpid), signals(os.getppid)
-kill_both = signals(os.getppid, os.getpid)
+kill, kill_trainer, kill_both = signals(os.getpid), signals(os.getppid), signals(os.getppid, os.getpid)
+# The place of a function, its replacement, and the condition for the arguments of a call.
+Fault = tuple[str, Callable[..., Any], Callable[..., bool]]
 OF_WRITER: dict[str, Fault] = {
-    "kill_before_a_shard": (writer, "_write_file", kill, is_shard),
-    "kill_before_the_manifest": (checkpoints, "seal", kill, saves),
-    "kill_before_the_rename": (checkpoints, "publish", kill, saves),
-    "read_only": (writer, "_write_file", refuse, saves),
-    "slow_disk": (writer.HashedFile, "write", waits(4), always),
-    "stuck_disk": (writer.HashedFile, "write", waits(3600), always),
-    "kill_in_rotation": (checkpoints.shutil, "rmtree", tear, deletes),
-    "term_while_saving": (checkpoints, "publish", signals(os.getppid, number=signal.SIGTERM), saves),
-    "kill_trainer_before_a_shard": (writer, "_write_file", kill_trainer, is_shard),
-    "kill_trainer_before_the_manifest": (checkpoints, "seal", kill_trainer, saves),
-    "kill_both_before_a_shard": (writer, "_write_file", kill_both, is_shard),
-    "kill_both_before_the_rename": (checkpoints, "publish", kill_both, saves),
+    "kill_before_a_shard": ("run_record.writer._write_file", kill, is_shard),
+    "kill_before_the_manifest": ("run_record.checkpoints.seal", kill, saves),
+    "kill_before_the_rename": ("run_record.checkpoints.publish", kill, saves),
+    "read_only": ("run_record.writer._write_file", refuse, saves),
+    "slow_disk": ("run_record.writer.HashedFile.write", waits(4), always),
+    "stuck_disk": ("run_record.writer.HashedFile.write", waits(3600), always),
+    "kill_in_rotation": ("run_record.checkpoints.shutil.rmtree", tear, deletes),
+    "term_while_saving": ("run_record.checkpoints.publish", signals(os.getppid, number=signal.SIGTERM), saves),
+    "kill_trainer_before_a_shard": ("run_record.writer._write_file", kill_trainer, is_shard),
+    "kill_trainer_before_the_manifest": ("run_record.checkpoints.seal", kill_trainer, saves),
+    "kill_both_before_a_shard": ("run_record.writer._write_file", kill_both, is_shard),
+    "kill_both_before_the_rename": ("run_record.checkpoints.publish", kill_both, saves),
+}
+AFTER_THE_SAVE: dict[str, tuple[str, Callable[..., bool]]] = {
+    "validation": ("training.validation.Validation.measure", lambda *_, step, **__: step in STEPS),
+    "hellaswag": ("evaluation.hellaswag.HellaSwag.collate", is_saved),
+    "sampling": ("training.samples.TextSampler._sample", lambda self, args, step, *_, **__: step in STEPS),
+    "tracking": ("training.samples.TextSampler.on_log", ends_at),  # guarded like the callback of wandb
+}
+TRAINER = "training.trainer.PretrainingTrainer"
+OF_TRAINER: dict[str, Fault] = {
+    "kill_after_the_model": (f"{TRAINER}._save_optimizer_and_scheduler", kill, saves),
+    "no_foresight": ("training.saving.CheckpointSaver._free_space", lambda *_, **__: 0.0, always),
+    "flipped_bit": ("training.when.StepControl.on_step_end", flip, ends_at),
+    "nan": (f"{TRAINER}.compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
+    "hang": (f"{TRAINER}.compute_loss", waits(3600), at_step),
+    "small_device": (f"{TRAINER}.training_step", fail, lambda self, model, inputs, *_: len(inputs["input_ids"]) > 1),
+    "slow_validation": ("training.callbacks.ProgressBar.on_prediction_step", waits(0.5), always),
+    **{f"kill_in_{name}": (place, kill, when) for name, (place, when) in AFTER_THE_SAVE.items()},
+    **{f"fail_in_{name}": (place, fail, when) for name, (place, when) in AFTER_THE_SAVE.items()},
 }
 
 
@@ -126,45 +149,13 @@ def serve(descriptor: int) -> None:
     writer.serve(descriptor)
 
 
-def faults_of_trainer() -> dict[str, Fault]:
-    from gpt2_repro.evaluation.hellaswag import HellaSwag
-    from gpt2_repro.training.callbacks import ProgressBar
-    from gpt2_repro.training.samples import TextSampler
-    from gpt2_repro.training.saving import CheckpointSaver
-    from gpt2_repro.training.trainer import PretrainingTrainer
-    from gpt2_repro.training.validation import Validation
-    from gpt2_repro.training.when import StepControl
-
-    run = Path(sys.argv[sys.argv.index("--output_dir") + 1])
-    folders = [folder / f"checkpoint-{step}" for folder in (run / "staging", run) for step in STEPS]
-    at_step = lambda self, *_, **__: self.state.global_step + 1 in STEPS  # noqa: E731
-    ends_at = lambda self, args, state, *_, **__: state.global_step in STEPS  # noqa: E731
-    after_the_save: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-        "validation": (Validation, "measure", lambda *_, step, **__: step in STEPS),
-        "hellaswag": (HellaSwag, "collate", lambda *_, **__: any(folder.is_dir() for folder in folders)),
-        "sampling": (TextSampler, "_sample", lambda self, args, step, *_, **__: step in STEPS),
-        "tracking": (TextSampler, "on_log", ends_at),  # guarded like the callback of wandb
-    }
-    return {
-        "kill_after_the_model": (PretrainingTrainer, "_save_optimizer_and_scheduler", kill, saves),
-        "no_foresight": (CheckpointSaver, "_free_space", lambda *_, **__: 0.0, always),
-        "flipped_bit": (StepControl, "on_step_end", flip, ends_at),
-        "nan": (PretrainingTrainer, "compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
-        "hang": (PretrainingTrainer, "compute_loss", waits(3600), at_step),
-        "small_device": (PretrainingTrainer, "training_step", fill_memory, always),
-        "slow_validation": (ProgressBar, "on_prediction_step", waits(0.5), always),
-        **{f"kill_in_{place}": (owner, name, kill, when) for place, (owner, name, when) in after_the_save.items()},
-        **{f"fail_in_{place}": (owner, name, fail, when) for place, (owner, name, when) in after_the_save.items()},
-    }
-
-
 def inject(fault: str) -> None:
     from gpt2_repro.training import saving
 
     if fault in OF_WRITER:
         saving.WRITER = WRITER
     else:
-        patch(*faults_of_trainer()[fault])
+        patch(*OF_TRAINER[fault])
 
 
 if __name__ == "__main__":
