@@ -74,8 +74,7 @@ def suggest_run(path: Path) -> str:
 def all_checkpoints(name: str) -> list[Checkpoint]:
     """Return a run's complete checkpoints by step, `final/` last, or raise UserError."""
     run = Path(name)
-    folders = [path for path in reversed(checkpoints(run)) if (path / CHECKPOINT_MANIFEST).is_file()]
-    folders += [path for path in [run / FINAL] if path.is_dir()]
+    folders = [path for path in (*reversed(checkpoints(run)), run / FINAL) if (path / CHECKPOINT_MANIFEST).is_file()]
     if not folders:
         raise UserError(f"{name} is not a run with a complete checkpoint.")
     return [resolve_checkpoint(str(path)) for path in folders]
