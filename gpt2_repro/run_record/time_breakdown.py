@@ -31,10 +31,9 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
     accounts |= {"total": total, "goodput: training+data": goodput(parts) * total}
-    rows = [[name, duration(seconds), f"{seconds / total:.1%}"] for name, seconds in accounts.items() if seconds]
-    if usd_per_hour:
-        rows = [[*row, f"${accounts[row[0]] / 3600 * usd_per_hour:,.2f}"] for row in rows]
-    return rows
+    times = {name: seconds for name, seconds in accounts.items() if seconds}
+    costs = {name: [f"${time / 3600 * usd_per_hour:,.2f}"] if usd_per_hour else [] for name, time in times.items()}
+    return [[name, duration(time), f"{time / total:.1%}", *costs[name]] for name, time in times.items()]
 
 
 def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[str]:
