@@ -45,9 +45,6 @@ def main(argv: list[str]) -> None:
     recipe = parse_recipe(DataRecipe, argv, description=__doc__, options=OPTIONS)
     check_passed(recipe.data, recipe.typed)
     args, options = name_folder(recipe.data, recipe.typed), recipe.options
-    preparation = PreparationOptions(
-        **{field.name: getattr(options, field.name) for field in dataclasses.fields(PreparationOptions)}
-    )
     if options.list_sources:
         return print(table(options.num_proc))
     if options.verify:
@@ -55,7 +52,8 @@ def main(argv: list[str]) -> None:
             raise UserError("Nothing to verify. Pass the prepared folder as --dataset_dir.")
         PreparedData.read(args.dataset_dir, command="python prepare_data.py RECIPE").verify()
         return print(f"{args.dataset_dir}: every file matches the manifest")
-    data = prepare(args, preparation)
+    names = [field.name for field in dataclasses.fields(PreparationOptions)]
+    data = prepare(args, PreparationOptions(**{name: getattr(options, name) for name in names}))
     describe(data, max_tokens=args.max_tokens)
     print(f"Train on this data with:\n{training_command(recipe, data.path)}")
 
@@ -75,29 +73,21 @@ def training_command(recipe: Any, folder: Path) -> str:
 def describe(data: PreparedData, *, max_tokens: int) -> None:
     """Print how many documents, tokens and rows a prepared folder has.
 
-    Args:
-        max_tokens: the recipe's limit of tokens. 0: no limit. If the training split exceeds the limit by more than
-            10 %, a note is printed.
+    If the training split exceeds `max_tokens` (0: no limit) by more than 10 %, a note is printed.
     """
     manifest = data.manifest
     for split, counts in manifest.counts.items():
         empty = f" (not counting {counts.empty_documents:,} empty documents)" if counts.empty_documents else ""
         text = f"{counts.documents:,} documents{empty}, {counts.tokens:,} tokens, {counts.rows:,} rows"
         print(f"{data.path / split}: {text}, {counts.dropped_tokens:,} tokens dropped (too few for a row)")
-        if (
-            split == "train" and counts.sources
-        ):  # documents are not cut, so few documents change the shares of a mixture
+        if split == "train" and counts.sources:
+            # Documents are not cut, so few documents change the shares of a mixture.
             shares = [f"{name} {source['tokens'] / counts.tokens:.1%}" for name, source in counts.sources.items()]
             print(f"share of each source in the training tokens: {', '.join(shares)}")
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
-        print(
-            f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut. "
-            "For .txt files, pass --sample_by paragraph: each paragraph is then a document, "
-            "so the limit is exceeded by less."
-        )
+        print(f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut.")
     if bad := manifest.read.bad_documents:
-        skipped = f"{bad:,} files or rows without readable text. The first" if bad > 1 else "1 file or row"
-        print(f"skipped {skipped}: {manifest.read.bad_examples[0]}")
+        print(f"skipped {bad:,} files or rows without readable text. The first: {manifest.read.bad_examples[0]}")
     if losses := manifest.reference_losses:
         models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"
         print(f"validation loss to beat, in nats per token: {models}")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from typing import Literal
 
 from gpt2_repro.errors import UserError
@@ -19,11 +18,10 @@ class TokenCount(int):
     """A number of tokens, parsed from `10e9`, `10_000_000_000` or `524288`."""
 
     def __new__(cls, value: object) -> "TokenCount":
-        text = re.sub(r"[,_](?=\d{3})", "", str(value))  # 1,000 but not 1,5e3
-        number = float(text)
+        number = float(str(value))
         if not number.is_integer() or not 0 <= number < MOST_TOKENS:
             raise ValueError(f"{value!r} is not a whole number of tokens")
-        return super().__new__(cls, int(text) if text.isdigit() else int(number))
+        return super().__new__(cls, int(number))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +68,12 @@ def plan_batches(
     if rest or not accumulation:
         rows, rest = divmod(tokens_per_step, sequence_length * num_processes)
         fitting = [] if rest else [size for size in range(1, rows + 1) if rows % size == 0]
-        nearest = sorted(fitting, key=lambda size: abs(size - micro_batch_size))[:1]
-        fixes = [f"--per_device_train_batch_size {size} or " for size in nearest]
+        nearest = min(fitting, key=lambda size: abs(size - micro_batch_size), default=None)
         below = max(1, accumulation) * tokens_per_pass
-        fixes.append(f"--tokens_per_step {below} or {below + tokens_per_pass}")
+        fix = f"--per_device_train_batch_size {nearest} or " if nearest else ""
         a_pass = f"{micro_batch_size} rows x {sequence_length} tokens x {num_processes} processes"
-        raise UserError(f"tokens_per_step {tokens_per_step:,} is not a multiple of {a_pass}. Pass {''.join(fixes)}.")
+        fix += f"--tokens_per_step {below} or {below + tokens_per_pass}"
+        raise UserError(f"tokens_per_step {tokens_per_step:,} is not a multiple of {a_pass}. Pass {fix}.")
     return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, max_steps)
 
 
@@ -90,14 +88,9 @@ def power_of_two(number: float) -> int:
 
 
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:
-    """Return an upper bound on the number of forward passes per optimizer step.
+    """Return an upper bound on the forward passes of all processes per optimizer step.
 
-    The forward passes of all processes are counted. Rows of similar length share a forward pass of at most
-    `rows` * `longest` positions.
-
-    Args:
-        rows: how many rows of the maximum length fit into a forward pass.
-        longest, shortest: the largest and smallest number of targets in a row.
+    Rows of similar length, `longest` to `shortest` targets, share a pass of at most `rows` * `longest` positions.
     """
     # Proof: A step has S <= tokens_per_step + longest - 1 targets. A forward pass has up to C = rows * longest
     # positions. Rows are sorted, longest first. Pass j starts with a row of L_j targets and takes n_j = floor(C / L_j)
@@ -114,7 +107,6 @@ def plan_by_length(
     tokens_per_step: int, *, longest: int, shortest: int, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
     """Return the batch plan for rows of `shortest` to `longest` targets, or raise UserError."""
-
     passes = passes_by_length(tokens_per_step, rows=micro_batch_size, longest=longest, shortest=shortest)
     accumulation = -(-passes // num_processes)
     if accumulation * num_processes > tokens_per_step // longest:
@@ -130,18 +122,14 @@ def plan_by_length(
 def extend_plan(
     plan: BatchPlan, extend_to: int, *, extensions: list[list[int]], step: int
 ) -> tuple[BatchPlan, list[list[int]]]:
-    """Return the batch plan of an extended run, and the list of all extensions.
+    """Return the batch plan of an extended run, and all extensions, or raise UserError.
 
     An extension is a list of two steps: [start, end]. Between these steps, the learning rate rises again and then
     follows its schedule.
 
     Args:
-        extend_to: training tokens of the complete run including the extension, or 0 if the run is not extended.
-        extensions: the extensions in the checkpoint that the run resumes from.
-        step: the step of the checkpoint, or 0 without a checkpoint.
-
-    Raises UserError if `extend_to` is set without a checkpoint, or if `extend_to` is less than the planned number of
-    training tokens. Also raises UserError if `extend_to` is 0 and the run was already extended.
+        extend_to: training tokens of the complete run including the extension, or 0.
+        extensions, step: of the checkpoint that the run resumes from. Without a checkpoint, `step` is 0.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import IO, Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 
 try:
@@ -22,7 +22,7 @@ except ModuleNotFoundError:
     print(f"error: {sys.executable} does not have the required packages. {fix}", file=sys.stderr)
     sys.exit(2)
 
-from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
+from gpt2_repro.errors import RunFailed, UserError, did_you_mean, error_number, in_a_line
 from gpt2_repro.run_record.supervision import MISTAKE, note
 
 
@@ -39,20 +39,17 @@ def is_local_main_process() -> bool:
 def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> None:
     """Call `main` with the command-line arguments, and convert errors to exit codes.
 
-    The message of a UserError (exit code 2) or RunFailed (exit code 1) is printed on stderr as one line.
-
-    Args:
-        prints_results: whether stdout is the result of the command. If not, a full disk loses lines of stdout instead
-            of ending the command. This is always so for stderr.
+    A UserError (exit code 2) or RunFailed (exit code 1) becomes one line on stderr. A full disk, or a reader of the
+    output that has exited, ends the command only if it `prints_results` on stdout. Otherwise lines are lost.
     """
-    sys.stderr = _without_disk_errors(sys.stderr)
+    sys.stderr = _without_errors(sys.stderr)
     if not prints_results:
-        sys.stdout = _without_disk_errors(sys.stdout)
+        sys.stdout = _without_errors(sys.stdout)
+    logging.raiseExceptions = False  # a message that cannot be written is lost
     gc.set_threshold(1_000_000)  # imports create millions of objects, and take 12 % less time without collections
     # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
     # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    level = logging.INFO if is_local_main_process() else logging.WARNING
     log = _LogHandler(sys.stderr if "--json" in sys.argv else sys.stdout)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[log])
     for stream in (sys.stdout, sys.stderr):
@@ -60,29 +57,18 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓
     if not sys.stderr.isatty():
         _disable_bars()
-    logging.getLogger("gpt2_repro").setLevel(level)
+    logging.getLogger("gpt2_repro").setLevel("INFO" if is_local_main_process() else "WARNING")
     # Saving a model imports DeepSpeed, which then warns on each machine without a GPU.
     logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not in record.getMessage())
     try:
         try:
             main(sys.argv[1:])
-        except OSError as error:
-            if error.errno not in DISK_ERRORS:
-                raise
-            fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
-            if error.errno == errno.EFBIG:
-                fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
-            where = error.filename or "a file or the output of this command"
-            raise UserError(f"{error.strerror}: {where}. {fix}") from None
-        except ImportError as error:
-            if "pip install" not in str(error):
-                raise
-            raise UserError(in_a_line(error)) from None  # an optional package, such as bitsandbytes
+        except (UserError, RunFailed):
+            raise
         except Exception as error:
-            if "os error 28" not in str(error) or isinstance(error, UserError | RunFailed):
-                raise
-            # The libraries tokenizers and safetensors raise other exceptions than OSError.
-            raise UserError("The disk is full. Free some space, or pass a folder on another disk.") from None
+            if message := _mistake(error):
+                raise UserError(message) from None
+            raise
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
         message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
@@ -101,9 +87,8 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
         else:
             time.sleep(WAIT_FOR_MESSAGE)  # the launcher ends all processes after the first exit
         sys.exit(2 if isinstance(error, UserError) else 1)
-    except BrokenPipeError:
-        # The reader of stdout, such as `head`, has exited.
-        _discard(sys.stdout)
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the buffered text
         sys.exit(1)
     except KeyboardInterrupt:
         if is_local_main_process():
@@ -111,29 +96,37 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
         sys.exit(130)
 
 
+def _mistake(error: Exception) -> str | None:
+    """Return the message for a full or protected disk or a missing package, or None."""
+    if isinstance(error, ImportError) and "pip install" in str(error):
+        return in_a_line(error)  # an optional package, such as bitsandbytes
+    if (number := error_number(error)) not in DISK_ERRORS:
+        return None
+    fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
+    if number == errno.EFBIG:
+        fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
+    where = getattr(error, "filename", None) or "a file or the output of this command"
+    return f"{os.strerror(number)}: {where}. {fix}"
+
+
 class _Output(io.FileIO):
-    """A file descriptor that loses data while its disk is full."""
+    """A file descriptor that loses data while its disk is full or nobody reads it."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):
                 raise
             return len(data)
 
 
-def _without_disk_errors(stream: TextIO) -> TextIO:
-    """Return a copy of `stream` that loses text while its disk is full."""
+def _without_errors(stream: TextIO) -> TextIO:
+    """Return a copy of `stream` that loses text instead of raising an error."""
     if stream not in (sys.__stdout__, sys.__stderr__):
         return stream  # replaced by a test or a notebook
     buffer = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=True)
-
-
-def _discard(stream: IO[str]) -> None:
-    """Redirect an output stream to /dev/null, and discard its buffered text."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Progress(tqdm):
@@ -175,12 +168,6 @@ class _LogHandler(logging.StreamHandler):
         with tqdm.external_write_mode(self.stream):
             super().emit(record)
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        if isinstance(sys.exc_info()[1], BrokenPipeError):
-            _discard(self.stream)  # the command continues without a reader
-        elif not isinstance(sys.exc_info()[1], OSError):  # without space for the message, a run continues
-            super().handleError(record)
-
 
 def _disable_bars() -> None:
     """Disable the progress bars of all libraries, because they would fill a log file."""
@@ -192,14 +179,15 @@ def _disable_bars() -> None:
     tqdm.__init__ = disabled
 
 
-class OneLineErrors(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """An argument parser that raises a UserError with a message of one line.
 
     Abbreviated option names are not accepted.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+        ours: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(*args, **ours | kwargs)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")
@@ -208,24 +196,11 @@ class OneLineErrors(argparse.ArgumentParser):
         """Return the options. Raises UserError for unknown options and invalid values."""
         # Before Python 3.12.8, parse_known_args refuses positional arguments on both sides of an option.
         takes_command = any(action.nargs == argparse.REMAINDER for action in self._actions)
-        parse = self.parse_known_args if takes_command else self.parse_known_intermixed_args
-        names = [name for action in self._actions for name in action.option_strings]
-        # An unknown option is reported before a missing argument.
-        options_typed = [] if takes_command else [word.split("=")[0] for word in argv if word.startswith("--")]
-        unknown = [name for name in options_typed if name not in names]
-        if not unknown:
-            options, unknown = parse(argv)
+        options, unknown = (self.parse_known_args if takes_command else self.parse_known_intermixed_args)(argv)
         if unknown:
+            names = [name for action in self._actions for name in action.option_strings]
             raise UserError(f"{self.prog} has no option {unknown[0]!r}. {did_you_mean(unknown[0], names)}")
         return options
-
-
-class CommandParser(OneLineErrors):
-    """A parser for commands without a recipe."""
-
-    def __init__(self, *, prog: str, description: str | None, **kwargs: Any) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog=prog, description=description, formatter_class=formatter, **kwargs)
 
 
 def positive_count(text: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from gpt2_repro.cli import OneLineErrors
+from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
 
 
@@ -55,19 +55,13 @@ class Recipe:
     """A recipe with the overrides of the command line.
 
     Subclasses have a field for each section that a command uses, annotated with the dataclass of the section.
-
-    Attributes:
-        typed: names of the fields and options on the command line.
-        stated: names of the fields on the command line or in the file.
-        options: the options that are not fields of a recipe.
-        written: the sections as written in the file, without defaults and overrides.
     """
 
     path: Path
-    typed: frozenset[str]
-    stated: frozenset[str]
-    options: argparse.Namespace
-    written: Mapping[str, Mapping[str, Any]]
+    typed: frozenset[str]  # names of the fields and options on the command line
+    stated: frozenset[str]  # names of the fields on the command line or in the file
+    options: argparse.Namespace  # the options that are not fields of a recipe
+    written: Mapping[str, Mapping[str, Any]]  # the sections in the file, without defaults and overrides
 
     @property
     def sections(self) -> dict[str, Any]:
@@ -114,10 +108,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def load_sections(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the sections of a recipe as written in its file.
-
-    Raises UserError if the file is missing, is not a recipe, or has an unknown section.
-    """
+    """Return the sections of a recipe as written in its file, or raise UserError."""
     if not path.is_file():
         recipes = list(map(str, sorted(DEFAULT.parent.glob("*.yaml"))))
         raise UserError(f"There is no recipe {path}. {did_you_mean(str(path), recipes)}")
@@ -140,15 +131,11 @@ def parse_recipe(
     prog: str | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
 ) -> R:
-    """Parse a command line `[RECIPE] [--key value ...]`, and return the recipe.
-
-    Without RECIPE, recipes/gpt2_124m.yaml is read.
+    """Parse a command line `[RECIPE] [--key value ...]`, or raise UserError.
 
     Args:
         kind: the subclass of Recipe, whose annotations name the sections and their dataclasses.
         options: the options that are not fields of a recipe, with keyword arguments for `add_argument`.
-
-    Raises UserError if the recipe file does not exist, and for invalid sections, keys, options and choices.
     """
     named = bool(argv) and not argv[0].startswith("-")
     path, flags = (Path(argv[0]), list(argv[1:])) if named else (DEFAULT, list(argv))
@@ -193,17 +180,14 @@ def _defaults(
             owners = [name for name in fields if key in fields[name]]
             fix = f"It belongs to {owners[0]}." if owners else did_you_mean(str(key), fields[section])
             raise UserError(f"{path}: the section {section} has no key {str(key)!r}. {fix}")
-        is_list = typing.get_origin(fields[section][key].type) is list
-        if isinstance(value, list) and not is_list:
-            raise UserError(f"{path}: {key} needs one value, not a list.")
-        if is_list and value is not None:
+        if value is not None and typing.get_origin(fields[section][key].type) is list:
             defaults[key] = [str(item) for item in (value if isinstance(value, list) else [value])]
         elif value is not None:  # null: the default applies
             defaults[key] = json.dumps(value) if isinstance(value, dict) else str(value)
     return defaults
 
 
-class _Parser(OneLineErrors, HfArgumentParser):
+class _Parser(CommandParser, HfArgumentParser):
     """HfArgumentParser with one-line errors."""
 
 

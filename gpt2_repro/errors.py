@@ -1,6 +1,7 @@
 """Define exceptions with one-line messages, and suggest words for misspellings."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -19,6 +20,13 @@ class Diverged(RunFailed):
 def in_a_line(error: object) -> str:
     """Return an error's message on one line, or the name of its class."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def error_number(error: BaseException) -> int | None:
+    """Return the errno of an exception, or None. Works for tokenizers and safetensors."""
+    # Their exceptions have no errno. Only the text contains, for example, "os error 28".
+    match = re.search(r"os error (\d+)", str(error))
+    return getattr(error, "errno", None) or (int(match[1]) if match else None)
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:

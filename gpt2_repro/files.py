@@ -25,12 +25,8 @@ logger = logging.getLogger(__name__)
 def try_lock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
     """Lock an open file or folder. Return False if another process has locked it.
 
-    The lock lasts until all copies of the descriptor are closed. If the file system has no locks, a warning is logged,
-    and the result is True.
-
-    Args:
-        path: the file or folder, for the warning.
-        shared: whether other processes can have a shared lock at the same time.
+    The lock lasts until all copies of the descriptor are closed. Other processes can have a `shared` lock at the same
+    time. If the file system has no locks, a warning names `path`, and the result is True.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -81,18 +77,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def to_json(value: Any, **options: Any) -> str:
     """Return a value as JSON, with null for each number that is not finite."""
-    try:
-        return json.dumps(value, allow_nan=False, **options)
-    except ValueError:
-        return json.dumps(_without_nan(value), **options)
 
+    def finite(part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {key: finite(item) for key, item in part.items()}
+        if isinstance(part, list | tuple):
+            return [finite(item) for item in part]
+        return None if isinstance(part, float) and not math.isfinite(part) else part
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(its) for key, its in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(its) for its in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(value), **options)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -125,9 +118,7 @@ def from_json(kind: type[T], value: object, *, default: T | None = None) -> T:
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the line number and JSON value of each line in a .jsonl or .jsonl.gz file.
 
-    Blank lines and a byte order mark at the start of the file are skipped.
-
-    Raises UserError if the file cannot be read, or if a line is not JSON in UTF-8.
+    Blank lines and a byte order mark are skipped. Raises UserError if a line is not JSON in UTF-8.
     """
     number = 0
     try:
@@ -135,23 +126,16 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(lines, start=1):  # only "\n" ends a line of bytes
                 line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if line.strip():
-                    yield number, _json_value(line, f"{path}, line {number}")
+                    value = json.loads(line.decode())
+                    if b"\\u" in line:
+                        json.dumps(value, ensure_ascii=False).encode()  # ValueError for half of a surrogate pair
+                    yield number, value
+    except (ValueError, RecursionError):
+        fix = "Write one JSON value per line. If you downloaded the file, download the file again."
+        raise UserError(f"{path}, line {number} is not JSON in UTF-8. {fix}") from None
     except (OSError, EOFError, zlib.error) as error:
         place = f"{path}, line {number + 1}," if number else str(path)
         raise UserError(f"{place} cannot be read: {in_a_line(error)}") from None
-
-
-def _json_value(line: bytes, place: str) -> Any:
-    try:
-        value = json.loads(line.decode())
-        if b"\\u" in line:
-            json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
-    except (ValueError, RecursionError):
-        raise UserError(
-            f"{place} is not JSON in UTF-8. Write one JSON value per line. If you downloaded the file, "
-            "download the file again."
-        ) from None
-    return value
 
 
 def growth(folder: Path) -> Callable[[], bool]:

@@ -112,9 +112,9 @@ def _container_memory() -> tuple[int, int]:
 
 
 def _cgroup(name: str) -> list[str]:
-    """Return the words in a file of the container's cgroup, version 2 or 1.
+    """Return the words in a file of the container's cgroup, version 2 or 1, if it exists.
 
-    The list is empty if the file is missing. If there is no limit, the first word is "max" or "-1".
+    Without a limit, the first word is "max" or "-1".
     """
     path = CGROUP / name
     return path.read_text(encoding="utf-8").split() if path.is_file() else []
@@ -123,12 +123,8 @@ def _cgroup(name: str) -> list[str]:
 def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = USE_CPU) -> bool:
     """Return True to compute on the CPU, or False to compute on the GPU.
 
-    Args:
-        accept_any_hardware: compute on the CPU if there is no GPU.
-        cpu_option: the option that selects the CPU, for the error message.
-
-    If `use_cpu` is false, raises UserError in two cases: torch cannot use an NVIDIA device that is present, or there
-    is no GPU and `accept_any_hardware` is false.
+    Without `use_cpu`, raises UserError if torch cannot use an NVIDIA device that is present. If there is no GPU, raises
+    UserError or `accept_any_hardware` selects the CPU. The message names `cpu_option`.
     """
     import torch
 
@@ -140,8 +136,8 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
     if driver is not None:
         cuda = torch.version.cuda
         fix = "Update the driver, install torch for an older CUDA version" if cuda else "Install torch with CUDA"
-        told = f"torch {torch.__version__} (CUDA {cuda}) cannot use the NVIDIA device with driver {driver}."
-        raise UserError(f"{told} {fix}, or pass {cpu_option}.")
+        versions = f"torch {torch.__version__} (CUDA {cuda}) cannot use the NVIDIA device with driver {driver}"
+        raise UserError(f"{versions}. {fix}, or pass {cpu_option}.")
     if not accept_any_hardware:
         raise UserError(f"No GPU found. Pass {cpu_option}.")
     return True
@@ -151,18 +147,16 @@ def check_processes(num_processes: int) -> None:
     """Raise UserError if this machine has fewer GPUs than processes."""
     import torch
 
-    gpus = torch.cuda.device_count()
-    if num_processes > gpus:
-        found = f"The launcher has {num_processes} processes, but this machine has {gpus} GPUs."
-        raise UserError(f"{found} Pass --num_processes {gpus}.")
+    if num_processes > (gpus := torch.cuda.device_count()):
+        raise UserError(
+            f"{num_processes} processes need as many GPUs, but there are {gpus}. Pass --num_processes {gpus}."
+        )
 
 
 def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:
-    """Return whether to multiply matrices in bf16, and the reason.
+    """Return whether to multiply matrices in bf16 as `asked`, and the reason.
 
-    Args:
-        asked: whether the recipe sets bf16.
-        accept_any_hardware: use fp32 on a GPU that cannot multiply in bf16, instead of raising UserError.
+    A GPU without bf16 uses fp32 if `accept_any_hardware`, and raises UserError otherwise.
     """
     import torch
 
@@ -180,25 +174,17 @@ def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tup
 
 
 def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:
-    """Return whether to use torch.compile.
+    """Return whether to use torch.compile, which None in the recipe uses on GPUs only.
 
-    Args:
-        asked: torch_compile in the recipe. If it is None, torch.compile is used on GPUs only.
-        accept_any_hardware: if `asked` is None and torch.compile cannot work, return False instead of raising
-            UserError.
-
-    Raises UserError if torch.compile should be used but cannot work on this machine.
+    Raises UserError if it should be used but cannot work, except for None with `accept_any_hardware`.
     """
     if asked is False or (asked is None and use_cpu):
         return False
     obstacle = _compile_obstacle(use_cpu=use_cpu)
-    if obstacle and asked is None and accept_any_hardware:
-        return False
-    if obstacle:
-        raise UserError(
-            f"{obstacle}, or pass --torch_compile false. Without torch.compile, a GPU trains about half as fast."
-        )
-    return True
+    if obstacle and (asked or not accept_any_hardware):
+        fix = "or pass --torch_compile false. Without torch.compile, a GPU trains about half as fast."
+        raise UserError(f"{obstacle}, {fix}")
+    return obstacle is None
 
 
 def _compile_obstacle(*, use_cpu: bool) -> str | None:
@@ -219,23 +205,17 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
 
 def nvidia_driver() -> str | None:
     """Return the NVIDIA driver's version (or "unknown"), or None without a device."""
-    command = shutil.which("nvidia-smi")
-    if command:
-        query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
-        with contextlib.suppress(subprocess.TimeoutExpired):  # if the driver hangs, look for the device
-            found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-            if found.returncode == 0 and found.stdout.strip():
-                return found.stdout.split()[0]
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):  # if it hangs, look for the device
+        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
     return "unknown" if Path("/dev/nvidia0").exists() else None
 
 
 def cpu_multiplies_bf16() -> bool:
     """Return whether this CPU has bf16 matrix instructions."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())
+    cpus = Path("/proc/cpuinfo")
+    flags = cpus.read_text(encoding="utf-8").split() if cpus.is_file() else []
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
 def demo_processes() -> int:
@@ -248,9 +228,9 @@ def demo_processes() -> int:
 
 @functools.cache
 def check_hub() -> bool:
-    """Switch to offline mode if the Hub is not reachable.
+    """Switch to offline mode, and return False, if the Hub is not reachable.
 
-    If offline mode is already on, returns True without a check. Otherwise, returns whether the Hub is reachable.
+    If offline mode is already on, returns True without a check.
     """
     import httpx
     from huggingface_hub import constants

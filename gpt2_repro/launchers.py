@@ -32,17 +32,11 @@ FSDP2 = CheckpointForm("with FSDP2", "pytorch_model_fsdp")
 
 
 class Launcher(NamedTuple):
-    """A launcher: a file in accelerate_configs/ and the features that it supports.
+    """A launcher: a file in accelerate_configs/ and the features that it supports."""
 
-    Args:
-        name: the name of the file without .yaml.
-        form: the format of the checkpoints. A run can resume with every launcher that has the same format.
-        deepspeed_json: the name of the DeepSpeed config in ds_configs/, or "" without DeepSpeed.
-    """
-
-    name: str
-    form: CheckpointForm
-    deepspeed_json: str = ""
+    name: str  # of the file, without .yaml
+    form: CheckpointForm  # a run can resume with every launcher that has the same format
+    deepspeed_json: str = ""  # the file in ds_configs/, if DeepSpeed is used
     # Whether each process has all weights. Compiling the loss, Muon and MARS need them.
     whole_weights: bool = True
 
@@ -78,14 +72,13 @@ def recommended_launcher() -> Launcher:
 
 def check_variables() -> None:
     """Raise UserError if a launcher's variables are set but no launcher is running."""
-    stale = []
     # torchrun and accelerate set TORCHELASTIC_RUN_ID. Without them, a process would wait for the others forever.
     alone = "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
-    if "MASTER_ADDR" not in os.environ or alone:
-        stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if name in os.environ]
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if "MASTER_ADDR" not in os.environ or alone else ()
+    stale = [name for name in names if name in os.environ]
     # For these engines, accelerate starts even a single process with torchrun.
-    engines = [name for name in os.environ if re.fullmatch(r"ACCELERATE_USE_(?!CPU$)\w+", name)]
     if "LOCAL_RANK" not in os.environ:
+        engines = [name for name in os.environ if re.fullmatch(r"ACCELERATE_USE_(?!CPU$)\w+", name)]
         stale += [name for name in engines if os.environ[name].lower() not in ("", "0", "false", "no")]
     if stale:
         set_here = ", ".join(f"{name}={os.environ[name]}" for name in stale)

@@ -19,7 +19,6 @@ import tempfile
 import time
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
 
 import psutil
 
@@ -68,7 +67,8 @@ class Supervisor:
     def __init__(self, command: list[str], notes: Path, options: argparse.Namespace) -> None:
         self.command, self.notes, self.options = command, notes, options
         self.process: subprocess.Popen[bytes] | None = None
-        self.signalled, self.kept = False, ""
+        self.errors = notes / "stderr"  # not a pipe, because workers must survive a killed supervisor
+        self.signalled, self.printed = False, 0  # printed bytes of `errors`
 
     def run(self) -> None:
         """Run the command, and restart it after each crash until a limit is reached."""
@@ -83,11 +83,10 @@ class Supervisor:
             directory = noted(RUN, self.notes)
             if directory and (kept := os.environ.get(KEEP_RUN)):
                 Path(kept).write_text(directory, encoding="utf-8")
-            run = None if directory is None else RunRecord(directory)
-            status = run.status() if run else RunStatus()
-            if self._is_over(code, status):
+            run = RunRecord(directory or self.notes)  # without a run directory, the status is empty
+            if self._is_over(code, run.status()):
                 return
-            reached = run.newest_step() if run else -1
+            reached = run.newest_step()
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
             if failures >= self.options.attempts:
@@ -106,20 +105,19 @@ class Supervisor:
         """Run the command once, until all processes that it started have ended."""
         before = set(psutil.Process().children(recursive=True))
         environment = LAUNCHERS_PATIENCE | os.environ | {FOLDER: str(self.notes)}
-        errors = self.notes / "stderr"  # not a pipe, because workers must survive a killed supervisor
+        self.printed = 0
         try:
-            with errors.open("wb") as file:
+            with self.errors.open("wb") as file:
                 self.process = subprocess.Popen(self.command, env=environment, start_new_session=True, stderr=file)
         except OSError as error:
             fix = "Pass the complete command: python -m gpt2_repro.supervise -- python train.py RECIPE"
             raise UserError(f"Cannot start {self.command[0]} ({error.strerror}). {fix}") from None
         if self.signalled:  # the signal came before the process was started
             self.process.terminate()
-        with errors.open("rb") as file:
-            while (code := self.process.poll()) is None:
-                self._forward(file)
-                time.sleep(0.05)
-            self._forward(file)
+        while (code := self.process.poll()) is None:
+            self._forward()
+            time.sleep(0.05)
+        self._forward()
         # Processes that outlive the launcher are now children of this process. They must end before the next attempt.
         left = [process for process in psutil.Process().children(recursive=True) if process not in before]
         if left:
@@ -137,11 +135,8 @@ class Supervisor:
     def _is_over(self, code: int, status: RunStatus) -> bool:
         """Return whether the run is over. If false, the command must be restarted.
 
-        Raises RunFailed if the run diverged, or was ended by a signal before a checkpoint was saved. Raises UserError
-        if the command reported a mistake of the user.
-
-        Args:
-            code: the exit code of the command.
+        Raises RunFailed if the run diverged, or a signal ended it before a checkpoint was saved. Raises the UserError
+        that the command reported.
         """
         state, reason = status.state, status.reason
         if state == "diverged":
@@ -152,7 +147,7 @@ class Supervisor:
         if self.signalled:
             if state == "failed" and reason == "the launcher died":
                 return True  # the signal ended it, and its workers have saved
-            sys.stderr.write(self.kept)
+            self._forward(everything=True)
             raise RunFailed(
                 f"The run was ended by a signal before it saved a checkpoint (exit code {code}). "
                 "Run the same command again."
@@ -161,14 +156,15 @@ class Supervisor:
             raise UserError(mistake)
         return False
 
-    def _forward(self, errors: BinaryIO) -> None:
+    def _forward(self, *, everything: bool = False) -> None:
         """Print the text that the command wrote to stderr since the last call."""
-        text = errors.read().decode(errors="replace")
-        if self.signalled:
-            self.kept += text  # printed only if the run fails
-        # If a mistake of the user ended the command, the text is only the launcher's traceback.
-        elif text and noted(MISTAKE, self.notes) is None:
-            sys.stderr.write(text)
+        # After a signal, or a mistake of the user, the text is only the launcher's traceback.
+        if everything or not (self.signalled or noted(MISTAKE, self.notes)):
+            with self.errors.open("rb") as file:
+                file.seek(self.printed)
+                text = file.read()
+            self.printed += len(text)
+            sys.stderr.write(text.decode(errors="replace"))
             sys.stderr.flush()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:

@@ -35,6 +35,14 @@ def start_command(words: tuple[object, ...], environment: dict[str, str], **stre
     )
 
 
+def start_cold(
+    words: tuple[object, ...], environment: dict[str, str], output: Path, errors: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start a command, and write stdout and stderr to files, or both to `output`."""
+    with output.open("w", encoding="utf-8") as out, (errors or Path(os.devnull)).open("w", encoding="utf-8") as err:
+        return start_command(words, environment, stdout=out, stderr=err if errors else out)
+
+
 def words_of(words: tuple[object, ...]) -> list[str]:
     """Return the arguments of the `python` process that start_command(words) starts."""
     command, *rest = map(str, words)

@@ -7,11 +7,12 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.commands import kill_all, start_command
+from tests.commands import kill_all, start_cold
 from tests.warm import start_warm
 
 
@@ -99,49 +100,46 @@ def tiny_data(tiny_recipe: Path) -> Path:
     return Path(yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]["dataset_dir"])
 
 
-@pytest.fixture(scope="session")
-def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def runner(start: Callable[..., Any], folder: Path) -> Run:
     """Return a function that runs a command and returns its exit code and output.
 
-    The function takes the arguments of tests.commands.start_command.
+    The function takes the words of the command, and `start` starts it.
     """
+    output, errors = folder / "stdout", folder / "stderr"
 
     def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = start_command(words, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except BaseException:
-            kill_all(process.pid)
-            raise
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function like type_command that starts commands faster.
-
-    The command runs in a forked process that has already imported the libraries.
-    """
-    output, errors = (tmp_path_factory.mktemp("warm") / name for name in ("stdout", "stderr"))
-
-    def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = start_warm(words, environment, output, errors)
+        process = start(words, environment, output, errors)
         try:
             code = process.wait(timeout)
         except BaseException:
             kill_all(process.pid)
             raise
-        return subprocess.CompletedProcess(
-            words, code, *(path.read_text(encoding="utf-8") for path in (output, errors))
-        )
+        texts = (path.read_bytes().decode(errors="replace") for path in (output, errors))  # keeps "\r"
+        return subprocess.CompletedProcess(words, code, *texts)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def train(tiny_recipe: Path, type_warm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Path]:
+def type_command(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a function that runs a command as a user would."""
+    return runner(start_cold, tmp_path_factory.mktemp("cold"))
+
+
+@pytest.fixture(scope="session")
+def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a function like type_command that starts commands faster.
+
+    The command runs in a forked process that has already imported the libraries.
+    """
+    return runner(start_warm, tmp_path_factory.mktemp("warm"))
+
+
+@pytest.fixture(scope="session")
+def train(tiny_recipe: Path, type_warm: Run) -> Callable[..., Path]:
     """Return a function that trains the tiny recipe and returns the run directory.
 
     The function takes the run directory, options of train.py, and `launcher`, for example ("launch", 2).

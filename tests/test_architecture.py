@@ -17,17 +17,9 @@ SUBPACKAGES = {"data", "model", "optim", "evaluation", "report", "preflight"}
 # The imports within layer 1.
 BESIDE = {"evaluation": ("data", "model"), "preflight": ("data", "model"), "report": ("evaluation",)}
 PURE = [
-    *(
-        "errors",
-        "batch_plan",
-        "model/size",
-        "evaluation/comparison",
-        "run_record/time_breakdown",
-        "evaluation/references",
-        "manifest",
-    ),
-    *("text", "evaluation/model_card", "data/packing", "data/preparation/splits", "data/sources/presets"),
-    *("evaluation/scores", "run_record/checkpoint", "run_record/environment"),
+    *("errors", "batch_plan", "manifest", "text", "model/size", "data/packing", "data/preparation/splits"),
+    *("data/sources/presets", "evaluation/comparison", "evaluation/references", "evaluation/model_card"),
+    *("evaluation/scores", "run_record/time_breakdown", "run_record/checkpoint", "run_record/environment"),
 ]
 RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")
 

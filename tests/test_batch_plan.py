@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.batch_plan import TokenCount, plan_batches, plan_by_length
+from gpt2_repro.batch_plan import BatchPlan, TokenCount, plan_batches, plan_by_length
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, flops_per_token, gpt2_parameters, state_bytes
@@ -15,7 +15,6 @@ from gpt2_repro.training.workload import plan_run
 
 
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}
-ROWS = DataArguments(sequence_length=512, packing="wrap", min_length=256)
 
 
 def llmc_learning_rate(step: int, warmup: int, total: int, final: float, kind: str) -> float:
@@ -95,29 +94,22 @@ def test_an_extended_schedule_goes_on_from_where_it_is() -> None:
         assert max(abs(b - a) for a, b in zip(twice, twice[1:], strict=False)) <= 0.1 + 1e-9
 
 
-def asked(**changed: Any) -> TrainingSection:
-    return TrainingSection(**{"train_sampling_strategy": "group_by_length"} | changed)
+def plan_rows(num_processes: int, strategy: str = "group_by_length", **options: Any) -> BatchPlan:
+    data = DataArguments(sequence_length=512, packing="wrap", min_length=256)
+    section = TrainingSection(train_sampling_strategy=strategy, **options)
+    return plan_run(section, data, num_processes=num_processes)
 
 
 @pytest.mark.parametrize(("processes", "accumulation"), [(1, 17), (2, 9), (4, 5), (8, 3)])
 def test_accumulation_and_steps_of_rows_by_length(processes: int, accumulation: int) -> None:
-    plan = plan_run(asked(), ROWS, num_processes=processes)
+    plan = plan_rows(processes)
     # 1 + ln 2 + (524,288 + 511) / (32,768 * 64 / 65) = 17.96
     assert plan.gradient_accumulation_steps == accumulation and plan.passes_per_step == processes * accumulation
     assert plan.positions_per_pass == 32_768 and plan.by_length
     assert (plan.max_steps, plan.total_tokens) == (18_865, 9_890_693_120)
-
-
-def test_only_rows_by_length_need_not_divide() -> None:
-    words = {"tokens_per_step": 524_288, "sequence_length": 512, "micro_batch_size": 64, "num_processes": 8}
-    plan = plan_run(asked(train_sampling_strategy="random"), ROWS, num_processes=8)
-    assert plan == plan_batches(**words, max_steps=18_865) and not plan.by_length
-
-
-def test_what_does_not_fit_names_both() -> None:
+    assert not plan_rows(processes, "random").by_length
     with pytest.raises(UserError, match="--torch_compile"):
-        plan_run(asked(torch_compile=True), ROWS, num_processes=1)
-    assert plan_run(asked(torch_compile=False), ROWS, num_processes=1)
+        plan_rows(processes, torch_compile=True)
 
 
 @pytest.mark.parametrize(("tokens", "rows", "processes"), [(4096, 2, 8), (524_288, 1, 1), (100, 4, 1), (2048, 4, 1)])

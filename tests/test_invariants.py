@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 LAYOUTS = {
     "8x1": (("python",), 8, "GPT2LMHeadModel", None),
     "4x2": (("python",), 4, "GPT2LMHeadModel", None),
-    "ddp-2x4": (("torchrun", 2), 4, "DistributedDataParallel", None),
+    "ddp-2x4": (("ddp", 2), 4, "DistributedDataParallel", None),
     "zero1-1x8": (("launch", 1), 8, "DeepSpeedEngine", 1),
     "zero1-2x4": (("launch", 2), 4, "DeepSpeedEngine", 1),
     "zero1-2x2x2": (("launch", 2), 2, "DeepSpeedEngine", 1),

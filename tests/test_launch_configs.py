@@ -6,41 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from safetensors.torch import load_file
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from tests.sections import RECIPES, ROOT, values_of
-
-
-@pytest.fixture(scope="module")
-def one_process(train, events, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    return logged(events(train(tmp_path_factory.mktemp("one") / "run")))
-
-
-def logged(lines: list[dict[str, float]]) -> dict[str, float]:
-    keys = ("loss", "eval_loss", "grad_norm", "learning_rate")
-    return {f"step {line['step']} {key}": line[key] for line in lines for key in keys if key in line}
-
-
-@pytest.mark.parametrize(
-    "launcher", [(name, 2) for name in ("ddp", "launch", "zero2", "zero3", "fsdp2")], ids=lambda its: its[0]
-)
-def test_two_processes_are_one(
-    launcher, one_process, type_command, type_warm, tiny_recipe: Path, events, tmp_path: Path
-) -> None:
-    """Training with two processes has the same losses as with one process."""
-    words = ("train.py", tiny_recipe, "--per_device_train_batch_size", 4, "--output_dir", tmp_path / "run")
-    done = (type_command if launcher[0] == "launch" else type_warm)(*launcher, *words)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert logged(events(tmp_path / "run")) == pytest.approx(one_process, rel=1e-4)
-    plan = plan_batches(tokens_per_step=256, sequence_length=32, micro_batch_size=4, num_processes=2, max_steps=8)
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text(encoding="utf-8"))
-    assert environment["plan"]["gradient_accumulation_steps"] == plan.gradient_accumulation_steps == 1
-    assert environment["engine"]["processes"] == 2
-    assert len(load_file(tmp_path / "run" / "final" / "model.safetensors")) == 28
 
 
 ACCELERATE = sorted((ROOT / "accelerate_configs").glob("*.yaml"))

@@ -1,13 +1,14 @@
-"""Every recipe is valid in all scripts and for the numbers of GPUs in its header."""
+"""Every recipe is valid in all scripts, for its GPUs, and with options that override it."""
 
 import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import train
+from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.config import parse_recipe
 from gpt2_repro.config import values_of as section_values
 from gpt2_repro.data.arguments import DataArguments, default_folder
@@ -18,10 +19,12 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.preflight.__main__ import main as preflight
+from gpt2_repro.training.deviations import compare_with_default
 from gpt2_repro.training.workload import plan_run
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_preparation, parse_for_training, values_of
 
 
+DEFAULT = ROOT / "recipes" / "gpt2_124m.yaml"
 # The recipes for rented machines. The other recipes have only a short header.
 GPT2 = [path for path in RECIPES if not path.stem.startswith(("demo", "own_text", "shakespeare", "finetune"))]
 OTHER_ARCHITECTURES = [path for path in GPT2 if path.stem in ("llama_124m", "moe_124m")]
@@ -40,18 +43,8 @@ def header_of(path: Path) -> str:
     return " ".join(" ".join(line.lstrip("#") for line in lines).split())
 
 
-def flattened(values: dict[str, dict]) -> dict[str, Any]:
-    return {key: value for section in values.values() for key, value in section.items()}
-
-
 def changed(values: dict[str, dict], default: dict[str, dict]) -> set[str]:
     return {key for name, keys in values.items() for key, value in keys.items() if value != default[name][key]}
-
-
-def processes_of(path: Path) -> list[int]:
-    """Return the numbers of GPUs that a recipe's top comment mentions, by default [1]."""
-    found = re.search(r"((?:\d+(?:, | or | and ))*\d+) (?:GPUs|processes)", header_of(path))
-    return [int(number) for number in re.findall(r"\d+", found[1])] if found else [1]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -74,7 +67,9 @@ def test_recipes_of_different_text_have_different_folders() -> None:
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.stem != "own_text"], ids=lambda path: path.stem)
 def test_a_recipe_divides_on_the_gpus_that_its_header_names(path: Path) -> None:
     recipe = parse_for_training(path)
-    plans = [plan_run(recipe.training, recipe.data, num_processes=count) for count in processes_of(path)]
+    named = re.search(r"((?:\d+(?:, | or | and ))*\d+) (?:GPUs|processes)", header_of(path))
+    counts = map(int, re.findall(r"\d+", named[1] if named else "1"))
+    plans = [plan_run(recipe.training, recipe.data, num_processes=count) for count in counts]
     assert len({plan.max_steps for plan in plans}) == 1
     assert {plan.passes_per_step * plan.positions_per_pass for plan in plans} == {recipe.training.tokens_per_step}
 
@@ -107,7 +102,7 @@ def test_the_text_suffices_and_validates_on_enough(path: Path) -> None:
 @pytest.mark.parametrize("size", LLMC)
 def test_each_size_is_llmc_s_script(size: str) -> None:
     values = values_of(ROOT / "recipes" / f"{size}.yaml")
-    model, flat = values["model"], flattened(values)
+    model, flat = values["model"], {key: value for section in values.values() for key, value in section.items()}
     steps, tokens_per_step, learning_rate, final, source = LLMC[size]
     wanted = {"warmup_steps": 700, "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8, "weight_decay": 0.1}
     wanted |= {"max_grad_norm": 1.0, "bf16": True, "dropout": 0.0, "source": source, "learning_rate": learning_rate}
@@ -119,7 +114,7 @@ def test_each_size_is_llmc_s_script(size: str) -> None:
     assert values["evaluation"]["baseline"] == f"openai-community/gpt2{published[parameters]}"
     assert model["n_embd"] == 64 * model["n_head"]
     # All other fields have the values of the default recipe, except those for measuring, saving and memory.
-    default = values_of(ROOT / "recipes" / "gpt2_124m.yaml")
+    default = values_of(DEFAULT)
     free = {"n_layer", "n_head", "n_embd", "source", "dataset_dir", "max_tokens", "tokens_per_step", "total_tokens"}
     free |= {"learning_rate", "final_learning_rate_fraction", "per_device_train_batch_size", "baseline"}
     free |= {"eval_steps", "hellaswag_steps", "sample_steps", "save_steps", "save_minutes", "keep_every_steps"}
@@ -129,7 +124,7 @@ def test_each_size_is_llmc_s_script(size: str) -> None:
 
 @pytest.mark.parametrize("path", OTHER_ARCHITECTURES, ids=lambda path: path.stem)
 def test_another_architecture_is_matched_to_gpt2_and_changes_nothing_else(path: Path) -> None:
-    values, default = values_of(path), values_of(ROOT / "recipes" / "gpt2_124m.yaml")
+    values, default = values_of(path), values_of(DEFAULT)
     gpt2, other = (
         scale_of(ModelArguments(**its["model"]), sequence_length=1024, vocab_size=50_257) for its in (default, values)
     )
@@ -157,11 +152,8 @@ def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(
         assert said and float(said[2]) == pytest.approx(planned["minutes"] / 60, rel=0.03)
         assert float(said[1].replace(",", "")) == pytest.approx(planned["usd"], rel=0.03)
         if path.stem == "gpt2_124m":
-            row = re.search(
-                rf"^\| 8 x {card} \| ([\d.]+) \| \$(\d+) ",
-                (ROOT / "README.md").read_text(encoding="utf-8"),
-                re.MULTILINE,
-            )
+            readme = (ROOT / "README.md").read_text(encoding="utf-8")
+            row = re.search(rf"^\| 8 x {card} \| ([\d.]+) \| \$(\d+) ", readme, re.MULTILINE)
             assert row and row.groups() == (said[2], said[1])
     disk = re.search(r"Disk (\d+) GB of data \((\d+) GB during preparation\) and ([\d.]+) GB for the run", header)
     run, size = planned["work"]["run_bytes"], planned["work"]["data_bytes"]
@@ -173,10 +165,8 @@ def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(
 
 
 def test_the_page_of_recipes_has_a_row_for_each() -> None:
-    page = (
-        (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split("## The shipped recipes")[1].split("\n## ")[0]
-    )
-    assert sorted(re.findall(r"^\| `(\w+)", page, re.MULTILINE)) == [path.stem for path in RECIPES]
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split("## The shipped recipes")[1]
+    assert sorted(re.findall(r"^\| `(\w+)", page.split("\n## ")[0], re.MULTILINE)) == [path.stem for path in RECIPES]
 
 
 def test_the_dataclasses_default_to_the_default_recipe() -> None:
@@ -192,3 +182,75 @@ def test_no_field_has_two_owners_and_each_has_a_help_text() -> None:
     assert len(names) == len(set(names))
     for cls in SECTIONS:
         assert all(len(field.metadata["help"]) > 10 for field in dataclasses.fields(cls))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    training = "training:\n  total_tokens: 10e9\n  bf16: false\n  report_to: [wandb, tensorboard]\n"
+    path.write_text(f"model:\n  n_layer: 3\n{training}", encoding="utf-8")
+    return path
+
+
+def test_the_file_sets_values_and_the_command_line_wins(recipe: Path) -> None:
+    def parse(*words: object) -> list:
+        parsed = parse_for_training(recipe, *words)
+        training = parsed.training
+        return [parsed.model.n_layer, training.total_tokens, training.bf16, training.report_to, training.seed]
+
+    assert parse() == [3, 10_000_000_000, False, ["wandb", "tensorboard"], 42]
+    words = ("--n-layer", "4", "--total_tokens=1_000_000_000", "--bf16", "--report_to", "none")
+    assert parse(*words)[:3] == [4, 1_000_000_000, True] and parse(*words)[3] in ("none", ["none"])
+
+
+def test_token_counts_are_exact_whole_numbers() -> None:
+    assert {TokenCount(text) for text in ("10e9", "10_000_000_000", 10**10, 1e10)} == {10**10}
+    for text in ("1.5", "-3", "many", "nan"):
+        with pytest.raises(ValueError):
+            TokenCount(text)
+
+
+def test_a_run_is_named_by_the_recipe_and_the_options(recipe: Path) -> None:
+    assert parse_for_training(recipe).title == "run"
+    words = ("--seed", 7, "--n_layer=4", "--output_dir", "elsewhere")
+    assert parse_for_training(recipe, *words).title == "run n_layer=4 seed=7"
+
+
+@pytest.mark.parametrize("command", ["train.py", "prepare_data.py"])
+def test_help_needs_no_torch(command: str, type_command) -> None:
+    done = type_command("python", "-X", "importtime", command, "--help")
+    assert done.returncode == 0 and len(re.findall(r"^  --[a-z]", done.stdout, re.MULTILINE)) > 20
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+
+
+def test_diff_recipe_prints_both_values_and_needs_no_data(
+    tiny_data: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ("--sequence_length", "32", "--tokens_per_step", "4096")
+    for words, field, values in (
+        ([str(ROOT / "recipes" / "demo.yaml"), "--dropout", "0.1"], "dropout", ["0.1", "0.0"]),
+        ([str(DEFAULT), "--adam_epsilon", "1e-7"], "adam_epsilon", ["1e-07", "1e-08"]),
+        ([str(DEFAULT), "--dataset_dir", str(tiny_data), *short], "source", ["files"]),
+    ):
+        train.main([*words, "--diff_recipe", str(DEFAULT)])
+        shown = capsys.readouterr().out
+        assert any(all(word in line for word in (field, *values)) for line in shown.splitlines()), shown
+
+
+@pytest.mark.parametrize(
+    ("words", "follows"),
+    [
+        ("check_124m", True),
+        ("gpt2_124m --seed 7 --per_device_train_batch_size 16 --stop_at_step 1000", True),
+        ("gpt2_124m --source fineweb-10bt-tokens --split source", True),
+        ("gpt2_124m --source fineweb-edu-10bt", False),
+        ("gpt2_124m --eval_tokens 1048576", False),
+        ("gpt2_124m --learning_rate 5e-4", False),
+        ("blog_wrap512", False),
+    ],
+)
+def test_only_a_run_on_llmcs_curve_has_a_reference(words: str, follows: bool) -> None:
+    name, *options = words.split()
+    run = parse_for_training(ROOT / "recipes" / f"{name}.yaml", *options)
+    assert compare_with_default(run)["reference"] == ("llm.c" if follows else None)

@@ -74,8 +74,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture(autouse=True)
 def handlers():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    before[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -108,16 +108,11 @@ def test_a_mistake_of_the_user_ends_it_without_a_traceback(command, capfd: pytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
-def test_nothing_of_the_last_attempt_is_left_when_the_next_one_starts(command) -> None:
-    main(command("orphan:1,complete", "--grace", "0.3"))
-    assert len(command.attempts()) == 2 and not psutil.pid_exists(
-        int((command.run / "orphan").read_text(encoding="utf-8"))
-    )
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
-def test_a_process_that_writes_longer_than_the_grace_is_not_killed(command) -> None:
-    main(command("writer:1,complete", "--grace", "0.6"))
+def test_the_next_attempt_starts_when_all_processes_of_the_last_one_have_ended(command) -> None:
+    """A process that still writes files is waited for. Another one is killed after the grace."""
+    main(command("orphan:1,writer:2,complete", "--grace", "0.6"))
+    orphan = int((command.run / "orphan").read_text(encoding="utf-8"))
+    assert len(command.attempts()) == 3 and not psutil.pid_exists(orphan)
     assert (command.run / "written").stat().st_size == 20 * (2 << 20)
 
 

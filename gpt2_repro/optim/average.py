@@ -20,11 +20,9 @@ class WeightAverage(TrainerCallback):
 
     After step t, the new average is average + f * (weights - average), where f = max(1 / steps, 1 / t). Up to
     t = steps, it is therefore the mean of the weights of all steps so far. Later, it is an exponential moving average.
+    If `steps` is 0, there is no average.
 
     Under ZeRO-1 and ZeRO-2, each rank averages its part of the fp32 master weights.
-
-    Args:
-        steps: number of steps that the average covers, or 0 for no average.
     """
 
     def __init__(self, steps: int) -> None:
@@ -33,16 +31,10 @@ class WeightAverage(TrainerCallback):
         self._zero: Any = None
 
     def attach(self, optimizer: Any, zero: Any) -> None:
-        """Average the weights of `optimizer` from now on.
-
-        Args:
-            optimizer: torch's optimizer, without the wrappers of accelerate and DeepSpeed.
-            zero: DeepSpeed's ZeRO optimizer, or None without DeepSpeed.
-        """
+        """Average the weights of torch's unwrapped optimizer, under DeepSpeed's `zero` or None."""
         self._optimizer, self._zero = optimizer, zero
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Update the average after an optimizer step."""
         if not self.steps:
             return
         step = state.global_step + 1  # Trainer counts the step later

@@ -57,12 +57,7 @@ def learning_rate_factor(
 
 
 def build_schedule(optimizer: Any, args: Any, run_identity: Mapping[str, Any]) -> LambdaLR:
-    """Return the learning-rate schedule of a run, including its extensions.
-
-    Args:
-        args: the PretrainingArguments.
-        run_identity: provides `extensions`, and `max_steps` without the steps added by extensions.
-    """
+    """Return the schedule for PretrainingArguments and a run identity with its extensions."""
     factor = functools.partial(
         learning_rate_factor,
         warmup_steps=int(args.warmup_steps),
@@ -76,11 +71,7 @@ def build_schedule(optimizer: Any, args: Any, run_identity: Mapping[str, Any]) -
 
 
 def follow(schedule: LambdaLR, learning_rate: float) -> None:
-    """Change the peak of `schedule`, and with it the rate of the next update.
-
-    Args:
-        learning_rate: the new peak of the schedule.
-    """
+    """Change the peak of `schedule`, and with it the rate of the next update."""
     # A checkpoint restores the rate and the peak of the save. The recipe's peak may have changed since then.
     groups = schedule.optimizer.param_groups
     schedule.base_lrs = [learning_rate * group.get("lr_factor", 1.0) for group in groups]

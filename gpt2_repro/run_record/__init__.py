@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import yaml
 
 from gpt2_repro.errors import UserError
@@ -66,7 +67,7 @@ class RunRecord:
     def data_folder(self, option: str) -> Path | None:
         """Return the prepared folder of the run, or None if it is unknown or does not exist.
 
-        Raises UserError if the folder now has other rows. `option` names it anyway.
+        Raises UserError, which names `option`, if the folder now has other rows.
         """
         name = self.recipe().get("data", {}).get("dataset_dir")
         if not name or not Path(name).is_dir():
@@ -216,10 +217,5 @@ class RunRecord:
 def _has_ended(holder: str) -> bool:
     """Return whether the process of a text like HOLDER ran here and has ended."""
     number = holder.partition(" on ")[0].removeprefix("process ")
-    if not number.isdigit() or holder != HOLDER.format(number, platform.node()):
-        return False
-    try:
-        os.kill(int(number), 0)
-    except OSError as error:
-        return isinstance(error, ProcessLookupError)
-    return False
+    ran_here = number.isdigit() and holder == HOLDER.format(number, platform.node())
+    return ran_here and not psutil.pid_exists(int(number))

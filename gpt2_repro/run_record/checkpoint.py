@@ -16,26 +16,19 @@ from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, RECIPE, che
 
 logger = logging.getLogger("gpt2_repro.run_record.checkpoint")
 
-Form = Literal["training", "final", "folder", "hub"]
+Form = Literal["training", "final", "folder", "hub"]  # checkpoint-N or final/ of a run, another folder, a Hub id
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?/?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk or on the Hub.
+    """A checkpoint on disk or on the Hub. What is unknown is None."""
 
-    Args:
-        name: the name in tables, such as `final (runs/demo)`.
-        source: the folder or Hub id to pass to `from_pretrained`.
-        form: "training" (checkpoint-N of a run), "final" (final/ of a run), "folder" (another folder) or "hub".
-        record: how the weights were trained, or None if unknown.
-    """
-
-    name: str
-    source: str
+    name: str  # in tables, such as `final (runs/demo)`
+    source: str  # the folder or Hub id to pass to `from_pretrained`
     form: Form
     run: Path | None = None
-    record: TrainingRecord | None = None
+    record: TrainingRecord | None = None  # how the weights were trained
 
     @property
     def tokens_trained(self) -> int | None:
@@ -49,12 +42,9 @@ class Checkpoint:
 
 
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
-    """Return the checkpoint for `name`: a folder, a run directory or a Hub id.
+    """Return the checkpoint for a folder, a run directory or a Hub id, or raise UserError.
 
-    For a run directory, the result is `final/`, or with `unfinished` the newest complete checkpoint if there is no
-    `final/`.
-
-    Raises UserError for a path without a model.
+    For a run directory, the result is `final/`. Without `final/`, `unfinished` selects the newest complete checkpoint.
     """
     path = Path(name)
     for folder in (path, path / FINAL):
@@ -84,8 +74,7 @@ def suggest_run(path: Path) -> str:
 def all_checkpoints(name: str) -> list[Checkpoint]:
     """Return a run's complete checkpoints by step, `final/` last, or raise UserError."""
     run = Path(name)
-    folders = [path for path in reversed(checkpoints(run)) if (path / CHECKPOINT_MANIFEST).is_file()]
-    folders += [path for path in [run / FINAL] if path.is_dir()]
+    folders = [path for path in (*reversed(checkpoints(run)), run / FINAL) if (path / CHECKPOINT_MANIFEST).is_file()]
     if not folders:
         raise UserError(f"{name} is not a run with a complete checkpoint.")
     return [resolve_checkpoint(str(path)) for path in folders]

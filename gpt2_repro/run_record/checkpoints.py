@@ -7,13 +7,12 @@ import contextlib
 import errno
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import RunFailed, UserError, error_number
 from gpt2_repro.files import from_json, read_object, sha256_of, sync, to_json, write_whole
 from gpt2_repro.run_record import events, layout
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -114,12 +113,11 @@ def named(run: Path, name: str) -> Path:
 def set_aside(run: Path, *, after: int) -> list[Path]:
     """Rename checkpoints after a step to abandoned-checkpoint-N. Return the new paths."""
     aside = []
-    for path in layout.checkpoints(run):
-        if layout.step_of(path) > after:
-            target = path.with_name(f"abandoned-{path.name}")
-            while target.exists():
-                target = target.with_name(f"abandoned-{target.name}")
-            aside.append(path.rename(target))
+    for path in (path for path in layout.checkpoints(run) if layout.step_of(path) > after):
+        target = path.with_name(f"abandoned-{path.name}")
+        while target.exists():
+            target = target.with_name(f"abandoned-{target.name}")
+        aside.append(path.rename(target))
     return aside
 
 
@@ -143,8 +141,6 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 def training_record(checkpoint: Path) -> TrainingRecord | None:
     """Return how the weights in a `final/` or `checkpoint-N` were trained, or None."""
     manifest = read_manifest(checkpoint)
-    if not manifest:
-        return None
     if "environment" not in manifest:  # a checkpoint-N uses the environment of its run
         run, known = read_object(checkpoint.parent / layout.ENVIRONMENT), "run_identity" in manifest
         manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
@@ -165,13 +161,10 @@ def size(checkpoint: Path) -> int:
 
 
 def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False) -> None:
-    """Delete old complete checkpoints of a run. The newest checkpoint is always kept.
+    """Delete old complete checkpoints of a run, except the newest `keep` (0: all).
 
-    Args:
-        keep: how many of the newest checkpoints to keep. Rolling checkpoints (which the next save replaces) are not
-            counted. 0 keeps all.
-        keep_every: also keep checkpoints whose step is a multiple of this number. 0 has no effect.
-        keep_best: also keep the checkpoint with the lowest validation loss.
+    Rolling checkpoints, which the next save replaces, are not counted. The newest checkpoint is always kept. Also kept
+    are steps that are multiples of `keep_every`, and with `keep_best` the lowest validation loss.
     """
     complete = complete_checkpoints(run)
     lasting = [path for path in complete if not read_manifest(path).get("rolling")]
@@ -190,17 +183,14 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
 
 @contextlib.contextmanager
 def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
-    """Raise RunFailed if the block fails because the disk is full or read-only.
+    """Raise RunFailed, and delete `staging`, if the disk of `run` is full or read-only.
 
-    The staging folder is deleted. `name` is the name of the checkpoint or final model for the message.
+    `name` is the name of the checkpoint or final model for the message.
     """
     try:
         yield
     except Exception as error:
-        # The error of safetensors has no errno. Only its text contains, for example, "os error 28".
-        match = re.search(r"os error (\d+)", str(error))
-        fault = DISK_FAULTS.get(getattr(error, "errno", None) or int(match[1] if match else 0))
-        if fault is None:
+        if (fault := DISK_FAULTS.get(error_number(error) or 0)) is None:
             raise
         shutil.rmtree(staging, ignore_errors=True)
         fix = "Free some space" if fault == "full" else "Make it writable"

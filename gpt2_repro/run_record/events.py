@@ -1,7 +1,7 @@
 """Append, read and delete the events of a run.
 
-An event is a logged step, a validation or a generated text, stored as one line of JSON. A number that is not finite is
-stored as null. Files of earlier versions have NaN and Infinity instead.
+An event is a logged step, a validation or a generated text, stored as one line of JSON. Files of earlier versions have
+NaN and Infinity instead of null.
 """
 
 import json

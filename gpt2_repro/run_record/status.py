@@ -20,26 +20,17 @@ from gpt2_repro.run_record.time_breakdown import PARTS
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """The content of run_status.json. A value is None if it was not recorded.
+    """The content of run_status.json. A value is None if it was not recorded."""
 
-    Args:
-        state: running, complete, stopped, failed or diverged.
-        seconds: total time of all attempts.
-        time_breakdown: the seconds of each part, summed over all attempts. The keys are the keys of PARTS.
-        updated: UTC time, in ISO format, of the last write.
-        losses: last validation losses in nats per token. The keys are `eval_loss` and `eval_<name>_loss`.
-    """
-
-    state: str | None = None
+    state: str | None = None  # running, complete, stopped, failed or diverged
     reason: str | None = None
     step: int | None = None
     max_steps: int | None = None
     tokens: int | None = None
-    seconds: float | None = None
-    time_breakdown: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    updated: str | None = None
-    losses: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    save_seconds: float | None = None
+    seconds: float | None = None  # of all attempts
+    time_breakdown: Mapping[str, float] = dataclasses.field(default_factory=dict)  # seconds of each part of PARTS
+    updated: str | None = None  # UTC time of the last write
+    losses: Mapping[str, float] = dataclasses.field(default_factory=dict)  # the last ones, in nats per token
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":

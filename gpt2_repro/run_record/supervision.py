@@ -17,9 +17,9 @@ def note(name: str, text: str) -> None:
 
 
 def noted(name: str, folder: str | Path | None = None) -> str | None:
-    """Return the text of the supervisor's file `name`, or None if the file is missing.
+    """Return the note `name` of this or an earlier attempt, or None.
 
-    The file can be from an earlier attempt of the training command. By default, `folder` is $GPT2_REPRO_SUPERVISED.
+    By default, `folder` is $GPT2_REPRO_SUPERVISED.
     """
     folder = folder or os.environ.get(FOLDER)
     path = Path(folder, name) if folder else None

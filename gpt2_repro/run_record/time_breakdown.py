@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gpt2_repro.text import duration
+from gpt2_repro.text import Cell, Table, duration
 
 
 # The parts in the order of the table.
@@ -26,20 +26,18 @@ def goodput(parts: Mapping[str, float]) -> float:
 def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:
     """Return rows (name, time, share) for the parts, the total and the goodput.
 
-    Args:
-        parts: the seconds of each part of PARTS.
-        usd_per_hour: price of the complete machine. If known, each row also has the cost in dollars.
+    If the price of the complete machine is known, each row also has the cost in dollars.
     """
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
     accounts |= {"total": total, "goodput: training+data": goodput(parts) * total}
-    rows = [[name, duration(seconds), f"{seconds / total:.1%}"] for name, seconds in accounts.items() if seconds]
-    if usd_per_hour:
-        rows = [[*row, f"${accounts[row[0]] / 3600 * usd_per_hour:,.2f}"] for row in rows]
-    return rows
+    times = {name: seconds for name, seconds in accounts.items() if seconds}
+    costs = {name: [f"${time / 3600 * usd_per_hour:,.2f}"] if usd_per_hour else [] for name, time in times.items()}
+    return [[name, duration(time), f"{time / total:.1%}", *costs[name]] for name, time in times.items()]
 
 
 def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[str]:
     """Return the rows of `breakdown` as aligned lines of text."""
     rows = breakdown(parts, usd_per_hour=usd_per_hour)
-    return [f"{row[0]:<22} {row[1]:>11} {row[2]:>7}" + "".join(f" {usd:>9}" for usd in row[3:]) for row in rows]
+    cells = [[Cell(name), *(Cell(text, "number") for text in texts)] for name, *texts in rows]
+    return Table([""] * len(rows[0]), cells).lines()[1:]

@@ -26,11 +26,7 @@ SIGN_SECONDS = 5.0  # between two signs of progress
 
 
 class HashedFile:
-    """A file object that hashes all data written to it.
-
-    Args:
-        progress: a function that is called after each piece of data.
-    """
+    """A file object that hashes all data written to it, and calls `progress` per piece."""
 
     def __init__(self, file: BinaryIO, progress: Callable[[], None]) -> None:
         self.file, self.progress = file, progress
@@ -96,13 +92,10 @@ def perform(job: dict[str, Any], memory: memoryview, progress: Callable[[], None
 
 
 def serve(descriptor: int) -> None:
-    """Read jobs from stdin, perform them, and print one line of JSON per job.
+    """Read one job per line of stdin, perform it, and print one line of JSON per job.
 
-    Each line of stdin is one job. Stop at an empty line or at the end of stdin. While files are written, print an
-    empty object now and then.
-
-    Args:
-        descriptor: file descriptor of the memory that the trainer shares with this process.
+    Stop at an empty line or at the end of stdin. While files are written, print an empty object now and then. The
+    trainer shares the memory behind `descriptor`.
     """
     signed_at = time.monotonic()
 

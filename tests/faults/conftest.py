@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.commands import kill_all
-from tests.faults.runs import Started
+from tests.faults.runs import Started, results
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +26,17 @@ def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
         return train(folder / str(len(list(folder.iterdir()))), *options, launcher=launcher)
 
     return run
+
+
+@pytest.fixture
+def resumes_exactly(train, golden) -> Callable[..., None]:
+    """Return a function that resumes a run, and compares it with a run without faults."""
+
+    def resume(run: Path, *options: object, launcher: tuple[object, ...] = ("python",)) -> None:
+        train(run, *options, launcher=launcher)
+        assert results(run) == results(golden(*options, launcher=launcher))
+
+    return resume
 
 
 @pytest.fixture
@@ -65,10 +76,8 @@ def fault(start) -> Callable[..., tuple[int, str]]:
     def run(name: str, at: object, run_directory: Path, *options: object, rank: int = 0, **settings: Any):
         command = start(run_directory, *options, fault=(name, at, rank), **settings)
         code = command.end()
-        with (run_directory / ".lock").open(
-            encoding="utf-8"
-        ) as lock:  # the writer may still write the last checkpoint
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with (run_directory / ".lock").open(encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the writer may still write the last checkpoint
         assert command.mark.is_file(), f"The fault {name} did not happen: {command.text()[-3000:]}"
         return code, command.text()
 

@@ -1,4 +1,4 @@
-"""Run train.py with an injected fault.
+"""Run train.py with an injected fault, in the training process or in its writer.
 
 Environment variables:
     FAULT: name of the fault.
@@ -7,8 +7,11 @@ Environment variables:
     FAULT_MARK: path of a file that is created when the fault happens.
 """
 
+import errno
 import math
 import os
+import pkgutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -17,77 +20,142 @@ from typing import Any
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-import torch
-
 import train
 from gpt2_repro import cli
-from tests.faults import faulty_writer
-from tests.faults.faulty_writer import STEPS, kill, patch, saves
+from gpt2_repro.run_record import writer
 
 
-RUN = Path(sys.argv[sys.argv.index("--output_dir") + 1])
-WRITER = "import sys; from tests.faults.faulty_writer import serve; serve(int(sys.argv[1]))"
+FIRST, _, LAST = os.environ["FAULT_AT"].partition("-")
+STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
+WRITER = "import sys; from tests.faults.faulty_train import serve; serve(int(sys.argv[1]))"
+
+
+def patch(place: str, replacement: Callable[..., Any], when: Callable[..., bool]) -> None:
+    """Replace a function on rank FAULT_RANK for arguments for which `when` is true."""
+    owner, _, name = place.rpartition(".")
+    owner = pkgutil.resolve_name(f"gpt2_repro.{owner}")
+    original = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if os.environ.get("RANK", "0") != os.environ["FAULT_RANK"] or not when(*args, **kwargs):
+            return original(*args, **kwargs)
+        Path(os.environ["FAULT_MARK"]).touch()
+        return replacement(lambda: original(*args, **kwargs), *args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def saves(*args: Any, **kwargs: Any) -> bool:
+    """Return whether the arguments contain the checkpoint path of a step in FAULT_AT."""
+    return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
+
+
+def is_saved(*args: Any, **kwargs: Any) -> bool:
+    run = Path(sys.argv[sys.argv.index("--output_dir") + 1])
+    return any((folder / f"checkpoint-{step}").is_dir() for folder in (run / "staging", run) for step in STEPS)
+
+
+def is_shard(path: Path, *args: Any) -> bool:
+    return "optim" in path.name and saves(path)
+
+
+def deletes(path: Path, **kwargs: Any) -> bool:
+    return path.name.startswith("trash-") and path.exists()
+
+
+def ends_at(self: Any, args: Any, state: Any, *_: Any, **kwargs: Any) -> bool:
+    return state.global_step in STEPS
+
+
+def at_step(self: Any, *args: Any, **kwargs: Any) -> bool:
+    return self.state.global_step + 1 in STEPS
+
+
+def always(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def signals(*processes: Callable[[], int], number: int = signal.SIGKILL) -> Callable[..., Any]:
+    """Return a replacement that sends a signal to processes before the original call."""
+    return lambda original, *_, **__: ([os.kill(process(), number) for process in processes], original())[1]
+
+
+def waits(seconds: float) -> Callable[..., Any]:
+    return lambda original, *_, **__: (time.sleep(seconds), original())[1]
+
+
+def tear(original: Callable[[], Any], path: Path, **kwargs: Any) -> None:
+    next(path.glob("*.pt")).unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def fail(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+    import torch
+
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
 def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> Any:
+    import torch
+
     model.transformer.wte.weight.data.view(torch.int16)[5, 7] ^= 1
     return original()
 
 
-def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any, *args: Any) -> Any:
-    """Raise an out-of-memory error for micro-batches of more than one row.
+kill, kill_trainer, kill_both = signals(os.getpid), signals(os.getppid), signals(os.getppid, os.getpid)
+# The place of a function, its replacement, and the condition for the arguments of a call.
+Fault = tuple[str, Callable[..., Any], Callable[..., bool]]
+OF_WRITER: dict[str, Fault] = {
+    "kill_before_a_shard": ("run_record.writer._write_file", kill, is_shard),
+    "kill_before_the_manifest": ("run_record.checkpoints.seal", kill, saves),
+    "kill_before_the_rename": ("run_record.checkpoints.publish", kill, saves),
+    "read_only": ("run_record.writer._write_file", refuse, saves),
+    "slow_disk": ("run_record.writer.HashedFile.write", waits(4), always),
+    "stuck_disk": ("run_record.writer.HashedFile.write", waits(3600), always),
+    "kill_in_rotation": ("run_record.checkpoints.shutil.rmtree", tear, deletes),
+    "term_while_saving": ("run_record.checkpoints.publish", signals(os.getppid, number=signal.SIGTERM), saves),
+    "kill_trainer_before_a_shard": ("run_record.writer._write_file", kill_trainer, is_shard),
+    "kill_trainer_before_the_manifest": ("run_record.checkpoints.seal", kill_trainer, saves),
+    "kill_both_before_a_shard": ("run_record.writer._write_file", kill_both, is_shard),
+    "kill_both_before_the_rename": ("run_record.checkpoints.publish", kill_both, saves),
+}
+AFTER_THE_SAVE: dict[str, tuple[str, Callable[..., bool]]] = {
+    "validation": ("training.validation.Validation.measure", lambda *_, step, **__: step in STEPS),
+    "hellaswag": ("evaluation.hellaswag.HellaSwag.collate", is_saved),
+    "sampling": ("training.samples.TextSampler._sample", lambda self, args, step, *_, **__: step in STEPS),
+    "tracking": ("training.samples.TextSampler.on_log", ends_at),  # guarded like the callback of wandb
+}
+TRAINER = "training.trainer.PretrainingTrainer"
+OF_TRAINER: dict[str, Fault] = {
+    "kill_after_the_model": (f"{TRAINER}._save_optimizer_and_scheduler", kill, saves),
+    "no_foresight": ("training.saving.CheckpointSaver._free_space", lambda *_, **__: 0.0, always),
+    "flipped_bit": ("training.when.StepControl.on_step_end", flip, ends_at),
+    "nan": (f"{TRAINER}.compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
+    "hang": (f"{TRAINER}.compute_loss", waits(3600), at_step),
+    "small_device": (f"{TRAINER}.training_step", fail, lambda self, model, inputs, *_: len(inputs["input_ids"]) > 1),
+    "slow_validation": ("training.callbacks.ProgressBar.on_prediction_step", waits(0.5), always),
+    **{f"kill_in_{name}": (place, kill, when) for name, (place, when) in AFTER_THE_SAVE.items()},
+    **{f"fail_in_{name}": (place, fail, when) for name, (place, when) in AFTER_THE_SAVE.items()},
+}
 
-    With activation checkpointing, the limit is two rows.
-    """
-    if len(inputs["input_ids"]) > (2 if self.args.activation_checkpointing else 1):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-    return original()
+
+def serve(descriptor: int) -> None:
+    """Run the process that writes checkpoints, with the fault."""
+    patch(*OF_WRITER[os.environ["FAULT"]])
+    writer.serve(descriptor)
 
 
 def inject(fault: str) -> None:
-    """Patch a function so that calling the function on rank FAULT_RANK causes a fault."""
-    from gpt2_repro.evaluation.hellaswag import HellaSwag
     from gpt2_repro.training import saving
-    from gpt2_repro.training.callbacks import ProgressBar
-    from gpt2_repro.training.samples import TextSampler
-    from gpt2_repro.training.saving import CheckpointSaver
-    from gpt2_repro.training.trainer import PretrainingTrainer
-    from gpt2_repro.training.validation import Validation
-    from gpt2_repro.training.when import StepControl
 
-    always = lambda *_, **__: True  # noqa: E731
-    at_step = lambda self, *_, **__: self.state.global_step + 1 in STEPS  # noqa: E731
-    ends_at = lambda self, args, state, *_, **__: state.global_step in STEPS  # noqa: E731
-    slow = lambda original, *_, **__: (time.sleep(0.5), original())  # noqa: E731
-    samples = lambda self, args, step, *_, **__: step in STEPS  # noqa: E731
-    validates = lambda *_, step, **__: step in STEPS  # noqa: E731
-    places = (RUN / "staging", RUN)
-    is_saved = lambda *_, **__: any((place / f"checkpoint-{step}").is_dir() for place in places for step in STEPS)  # noqa: E731
-    after_the_save: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-        "validation": (Validation, "measure", validates),
-        "hellaswag": (HellaSwag, "collate", is_saved),
-        "sampling": (TextSampler, "_sample", samples),
-        "tracking": (TextSampler, "on_log", ends_at),  # guarded like the callback of wandb
-    }
-    faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., bool]]] = {
-        "kill_after_the_model": (PretrainingTrainer, "_save_optimizer_and_scheduler", kill, saves),
-        "no_foresight": (CheckpointSaver, "_free_space", lambda *_, **__: 0.0, always),
-        "flipped_bit": (StepControl, "on_step_end", flip, ends_at),
-        "nan": (PretrainingTrainer, "compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
-        "hang": (PretrainingTrainer, "compute_loss", lambda *_, **__: time.sleep(3600), at_step),
-        "small_device": (PretrainingTrainer, "training_step", fill_memory, always),
-        "slow_validation": (ProgressBar, "on_prediction_step", slow, always),
-    }
-    for place, (owner, name, when) in after_the_save.items():
-        faults |= {f"kill_in_{place}": (owner, name, kill, when), f"fail_in_{place}": (owner, name, fail, when)}
-    if fault in faulty_writer.FAULTS:
+    if fault in OF_WRITER:
         saving.WRITER = WRITER
     else:
-        patch(*faults[fault])
+        patch(*OF_TRAINER[fault])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from tests.commands import start_command
+from tests.commands import start_cold
 from tests.warm import start_warm
 
 
@@ -25,12 +25,7 @@ class Started:
     ) -> None:
         self.run, self.mark = run, mark
         self.output = run.parent / log
-        self.process: Any
-        if warm:
-            self.process = start_warm(words, env, self.output)
-        else:
-            with self.output.open("w", encoding="utf-8") as file:
-                self.process = start_command(words, env, stdout=file, stderr=file)
+        self.process: Any = (start_warm if warm else start_cold)(words, env, self.output)
 
     def text(self) -> str:
         return self.output.read_text(errors="replace", encoding="utf-8")
@@ -72,6 +67,11 @@ def losses(run: Path) -> list[tuple[int, str, float]]:
     """Return (step, kind, loss) of all logged losses; kind is "loss" or "eval_loss"."""
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [(e["step"], key, e[key]) for e in events for key in ("loss", "eval_loss") if key in e]
+
+
+def results(run: Path) -> tuple[str, list[tuple[int, str, float]]]:
+    """Return all that a fault must not change: the final weights and the logged losses."""
+    return weights(run), losses(run)
 
 
 def status(run: Path) -> dict[str, Any]:

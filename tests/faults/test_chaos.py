@@ -14,7 +14,7 @@ import pytest
 
 from gpt2_repro.run_record.checkpoints import complete_checkpoints
 from gpt2_repro.run_record.layout import step_of
-from tests.faults.runs import Started, losses, weights
+from tests.faults.runs import Started, fill, losses, results
 
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "25"))  # of all tests together
@@ -32,25 +32,22 @@ def workers_of(command: Started, launcher: tuple) -> list[psutil.Process]:
     return workers if len(workers) == launcher[1] else []
 
 
-def strike(command: Started, launcher: tuple, source: random.Random, disk: Path) -> str:
+def strike(command: Started, workers: list[psutil.Process], source: random.Random, disk: Path) -> str:
     """Cause a random fault in the run of `command`, and return the name of the fault."""
-    workers = workers_of(command, launcher)
     # Until the launcher has started its workers, only the launcher can be killed.
     what = source.choice(["launcher", "worker", "all", "term", "disk"]) if workers else "launcher"
-    filler = disk / "filler"
     if what == "disk":
         # The run may use the free space first, or may still run after 5 s.
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - source.randrange(300_000)))
+            fill(disk, leave=source.randrange(300_000))
             command.process.wait(5)
+    targets = [source.choice(workers)] if what in ("worker", "term") else workers if what in ("all", "disk") else []
     with contextlib.suppress(psutil.Error, ProcessLookupError):
-        if what in ("worker", "term"):
-            source.choice(workers).send_signal(signal.SIGKILL if what == "worker" else signal.SIGTERM)
-        else:
+        if what not in ("worker", "term"):
             command.process.kill()
-        for process in workers if what in ("all", "disk") else ():
-            process.kill()
-    filler.unlink(missing_ok=True)
+        for process in targets:
+            process.send_signal(signal.SIGTERM if what == "term" else signal.SIGKILL)
+    (disk / "filler").unlink(missing_ok=True)
     return what
 
 
@@ -94,7 +91,7 @@ def test_kills_lose_nothing(
             shutil.rmtree(run)  # finished before it could be killed: start again
             continue
         left = psutil.Process(command.process.pid).children(recursive=True)
-        done.append(strike(command, launcher, source, small_disk))
+        done.append(strike(command, workers_of(command, launcher), source, small_disk))
         command.end()
         _, alive = psutil.wait_procs(left, timeout=30)
         assert not alive, f"{done[-1]}: {alive} still running"
@@ -107,7 +104,7 @@ def test_kills_lose_nothing(
 def check(run: Path, golden: Path, *, exact: bool) -> None:
     """Compare a killed run with a faultless run."""
     if exact:
-        assert losses(run) == losses(golden) and weights(run) == weights(golden)
+        assert results(run) == results(golden)
     else:
         ours, theirs = ({loss[:2]: loss[2] for loss in losses(folder)} for folder in (run, golden))
         assert {key: ours[key] for key in theirs} == pytest.approx(theirs, abs=1e-4)

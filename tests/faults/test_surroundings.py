@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2_repro.report.read import read_run
+from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.run_record.checkpoints import newest_complete
-from tests.commands import start_command
-from tests.faults.runs import losses, status, weights
+from tests.commands import ROOT, start_cold
+from tests.faults.runs import losses, results, status, weights
 
 
 pytestmark = pytest.mark.faults
@@ -41,7 +41,7 @@ def silent() -> Iterator[tuple[str, list[socket.socket]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(train, start, golden, tmp_path: Path) -> None:
+def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(start, resumes_exactly, tmp_path: Path) -> None:
     """A rank with SIGSTOP makes the others wait. --hang_timeout ends the run."""
     run, launcher = tmp_path / "run", ("launch", 2)
     command = start(run, *LONG, "--hang_timeout", 10, launcher=launcher, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="5")
@@ -52,17 +52,15 @@ def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(train, start, g
     assert "Timeout (0:00:10)!" in command.text() and "trainer.py" in command.text()
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive
-    train(run, *LONG, launcher=launcher)
-    assert weights(run) == weights(golden(*LONG, launcher=launcher))
+    resumes_exactly(run, *LONG, launcher=launcher)
 
 
-def test_a_disk_that_becomes_read_only_costs_no_checkpoint(train, fault, golden, tmp_path: Path) -> None:
+def test_a_disk_that_becomes_read_only_costs_no_checkpoint(fault, resumes_exactly, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, text = fault("read_only", 6, run, *LONG)
     assert code == 1 and "read-only" in text and "Traceback" not in text, text
     assert newest_complete(run)[0] == run / "checkpoint-4" and not (run / "staging").exists()
-    train(run, *LONG)
-    assert weights(run) == weights(golden(*LONG))
+    resumes_exactly(run, *LONG)
 
 
 def test_of_two_starts_in_the_same_second_one_trains(start, golden, tmp_path: Path) -> None:
@@ -71,25 +69,11 @@ def test_of_two_starts_in_the_same_second_one_trains(start, golden, tmp_path: Pa
     assert sorted(command.end() for command in both) == [0, 2]
     (refused,) = (command for command in both if command.process.returncode == 2)
     assert "error: " in refused.text() and "Traceback" not in refused.text()
-    assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))
+    assert results(run) == results(golden(*SAVES))
 
 
-def test_torn_lines_of_the_metrics_do_not_stop_a_resume(train, golden, tmp_path: Path) -> None:
-    options = (*SAVES, "--eval_steps", 2)
-    run = train(tmp_path / "run", *options, "--stop_at_step", 4)
-    metrics = run / "metrics.jsonl"
-    first, rest = metrics.read_text(encoding="utf-8").split("\n", 1)
-    # Killed while writing a line: once in an earlier attempt, and once in the last one.
-    metrics.write_text(f'{first}\n{{"step": 1, "lo\n{rest}{{"step": 5, "los', encoding="utf-8")
-    train(run, *options)
-    read_run(run)
-    whole = [line for line in metrics.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    metrics.write_text("\n".join(whole) + "\n", encoding="utf-8")
-    assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))
-
-
-def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_data: Path, tmp_path: Path) -> None:
-    """Without its data, a run does not start again. With the data back, it continues."""
+def test_a_run_continues_only_when_its_data_is_back(train, start, golden, tiny_data: Path, tmp_path: Path) -> None:
+    """Without its data, or with truncated rows, a run does not start."""
     own = tmp_path / "data"
     shutil.copytree(tiny_data, own)
     longer = (*SAVES, "--max_steps", 800)
@@ -107,16 +91,11 @@ def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_data: 
     (tmp_path / "moved").rename(own)
     train(run, *options)
     assert weights(run) == weights(golden(*longer))
-
-
-def test_truncated_rows_are_found_before_the_run_starts(start, tiny_data: Path, tmp_path: Path) -> None:
-    own = tmp_path / "data"
-    shutil.copytree(tiny_data, own)
     rows = max((own / "train").glob("*.arrow"), key=lambda path: path.stat().st_size)
     rows.write_bytes(rows.read_bytes()[:-100])
-    command = start(tmp_path / "run", "--dataset_dir", own)
-    assert command.end() == 2 and rows.name in command.text() and "Traceback" not in command.text(), command.text()
-    assert not (tmp_path / "run").exists()
+    refused = start(tmp_path / "new", *options, log="refused.log")
+    assert refused.end() == 2 and rows.name in refused.text() and "Traceback" not in refused.text(), refused.text()
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent, tmp_path: Path) -> None:
@@ -142,7 +121,7 @@ def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Pa
     _, alive = psutil.wait_procs(left, timeout=240)
     assert not alive and status(run)["state"] == "complete"
     assert start(run, *options, launcher=supervised, log="finished.log").end() == 0
-    assert weights(run) == weights(golden(*options)) and losses(run) == losses(golden(*options))
+    assert results(run) == results(golden(*options))
 
 
 @pytest.mark.parametrize(
@@ -151,13 +130,12 @@ def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Pa
 def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path, tmp_path: Path, launcher) -> None:
     run = tmp_path / "run"
     words = (*launcher, "train.py", tiny_recipe, "--output_dir", run, *SAVES)
-    with Path("/dev/full").open("w", encoding="utf-8") as full:
-        assert start_command(words, {}, stdout=full, stderr=full).wait(240) == 0
-        prepare = ("python", "prepare_data.py", tiny_recipe, "--dataset_dir", tmp_path / "data")
-        assert start_command(prepare, {}, stdout=full, stderr=full).wait(120) == 0
+    assert start_cold(words, {}, Path("/dev/full")).wait(240) == 0
+    prepare = ("python", "prepare_data.py", tiny_recipe, "--dataset_dir", tmp_path / "data")
+    assert start_cold(prepare, {}, Path("/dev/full")).wait(120) == 0
     assert status(run)["state"] == "complete"
     if launcher[0] == "python":
-        assert weights(run) == weights(golden(*SAVES)) and losses(run) == losses(golden(*SAVES))
+        assert results(run) == results(golden(*SAVES))
 
 
 def test_a_service_that_dies_is_disabled_and_the_run_continues(start, golden, tmp_path: Path) -> None:
@@ -172,3 +150,19 @@ def test_a_service_that_dies_is_disabled_and_the_run_continues(start, golden, tm
     assert command.end() == 0, command.text()
     assert "WandbCallback failed in on_log" in command.text() and "it is disabled from now on" in command.text()
     assert losses(run) == losses(golden(*options))
+
+
+def test_memory_trials_run_the_real_command(
+    tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`preflight --memory` reduces the micro-batch size until train.py succeeds."""
+    (tmp_path / "requirements.txt").symlink_to(ROOT / "requirements.txt")
+    (tmp_path / "train.py").symlink_to(ROOT / "tests" / "faults" / "faulty_train.py")
+    fault = {"FAULT": "small_device", "FAULT_AT": "0", "FAULT_RANK": "0", "FAULT_MARK": str(tmp_path / "mark")}
+    for name, value in fault.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(preflight, "ROOT", tmp_path)
+    with pytest.raises(SystemExit) as end:
+        preflight.main([str(tiny_recipe), "--memory", "--per_device_train_batch_size", "2"])
+    out, err = capsys.readouterr()
+    assert not end.value.code and "✓ memory           fits: --per_device_train_batch_size 1\n" in out, err

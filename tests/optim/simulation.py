@@ -1,7 +1,7 @@
 """A small GPT-2, random gradients, and ranks that are threads of one process."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
@@ -28,6 +28,14 @@ def draw_gradients(model: nn.Module, seed: int) -> None:
     torch.manual_seed(seed)
     for weight in model.parameters():
         weight.grad = torch.randn_like(weight)
+
+
+def average_of(values: Sequence[Tensor], steps: int) -> Tensor:
+    """Return the mean of the first values, moved by 1 / steps to each later value."""
+    average = torch.stack([value.double() for value in values[:steps]]).mean(0)
+    for value in values[steps:]:
+        average = (1 - 1 / steps) * average + value.double() / steps
+    return average.float()
 
 
 class Ranks:

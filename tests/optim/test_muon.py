@@ -1,11 +1,9 @@
 """Muon updates the matrices of the blocks, and AdamW all other weights."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import GPT2LMHeadModel
 
@@ -83,33 +81,3 @@ def test_each_rank_orthogonalizes_its_part_of_the_matrices(number: int, monkeypa
     elements = compare_parts_with_whole(ranks, optimizer_of, by="muon")
     largest = 4 * 16 * 16
     assert max(work) <= 20 * (elements / number + 2 * largest)  # neighbours share at most two matrices
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 4])
-def test_muon_under_zero1_resumes_on_another_number_of_processes(
-    train, events, processes: int, tmp_path: Path
-) -> None:
-    options = ("--optim", "muon", "--accept_any_hardware", "true", "--per_device_train_batch_size")
-    straight = train(tmp_path / "straight", *options, 8)
-    run = train(tmp_path / "run", *options, 4, "--stop_at_step", 4, launcher=("launch", 2))
-    train(run, *options, 8 // processes, launcher=("launch", processes))
-    losses = [[event["loss"] for event in events(its) if "loss" in event] for its in (straight, run)]
-    assert len(losses[1]) == 8 and losses[1] == pytest.approx(losses[0], abs=2e-3)  # Muon's products are in bf16
-
-
-@pytest.mark.slow
-def test_muon_run_resumes_and_matches_on_two_processes(train, events, tmp_path: Path) -> None:
-    options = ("--optim", "muon", "--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", 0.5)
-    options += ("--per_device_train_batch_size", 4)
-    straight = train(tmp_path / "straight", *options)
-    resumed = train(tmp_path / "resumed", *options, "--stop_at_step", 3)
-    train(resumed, *options)
-    finals = [load_file(run / "final" / "model.safetensors") for run in (straight, resumed)]
-    assert all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
-    two = train(tmp_path / "two", *options, launcher=("torchrun", 2))
-    losses = [[event["loss"] for event in events(run) if "loss" in event] for run in (straight, two)]
-    assert losses[1] == pytest.approx(losses[0], abs=2e-3)  # Muon's products are in bf16
-    assert json.loads((two / "environment.json").read_text(encoding="utf-8"))["engine"]["optimizer"] == "MuonWithAdamW"
-    rates = [event["learning_rate"] for event in events(straight) if "loss" in event]
-    assert rates[3] == 1e-2 and rates[-1] == pytest.approx(1e-2 * (1 - 0.75**0.5))  # the last of four steps of decay

@@ -101,3 +101,24 @@ def test_a_copy_by_rsync_counts_once_it_is_compared(pod, target: str, differs: s
         f"rsync --archive --checksum --dry-run --itemize-changes --exclude .lock {run} {target}",
     ]
     assert pod.run("sync.sh", run, target, STUB_rsync="23")[0] == 23
+
+
+@pytest.mark.parametrize(
+    ("words", "pod_id"),
+    [
+        ("create_pod.sh --yes --gpu A40 --volume v", "pod1"),  # no deadline
+        ("create_pod.sh --yes --gpu A40 --hours 4", "pod1"),  # no volume
+        ("run_and_stop.sh --hours four -- train.py", "pod1"),
+        ("sync.sh no-such-run host:", "pod1"),
+        ("deadline.sh 0.0", "pod1"),
+        ("stop_pod.sh --nonsense", "pod1"),
+        ("run_and_stop.sh --hours 1 -- train.py", None),  # not a pod
+        ("stop_pod.sh", None),
+        ("deadline.sh 1", None),
+    ],
+)
+def test_a_mistake_costs_nothing(pod, words: str, pod_id: str | None) -> None:
+    """Wrong options, or a machine that is not a pod, end a script before anything is rented or stopped."""
+    code, said = pod.run(*shlex.split(words), RUNPOD_POD_ID=pod_id)
+    assert code == 2 and "error: " in said
+    assert pod.calls() == [] and not pod.processes("deadline.sh")

@@ -39,16 +39,12 @@ def test_a_start_that_fails_does_not_fail_the_container(pod, fails: dict[str, st
     assert pod.run("on_start.sh") == (0, "") and "ready: ." in log(pod)  # the next start repairs it
 
 
-def test_the_deadline_is_armed_first_and_once(pod) -> None:
+@pytest.mark.parametrize(("hours", "seconds"), [("2", 7200), ("four", 86400)])
+def test_the_deadline_is_armed_first_and_once(pod, hours: str, seconds: int) -> None:
     for _ in range(2):
-        assert pod.run("on_start.sh", POD_HOURS="2", NO_VENV="1") == (0, "")
-    assert log(pod).index("2 hours") < log(pod).index("COULD NOT BE INSTALLED")
-    assert len(pod.processes("deadline.sh --armed start 7200")) == 1
-
-
-def test_without_a_number_of_hours_the_deadline_is_24(pod) -> None:
-    pod.run("on_start.sh", POD_HOURS="four")
-    assert pod.processes("deadline.sh --armed start 86400")
+        assert pod.run("on_start.sh", POD_HOURS=hours, NO_VENV="1") == (0, "")
+    assert log(pod).index(" hours") < log(pod).index("COULD NOT BE INSTALLED")
+    assert len(pod.processes(f"deadline.sh --armed start {seconds}")) == 1
 
 
 def test_if_the_command_cannot_run_the_pod_is_stopped(pod) -> None:

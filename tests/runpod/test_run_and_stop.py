@@ -69,18 +69,15 @@ def test_a_kept_machine_tells_the_exit_code(pod, words, variables: dict[str, str
         ((), "0", "work space/runs/mine", TERMINATE),
         ((), "0", "work space/../outside", STOP),
         (BUCKET, "0", "", STOP),  # the run directory is unknown
+        (BUCKET, "no python", "outside", STOP),
     ],
 )
 def test_only_what_is_safe_is_terminated(pod, words, differs: str, folder: str, ways: list[str]) -> None:
     run = str(pod.folder / folder) if folder else ""
+    if differs == "no python":
+        pod.stub("python", "#!/bin/bash\nexit 127\n")
     pod.train("--hours", 1, "--grace", 0, *words, RUN=run, DIFFERS=differs, **VOLUME)
     assert pod.calls()[-4:] == ways and len(pod.calls("runpodctl")) == 2
-
-
-def test_without_python_the_pod_is_stopped(pod) -> None:
-    pod.stub("python", "#!/bin/bash\nexit 127\n")
-    pod.train("--hours", 1, "--grace", 0, *BUCKET, **VOLUME)
-    assert pod.calls()[-4:] == STOP
 
 
 @pytest.mark.parametrize("variables", [{"TRAINING": "exit 1"}, {"STATE": "stopped"}])
