@@ -180,7 +180,10 @@ def _defaults(
             owners = [name for name in fields if key in fields[name]]
             fix = f"It belongs to {owners[0]}." if owners else did_you_mean(str(key), fields[section])
             raise UserError(f"{path}: the section {section} has no key {str(key)!r}. {fix}")
-        if value is not None and typing.get_origin(fields[section][key].type) is list:
+        is_list = typing.get_origin(fields[section][key].type) is list
+        if isinstance(value, list) and not is_list:
+            raise UserError(f"{path}: {key} needs one value, not a list.")
+        if is_list and value is not None:
             defaults[key] = [str(item) for item in (value if isinstance(value, list) else [value])]
         elif value is not None:  # null: the default applies
             defaults[key] = json.dumps(value) if isinstance(value, dict) else str(value)
