@@ -122,12 +122,9 @@ def read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domai
         count = -(-len(rows) * tokens // max(1, int((rows.lengths() - 1).sum())))
         return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 
-    domains = [
-        domain_of_rows(f"validation {name or 'text'}", spread(rows, tokens), tokenizer, separator=separator)
-        for name, rows in data.validation().items()
-    ]
-    ids = np.concatenate(spread(data.rows("train"), COUNTED_TOKENS))
-    return domains, np.bincount(ids, minlength=len(tokenizer))
+    chosen = {f"validation {name or 'text'}": spread(rows, tokens) for name, rows in data.validation().items()}
+    domains = [domain_of_rows(name, rows, tokenizer, separator=separator) for name, rows in chosen.items()]
+    return domains, np.bincount(np.concatenate(spread(data.rows("train"), COUNTED_TOKENS)), minlength=len(tokenizer))
 
 
 def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
@@ -177,7 +174,10 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
         rows += [Row(ids, 1, number, next(documents), "ends") for ids in evenly(ends, edges)]
         for earlier, sentence, word in filter(None, map(split_passage, evenly(domain.passages, passages))):
             for context in (earlier + sentence, sentence):
-                rows.append(Row(*encode_word(context, word, tokenizer, window), number, part="words"))
+                # As in lm-eval, context and word are encoded together, and the length of the context is subtracted.
+                whole, before = encode(tokenizer, [f"{context} {word}", context])
+                targets = max(1, len(whole) - len(before))
+                rows.append(Row(np.array(whole[-window - 1 :], np.int64), targets, number, part="words"))
     return sorted(rows, key=lambda row: PARTS.index(row.part))
 
 
@@ -186,14 +186,6 @@ def split_passage(text: str) -> tuple[str, str, str] | None:
     context, _, word = text.strip().rpartition(" ")
     end = max((match.end() for match in SENTENCE_END.finditer(context)), default=0)
     return (context[:end], context[end:], word) if end and context[end:].strip() else None
-
-
-def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[Ids, int]:
-    """Return the last `window` + 1 ids of context and word, and how many belong to the word."""
-    # As in lm-evaluation-harness, context and word are encoded together, and the length of the context is subtracted.
-    ids, before = encode(tokenizer, [f"{context} {word}", context])
-    targets = len(ids) - len(before)
-    return np.array(ids[-window - 1 :], np.int64), max(1, targets)
 
 
 def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow
+from gpt2_repro.evaluation.output import render
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 from gpt2_repro.text import Cell, Table
@@ -23,7 +23,6 @@ DATASETS = {
     "hellaswag_completion": ("HellaSwag, llm.c's completion style", "Rowan/hellaswag", "validation"),
     "wikitext": ("WikiText-2", "EleutherAI/wikitext_document_level", "test"),
 }
-TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 SETTINGS = (
     *("tokens_per_step", "max_steps", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay"),
     *("optim", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "muon_momentum", "dropout", "ema_steps"),
@@ -45,8 +44,8 @@ def model_card(
     if rows and column:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
     identity = record.environment.run_identity
-    template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
-    card = template.render(
+    card = render(
+        "model_card.md.j2",
         name=name,
         header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
         record=record,

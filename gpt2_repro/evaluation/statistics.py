@@ -85,8 +85,10 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
     return "better" if (low > 0) is higher_is_better else "worse"
 
 
-def standard_error(aggregation: str, values: Sequence[Any]) -> float:
-    """Return the standard error of one model's score (see `aggregate`)."""
+def standard_error(aggregation: str | None, values: Sequence[Any]) -> float | None:
+    """Return the standard error of one model's score (see `aggregate`), or None for fewer than two values."""
+    if aggregation is None or len(values) < 2:
+        return None
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
 

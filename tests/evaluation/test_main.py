@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,7 +12,8 @@ import yaml
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import harness
 from gpt2_repro.evaluation.__main__ import main
-from gpt2_repro.evaluation.models import common_window
+from gpt2_repro.evaluation.comparison import ComparedModel
+from gpt2_repro.evaluation.models import LoadedModel, common_window
 from gpt2_repro.evaluation.output import default_output_dir
 from gpt2_repro.evaluation.references import DOCUMENTS, SCORES, PublishedScore
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
@@ -244,7 +244,7 @@ def test_evaluate_sh_ends_a_mistake_with_one_line_and_code_2(type_command):
 
 def test_window_is_what_every_model_was_trained_on(caplog):
     widths = (1024, 1024), (512, 1024), (512, 512)
-    whole, short, b = (SimpleNamespace(name=str(width), trained_window=width, positions=n) for width, n in widths)
+    whole, short, b = (LoadedModel(ComparedModel(str(width)), len, n, width) for width, n in widths)
     assert common_window([whole], 1024, explicit=False) == 1024
     assert common_window([whole, short], 1024, explicit=False) == 512
     assert "instead of 1024, because 512" in caplog.text
