@@ -16,8 +16,6 @@ from gpt2_repro.text import Cell, Table, duration
 GPT2_FLOPS_PER_TOKEN = 855e6
 # Assumed minutes that a rented machine needs before and after training. The first start installs and compiles.
 BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
-# Items of the budget that do not apply to a run on this computer's CPU.
-NOT_ON_CPU = ("boot", "environment", "compiling", "evaluation", "sync")
 SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
 SYNC_BYTES_PER_SECOND = 50e6
 
@@ -61,13 +59,7 @@ PRICES = tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 def price_of(name: str) -> Price | None:
     """Return the first list price of the first card that matches `name`, or None."""
-    card = card_of(name)
-    return next((row for row in PRICES if card and row.card == card.card), None)
-
-
-def card_of(name: str) -> Card | None:
-    """Return the first card that matches `name`, or None if no card matches."""
-    return next(iter(cards_named(name)), None)
+    return next((price for card in cards_named(name)[:1] for price in PRICES if price.card == card.card), None)
 
 
 def cards_named(name: str) -> list[Card]:
@@ -137,36 +129,38 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
         basis: source of the speed: "published", "estimated", "typed" (passed as an option) or "measured" (on this
             CPU).
     """
-    training = work.tokens / tokens_per_second / 60
+    training, rented = work.tokens / tokens_per_second / 60, basis != "measured"
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
-    entries: list[tuple[str, float, str]] = [
-        ("boot", BOOT, "assumed"),
-        ("environment", ENVIRONMENT, "assumed"),
-        ("compiling", COMPILING, "assumed"),
-        ("training steps", training, basis),
+    copied = work.kept * work.checkpoint_bytes + work.final_bytes  # by runpod/run_and_stop.sh
+    minutes = {
+        "boot": BOOT * rented,
+        "environment": ENVIRONMENT * rented,
+        "compiling": COMPILING * rented,
+        "training steps": training,
         # Three times as fast as training: a forward pass takes a third of the time of a training pass.
-        ("validation", work.eval_tokens / 3 / tokens_per_second / 60, basis),
-        ("HellaSwag", work.hellaswag_tokens / 3 / tokens_per_second / 60, basis),
-        ("samples", work.samples * SAMPLE_SECONDS / 60, "assumed"),
-        ("saving", saves * SAVE_SECONDS / 60, "assumed"),
-        ("evaluation", EVALUATION, "assumed"),
-        # runpod/run_and_stop.sh copies the run directory.
-        ("sync", (work.kept * work.checkpoint_bytes + work.final_bytes) / SYNC_BYTES_PER_SECOND / 60, "assumed"),
+        "validation": work.eval_tokens / 3 / tokens_per_second / 60,
+        "HellaSwag": work.hellaswag_tokens / 3 / tokens_per_second / 60,
+        "samples": work.samples * SAMPLE_SECONDS / 60,
+        "saving": saves * SAVE_SECONDS / 60,
+        "evaluation": EVALUATION * rented,
+        "sync": copied / SYNC_BYTES_PER_SECOND / 60 * rented,
+    }
+    bases = dict.fromkeys(("training steps", "validation", "HellaSwag"), basis)
+    return [
+        {"name": name, "minutes": time, "basis": bases.get(name, "assumed")} for name, time in minutes.items() if time
     ]
-    left_out = NOT_ON_CPU if basis == "measured" else ()
-    entries = [entry for entry in entries if entry[1] and entry[0] not in left_out]
-    return [{"name": name, "minutes": minutes, "basis": basis} for name, minutes, basis in entries]
 
 
 def ranking() -> list[dict[str, Any]]:
     """Return what GPT-2 124M on 10B tokens costs at each list price, cheapest first."""
-    offers = []
-    for price in PRICES:
-        if card := card_of(price.card):
-            # Training steps only, without start-up, validation, saving and evaluation.
-            hours = 10e9 / card.tokens_per_second / 3600
-            cost = {"usd": hours * price.usd_per_hour, "hours": hours, "speed": card.speed}
-            offers.append(price._asdict() | cost)
+    cards = {card.card: card for card in CARDS}
+    # Training steps only, without start-up, validation, saving and evaluation.
+    hours = {name: 10e9 / card.tokens_per_second / 3600 for name, card in cards.items()}
+    offers = [
+        price._asdict()
+        | {"usd": hours[price.card] * price.usd_per_hour, "hours": hours[price.card], "speed": cards[price.card].speed}
+        for price in PRICES
+    ]
     return sorted(offers, key=lambda offer: offer["usd"])
 
 
@@ -188,7 +182,7 @@ def plan_on(
         speed: tokens per second of all GPUs together, None for the speed in cards.yaml.
         measured: whether `speed` was measured on this CPU.
     """
-    card, price = card_of(name), price_of(name)
+    card, price = next(iter(cards_named(name)), None), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
     is_124m = work.model_type == "gpt2" and abs(ratio - 1) <= 0.02
     basis = "measured" if measured else "typed"
@@ -203,14 +197,9 @@ def plan_on(
     priced = "passed as an option" if usd_per_hour else str(price) if price else None
     entries = budget(work, speed, basis=basis) if speed else []
     minutes = sum(entry["minutes"] for entry in entries)
+    machine = {"card": card.card if card else name, "cards": cards, "memory_gb": card.memory_gb if card else None}
     return {
-        "machine": {
-            "card": card.card if card else name,
-            "cards": cards,
-            "memory_gb": card.memory_gb if card else None,
-            "tokens_per_second": speed,
-            "usd_per_hour": paid,
-        },
+        "machine": machine | {"tokens_per_second": speed, "usd_per_hour": paid},
         "speed": source,
         "price": priced,
         "work": dataclasses.asdict(work),
