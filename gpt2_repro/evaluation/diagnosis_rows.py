@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.evaluation.tasks import cut_passages, evenly, read_documents
+from gpt2_repro.evaluation.tasks import LOCAL_TASKS, cut_passages, evenly, read_documents
 from gpt2_repro.hardware import check_hub
 from gpt2_repro.tokenization import encode, is_same, start_id
 
@@ -29,11 +29,7 @@ PASSAGE_TOKENS = 100  # approximately, of a passage and its repeated last senten
 PARTS = ("text", "starts", "bare", "ends", "words")  # the kinds of rows; see rows_to_score
 # A full stop, closing quotes or brackets, and a space.
 SENTENCE_END = re.compile(r"[.?!…][\"'”’`)\]]*\s+")
-# Name in the tables, Hub id, configuration, split and column of the harness's tasks (lm-eval 0.4.13).
-TASKS = {
-    "lambada_openai": ("LAMBADA passages", "EleutherAI/lambada_openai", "default", "test", "text"),
-    "wikitext": ("wikitext", "EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test", "page"),
-}
+TASKS = {"lambada_openai": "LAMBADA passages", "wikitext": "wikitext"}  # the names in the tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +78,7 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
     """
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
-    name, path, configuration, split, column = TASKS[task]
+    data, column = LOCAL_TASKS[task], LOCAL_TASKS[task].columns[0]
     if source is not None:
         texts = read_documents(source, column)
     else:
@@ -90,17 +86,17 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
 
         check_hub()
         try:
-            texts = list(load_dataset(path, configuration, split=split)[column])
+            texts = list(load_dataset(data.dataset, data.configuration, split=data.split)[column])
         except (OSError, ValueError) as error:
-            raise UserError(f"Cannot load {task} from {path}: {in_a_line(error)}.") from None
+            raise UserError(f"Cannot load {task} from {data.dataset}: {in_a_line(error)}.") from None
     if task == "wikitext":
         texts = [wikitext_detokenizer({column: text}) for text in texts]
     documents = [np.array(ids, np.int64) for ids in encode(tokenizer, texts)]
     if task == "lambada_openai":  # excerpts do not start or end with a document
-        return Domain(name, documents, passages=texts)
+        return Domain(TASKS[task], documents, passages=texts)
     separator = tokenizer.eos_token_id
     ends = [np.append(ids, separator) for ids in documents] if separator is not None else []
-    return Domain(name, documents, documents, ends)
+    return Domain(TASKS[task], documents, documents, ends)
 
 
 def check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
