@@ -75,8 +75,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
-    if args.private and not args.push_to_hub:
-        raise UserError("--private needs --push_to_hub ORG/NAME.")
     args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")

@@ -44,7 +44,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     usage = "%(prog)s CHECKPOINT... [--key value ...]"
     parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
     models = "A run directory (final/ is scored), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
-    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=models)
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=models)
     defaults = "default: the value in the run's recipe; without a run, the value shown here"
     recipe = parser.add_argument_group(f"section `evaluation` of the recipe ({defaults})")
     for name, default in values_of(EvaluationArguments()).items():
@@ -63,8 +63,6 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     rows = "Rows per forward pass. Default: 32 on GPU, 4 on CPU."
     parser.add_argument("--batch_size", type=positive_count, metavar="N", help=rows)
     options = parser.parse(argv)
-    if not options.checkpoints:
-        raise UserError("No checkpoint was passed. Pass at least one, for example: bash evaluate.sh runs/gpt2_124m")
     if options.tasks is not None:
         options.tasks = [task for word in options.tasks for task in re.split("[, ]", word) if task]
     return options

@@ -23,14 +23,7 @@ from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name
-from gpt2_repro.evaluation.scores import (
-    COMPLETION,
-    Job,
-    Metric,
-    ScoredModel,
-    completion_scores,
-    read_scores,
-)
+from gpt2_repro.evaluation.scores import COMPLETION, Job, Metric, ScoredModel, completion_scores, read_scores
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS, task_index, write_task_files
 from gpt2_repro.files import from_json, read_object, to_json, write_whole
 from gpt2_repro.hardware import check_hub

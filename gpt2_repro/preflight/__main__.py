@@ -134,12 +134,13 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
     needs = [environment.Need("data", folder, work.missing_bytes)]
     needs.append(environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes))
     volume_bytes = int(options.volume_gb * 1e9) if options.volume_gb else None
-    data = Finding("!", "data", f"{folder} is not prepared yet")
-    if (folder / MANIFEST).is_file():
-        fitting = f"{folder} has the settings of the recipe"
-        data = _judge(
-            "data", lambda: PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path) and fitting
-        )
+
+    def fit() -> str:
+        data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        return f"{data.path} has the settings of the recipe"
+
+    is_prepared = (folder / MANIFEST).is_file()
+    data = _judge("data", fit) if is_prepared else Finding("!", "data", f"{folder} is not prepared yet")
     findings = [*_check_devices(recipe), *environment.check_limits(), data]
     findings += environment.check_room(needs, volume_bytes=volume_bytes)
     if options.dist:
@@ -201,22 +202,17 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
         short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
         # Pass the folder as an option, because then only the form of its rows must match the recipe.
         fixed = {"dataset_dir": data.dataset_dir, **silent, **short}
-
-        def fits(trial: memory.MemoryTrial) -> bool:
+        for trial in memory.trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing):
             tokens = 2 * trial.micro_batch * data.sequence_length * gpus  # two forward passes per step
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
             options = fixed | {"output_dir": run, "tokens_per_step": tokens}
             words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-            launcher = recommended_launcher().command(gpus)
-            return memory.fits_in_memory([*launcher, str(ROOT / "train.py"), str(path), *words], trial)
-
-        trials = memory.trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing)
-        try:
-            best = next(filter(fits, trials), None)
-        except UserError as error:
-            return Finding("✗", "memory", str(error))
-    if best:
-        return Finding("✓", "memory", f"fits: {' '.join(best.options)}")
+            command = [*recommended_launcher().command(gpus), str(ROOT / "train.py"), str(path), *words]
+            try:
+                if memory.fits_in_memory(command, trial):
+                    return Finding("✓", "memory", f"fits: {' '.join(trial.options)}")
+            except UserError as error:
+                return Finding("✗", "memory", str(error))
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU")
 
 

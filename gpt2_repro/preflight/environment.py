@@ -83,13 +83,13 @@ def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> lis
             applies to it.
         volume_bytes: size of the rented network volume that contains the data folder, or None for a local disk.
     """
-    places: dict[int, list[Need]] = {}
+    disks: dict[int, list[Need]] = {}
     for need in needs:
-        places.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
-    return [_check_place(needs, None if number else volume_bytes) for number, needs in enumerate(places.values())]
+        disks.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
+    return [_check_disk(needs, None if number else volume_bytes) for number, needs in enumerate(disks.values())]
 
 
-def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
+def _check_disk(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
     there = _existing(needs[0].folder)
     for need in needs:
         inside = need.folder.resolve()
@@ -119,9 +119,9 @@ def _existing(folder: Path) -> Path:
 
 def run_command(command: Sequence[str], seconds: float, **variables: str) -> tuple[int, str]:
     """Return a command's exit code (124 after `seconds`) and its output."""
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": os.environ | variables}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": os.environ | variables}
     try:
-        done = subprocess.run(command, text=True, errors="replace", timeout=seconds, **options)
+        done = subprocess.run(command, text=True, errors="replace", timeout=seconds, **pipes)
     except subprocess.TimeoutExpired:
         return 124, f"not finished after {seconds:.0f} s"
     return done.returncode, done.stdout
