@@ -34,38 +34,23 @@ TASKS = {"lambada_openai": "LAMBADA passages", "wikitext": "wikitext"}  # the na
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """Texts of one kind, such as wikitext or the validation split, as token ids.
-
-    Args:
-        documents: the ids to score, one array per document. A packed row counts as one document.
-        starts: the first ids of some documents, without the separator, to score the beginning of documents. One array
-            per document.
-        ends: the last ids of some documents, with the separator, to score the separator. One array per document.
-        passages: texts whose last word the model predicts, as in LAMBADA.
-    """
+    """Texts of one kind, such as wikitext or the validation split, as one array of token ids per document."""
 
     name: str
-    documents: Sequence[Ids]
-    starts: Sequence[Ids] = ()
-    ends: Sequence[Ids] = ()
-    passages: Sequence[str] = ()
+    documents: Sequence[Ids]  # to score. A packed row counts as one document
+    starts: Sequence[Ids] = ()  # the first ids of some documents, without the separator
+    ends: Sequence[Ids] = ()  # the last ids of some documents, with the separator
+    passages: Sequence[str] = ()  # texts whose last word the model predicts, as in LAMBADA
 
 
 class Row(NamedTuple):
-    """A row of token ids to score. Only the losses of the last `targets` ids are used.
-
-    Args:
-        domain: the index of the domain (the kind of text).
-        document: an index. Rows with the same index are from the same document, so they are not statistically
-            independent.
-        part: the kind of the row, one of PARTS (see `rows_to_score`).
-    """
+    """A row of token ids to score. Only the losses of the last `targets` ids are used."""
 
     ids: Ids
     targets: int
-    domain: int
-    document: int = 0
-    part: str = "text"
+    domain: int  # index of the domain (the kind of text)
+    document: int = 0  # index. Rows from the same document are not statistically independent
+    part: str = "text"  # one of PARTS (see `rows_to_score`)
 
 
 def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:

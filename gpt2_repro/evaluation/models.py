@@ -22,19 +22,12 @@ PADDING = 1024  # a model may have up to this many ids more than its tokenizer, 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model to score.
+    """A model to score."""
 
-    Args:
-        column: the size, the revision and other properties for the comparison table.
-        load: returns the model in fp32 on the CPU, and its tokenizer.
-        positions: the maximum input length in tokens.
-        window: the length of the model's training sequences in tokens.
-    """
-
-    column: ComparedModel
-    load: Callable[[], tuple[Any, Any]]
-    positions: int
-    window: int
+    column: ComparedModel  # its properties for the comparison table
+    load: Callable[[], tuple[Any, Any]]  # returns the model in fp32 on the CPU, and its tokenizer
+    positions: int  # maximum input length in tokens
+    window: int  # length of the training sequences in tokens
 
 
 def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | None = None) -> LoadedModel:
@@ -71,12 +64,9 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
-    """Return the window of a comparison: `requested`, or less if not `explicit`.
+    """Return the window (maximum input length) of a comparison in tokens.
 
-    Args:
-        requested: the window (the maximum input length) in tokens.
-        explicit: whether the user passed `requested`. If not, the result is at most the shortest
-            training sequence length of the models.
+    If `requested` is not explicit, the result is at most the shortest training sequence length of the models.
 
     Raises UserError if `requested` is explicit and a model does not accept inputs of this length.
     """

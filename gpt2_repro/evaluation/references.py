@@ -21,19 +21,13 @@ ANCHORS: dict[int, list[float]] = _TABLES["anchors"]
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A GPT-2 model of OpenAI and its published scores.
-
-    Args:
-        hellaswag: HellaSwag accuracy.
-        gpt3_hellaswag: HellaSwag accuracy of the GPT-3 model with the same size.
-        losses: nats per token on llm.c's validation shards of "fineweb" and "fineweb-edu".
-    """
+    """A GPT-2 model of OpenAI and its published scores."""
 
     name: str
     parameters: int
-    hellaswag: float
-    gpt3_hellaswag: float
-    losses: Mapping[str, float]
+    hellaswag: float  # accuracy
+    gpt3_hellaswag: float  # accuracy of the GPT-3 model with the same size
+    losses: Mapping[str, float]  # nats per token on llm.c's validation shards of "fineweb" and "fineweb-edu"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,19 +34,13 @@ class Price(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A type of GPU and its training speed with GPT-2 124M.
+    """A type of GPU and its training speed with GPT-2 124M."""
 
-    Args:
-        card: name of the GPU in cards.yaml and in printed tables, such as `A100 SXM 80 GB`.
-        name: words that identify the GPU in the name that the driver reports.
-        speed: where `tokens_per_second` was published, or how `tokens_per_second` was estimated.
-    """
-
-    card: str
-    name: str
+    card: str  # such as `A100 SXM 80 GB`
+    name: str  # words that identify the GPU in the name that the driver reports
     memory_gb: int
     tokens_per_second: float
-    speed: str
+    speed: str  # where the speed was published, or how it was estimated
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
@@ -82,52 +76,32 @@ def _words(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The computation, storage and memory that a run needs.
-
-    Args:
-        flops: FLOPs of all training tokens.
-        parameters: number of parameters, including those for the padding of the vocabulary.
-        vocab_size: size of the vocabulary, including padding.
-        eval_tokens: tokens of all validations.
-        hellaswag_tokens: tokens of all HellaSwag evaluations.
-        saves: number of checkpoints that are saved because of `save_steps`.
-        kept: number of checkpoints in the run directory when the run has ended.
-        save_minutes: longest time between two checkpoints, 0 for no limit.
-        run_bytes: peak disk space of the run directory.
-        missing_bytes: peak disk space of the data preparation, 0 if the data is prepared.
-        is_fast: whether the training is compiled and in bf16, without activation checkpointing, as for the speeds in
-            cards.yaml.
-    """
+    """The computation, storage and memory that a run needs."""
 
     tokens: int
     steps: int
-    flops: float
-    parameters: int
-    vocab_size: int
-    eval_tokens: int
-    hellaswag_tokens: int
+    flops: float  # of all training tokens
+    parameters: int  # with those for the padding of the vocabulary
+    vocab_size: int  # with padding
+    eval_tokens: int  # of all validations
+    hellaswag_tokens: int  # of all HellaSwag evaluations
     samples: int
-    saves: int
-    kept: int
-    save_minutes: float
+    saves: int  # checkpoints that are saved because of `save_steps`
+    kept: int  # checkpoints in the run directory when the run has ended
+    save_minutes: float  # longest time between two checkpoints, 0 for no limit
     checkpoint_bytes: int
     final_bytes: int
     run_bytes: int  # the kept checkpoints, the rolling one, the best, one being written, and the final model
     data_bytes: float
-    missing_bytes: float
+    missing_bytes: float  # peak of the data preparation, 0 if the data is prepared
     model_type: str
-    is_fast: bool
+    is_fast: bool  # compiled, in bf16 and without activation checkpointing, as for the speeds in cards.yaml
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
-    """Return how many minutes each activity on a rented machine takes.
+    """Return name, minutes and basis of each activity on a rented machine, or on this CPU if `basis` is "measured".
 
-    Each item has the keys `name`, `minutes` and `basis`.
-
-    Args:
-        tokens_per_second: training speed of all GPUs together.
-        basis: source of the speed: "published", "estimated", "typed" (passed as an option) or "measured" (on this
-            CPU).
+    The other bases of the speed, of all GPUs together, are "published", "estimated" and "typed" (passed as an option).
     """
     training, rented = work.tokens / tokens_per_second / 60, basis != "measured"
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
