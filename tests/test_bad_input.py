@@ -39,7 +39,6 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ("options", "named"),
     [
         ("--optm muon", "--optim"),
-        ("--model_type bloom", "llama"),
         ("--dropout 1.5", "--dropout"),
         ("--n_head 3", "--n_embd"),
         ("--config_overrides n_iner=3", "n_inner"),

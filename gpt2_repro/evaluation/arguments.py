@@ -11,7 +11,6 @@ from transformers.hf_argparser import HfArg
 
 from gpt2_repro.cli import CommandParser, positive_count
 from gpt2_repro.config import Recipe, parse_recipe, values_of
-from gpt2_repro.errors import UserError
 from gpt2_repro.run_record.layout import RECIPE
 
 
@@ -54,9 +53,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")
-    parser.add_argument(
-        "--limit", type=positive_count, metavar="N", help="Score only N documents per task, as a test."
-    )
+    parser.add_argument("--limit", type=positive_count, metavar="N", help="Smoke test of N documents per task.")
     results = "Folder for the results. Default: RUN/evaluation if it can be written, otherwise evaluations/MODEL."
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help=results)
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
@@ -74,9 +71,7 @@ def arguments_of_run(run: Path | None) -> EvaluationArguments:
 
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
-    """Return the recipe section `evaluation:`, with values replaced by passed options."""
+    """Return the recipe section `evaluation:`, with values replaced by passed options, and each task once."""
     passed = {name: value for name in values_of(section) if (value := getattr(options, name)) is not None}
     arguments = dataclasses.replace(section, **passed)
-    if not arguments.tasks or arguments.max_length < 1:
-        raise UserError("Pass at least one task to --tasks, and a window of at least 1 token to --max_length.")
     return dataclasses.replace(arguments, tasks=list(dict.fromkeys(arguments.tasks)))

@@ -189,11 +189,9 @@ class Comparison(EvaluationSettings):
             tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"
             cells = [Cell(model.name), Cell(tokens, "number")]
             for row in self.rows:
-                score, difference = (
-                    row.show(row.values.get(model.name, NO_SCORE)),
-                    row.difference.get(model.name, NO_DIFFERENCE),
-                )
+                difference = row.difference.get(model.name, NO_DIFFERENCE)
                 verdict = f" ({difference.verdict})" if difference.verdict else ""
+                score = row.show(row.values.get(model.name, NO_SCORE))
                 cells.append(Cell(score + verdict, difference.kind or "number"))
             rows.append(cells)
         return Table(["model", "tokens trained", *(f"{row.task} {row.heading}" for row in self.rows)], rows)

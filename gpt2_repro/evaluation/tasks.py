@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gpt2_repro.errors import UserError, did_you_mean, nearest
+from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.evaluation.scores import COMPLETION
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.run_record import RunRecord
@@ -107,8 +107,7 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
             fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
             raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
         if task not in LOCAL_TASKS and task not in (names := _stock_tasks().all_tasks):
-            near = nearest(task, [*LOCAL_TASKS, *names])
-            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [near] if near else LOCAL_TASKS)}")
+            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *names])}")
 
 
 def task_index(task_folder: Path, task: str) -> Any:

@@ -86,10 +86,7 @@ class Run:
             "validation": (self.validation, f"No validation loss has been logged yet ({METRICS})."),
             "samples": (self.samples, f"No samples have been written yet ({SAMPLES})."),
             "evaluation": (self.comparison, f"Not evaluated yet. Run: bash evaluate.sh {self.path}"),
-            "limit": (
-                not limit,
-                f"Only the first {limit} examples of each task were scored. These are no benchmark scores.",
-            ),
+            "limit": (not limit, f"Only {limit} examples of each task were scored. These are not benchmark scores."),
             "recipe": (self.recipe_text, f"The file {RECIPE} is missing."),
             "environment": (self.environment_text, f"The file {ENVIRONMENT} is missing."),
             "lines": (not self.broken_lines, f"Damaged lines in {METRICS}: {self.broken_lines}."),
