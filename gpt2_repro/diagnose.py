@@ -5,7 +5,6 @@ python -m gpt2_repro.diagnose runs/a --baseline runs/b --local_data tasks/   com
 python -m gpt2_repro.diagnose somebody/gpt2-small --dataset_dir data/fineweb-10bt
 """
 
-import dataclasses
 import logging
 from argparse import Namespace
 from pathlib import Path
@@ -55,8 +54,7 @@ def main(argv: list[str]) -> None:
     rows = diagnosis_rows.rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     output_dir = options.output_dir or output.default_output_dir(checkpoint) / "diagnosis"
     output.check_output(output_dir)
-    losses = [diagnosis_rows.score_rows(one.load()[0], rows, device=device, name=one.name) for one in models]
-    tables = loss_tables(rows, losses, names=[domain.name for domain in domains], window=window, counts=counts)
+    losses = [diagnosis_rows.score_rows(one.load()[0], rows, device=device, name=one.column.name) for one in models]
     diagnosis = {
         "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
         "window": window,
@@ -64,7 +62,7 @@ def main(argv: list[str]) -> None:
         "dtype": "float32",
         "device": device,
         "frequencies_of": "these texts" if counts is None else "the training text",
-        **{name: list(map(dataclasses.asdict, buckets)) for name, buckets in tables.items()},
+        **loss_tables(rows, losses, names=[domain.name for domain in domains], window=window, counts=counts),
         **output.run_metadata("python -m gpt2_repro.diagnose", argv),
     }
     table = output.diagnosis_markdown(diagnosis)
@@ -75,13 +73,13 @@ def main(argv: list[str]) -> None:
 def _parse(argv: list[str]) -> Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.diagnose", description=__doc__)
     data = "Prepared folder with validation text. (default for a run: the run's data)"
-    folder = "RUN/evaluation/diagnosis for a run that can be written, otherwise evaluations/MODEL/diagnosis"
+    folder = "Folder for the results. (default: diagnosis/ in the folder that evaluate.sh would use)"
     parser.add_argument("run", metavar="RUN", help="Run directory (final/ is used), checkpoint-N/, final/ or Hub id.")
     parser.add_argument("--baseline", help="Model with RUN's tokenizer. (default: the recipe's, or GPT-2 124M)")
     parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help=data)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
     parser.add_argument("--max_length", type=int, help="Context in tokens. (default: 1024, or a model's positions)")
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help=f"Folder for the results. (default: {folder})")
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help=folder)
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
     tokens = "Number of tokens to score in each text. (default: %(default)s)"
     parser.add_argument("--tokens", type=TokenCount, default=262_144, help=tokens)
@@ -92,10 +90,7 @@ def _parse(argv: list[str]) -> Namespace:
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
-    """Return the texts to score, and the count of each token id in the training rows.
-
-    The counts are None if `folder` (the prepared data) is None.
-    """
+    """Return the texts to score, and the count of each token id in the training rows of `folder`, the prepared data."""
     domains, counts = diagnosis_rows.read_prepared(folder, tokenizer, options.tokens) if folder else ([], None)
     if not folder:
         logger.warning("No prepared folder found. Pass --dataset_dir DIR to also score validation text.")

@@ -19,7 +19,7 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.comparison import Comparison
 from gpt2_repro.evaluation.model_card import model_card
 from gpt2_repro.evaluation.models import fingerprint
-from gpt2_repro.files import readable
+from gpt2_repro.files import from_json, read_object, readable
 from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record.layout import COMPARISON
@@ -37,10 +37,10 @@ def main(argv: list[str]) -> None:
 
     model = load_model(checkpoint.source)
     written = model if args.dtype == "float32" else copy.deepcopy(model).bfloat16()
-    beside = args.out and args.out.parent  # on the same disk, so that the rename is atomic
-    if beside:
-        beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="export-", dir=beside) as scratch:
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    # On the same disk, so that the rename is atomic.
+    with tempfile.TemporaryDirectory(prefix="export-", dir=args.out and args.out.parent) as scratch:
         staged = Path(scratch) / "staged"
         if args.format == "llmc":
             from gpt2_repro.model.llmc import read_llmc, write_llmc
@@ -57,10 +57,10 @@ def main(argv: list[str]) -> None:
                 card = model_card(args.push_to_hub or args.out.name, checkpoint.record, *results)
                 (staged / "README.md").write_text(card, encoding="utf-8")
             require_same(written, load_model(str(staged)))
-        if args.out is not None:
+        if args.out:
             shutil.move(staged, args.out)
             print(f"Exported: {args.out} (verified by reading it back)")
-        if args.push_to_hub is not None:
+        if args.push_to_hub:
             push(args.out or staged, args.push_to_hub, private=args.private)
 
 
@@ -70,15 +70,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder (or llm.c file) to create.")
     formats = "Format of the export. (default: llmc if OUT ends in .bin, otherwise hf)"
     parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
-    dtypes = ("float32", "bfloat16")
-    parser.add_argument(
-        "--dtype", choices=dtypes, default="float32", help="Data type of the exported weights. (default: %(default)s)"
-    )
+    dtypes = "Data type of the exported weights. (default: %(default)s)"
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtypes)
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
-    if args.private and not args.push_to_hub:
-        raise UserError("--private needs --push_to_hub ORG/NAME.")
     args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
@@ -93,10 +89,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
     """Return the comparison of a run and the name of the model with this fingerprint."""
-    try:
-        comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None, None
+    path = Path(checkpoint.source).parent / COMPARISON
+    comparison = from_json(Comparison, read_object(path), default=Comparison(rows=[]))
     return next(((comparison, model.name) for model in comparison.models if model.revision == revision), (None, None))
 
 

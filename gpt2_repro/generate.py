@@ -32,27 +32,19 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to generate. (default: %(default)s)")
     parser.add_argument("--num_samples", type=int, default=1, help="Number of samples. (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy decoding. (default: %(default)s)")
-    parser.add_argument(
-        "--top_k", type=int, default=50, help="Sample from the top k tokens. 0: all. (default: %(default)s)"
-    )
+    top_k = "Sample from the top k tokens. 0: all. (default: %(default)s)"
+    parser.add_argument("--top_k", type=int, default=50, help=top_k)
     top_p = "Sample from the most likely tokens with this total probability. (default: %(default)s)"
     parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
     parser.add_argument("--seed", type=int, default=42, help="Random seed. (default: %(default)s)")
     args = parser.parse(argv)
-    ranges: dict[str, tuple[float, float | None]] = {
-        "max_new_tokens": (1, None),
-        "num_samples": (1, MOST_SAMPLES),
-        "top_k": (0, None),
-    }
-    ranges |= {"temperature": (0, 1000), "top_p": (1e-9, 1), "seed": (0, 2**63 - 1)}
+    ranges: dict[str, tuple[float, float]] = {"max_new_tokens": (1, 10**9), "num_samples": (1, MOST_SAMPLES)}
+    ranges |= {"top_k": (0, 10**9), "temperature": (0, 1000), "top_p": (1e-9, 1), "seed": (0, 2**63 - 1)}
     for name, (least, most) in ranges.items():
-        value = getattr(args, name)
-        if not (least <= value and (most is None or value <= most)):
-            raise UserError(f"--{name} {value} must be at least {least}{f' and at most {most}' if most else ''}.")
+        if not least <= (value := getattr(args, name)) <= most:
+            raise UserError(f"--{name} {value} must be at least {least} and at most {most}.")
     if 0 < args.temperature < 0.001:  # probabilities would overflow
         raise UserError(f"--temperature {args.temperature} must be 0 or at least 0.001.")
-    if args.temperature == 0 and args.num_samples > 1:
-        raise UserError("--temperature 0 makes all samples equal. Pass --num_samples 1, or a higher --temperature.")
     if args.words and args.prompt:
         raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
     args.prompt = args.prompt or " ".join(args.words)
@@ -98,15 +90,14 @@ def main(argv: list[str]) -> None:
         logger.warning("The prompt has %d tokens. Only the last %d are used.", len(start), kept)
         start = start[-kept:]
     ids = torch.tensor([start] * args.num_samples, device=model.device)
-    lengths = {"max_new_tokens": min(args.max_new_tokens, window - len(start)), "pad_token_id": tokenizer.eos_token_id}
-    if lengths["max_new_tokens"] < args.max_new_tokens:
+    options = {"max_new_tokens": min(args.max_new_tokens, window - len(start)), "pad_token_id": tokenizer.eos_token_id}
+    if options["max_new_tokens"] < args.max_new_tokens:
         text = "The model's window has %d tokens, including the prompt. At most %d tokens are generated."
-        logger.warning(text, window, lengths["max_new_tokens"])
-    sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")} | {"do_sample": True}
+        logger.warning(text, window, options["max_new_tokens"])
+    if args.temperature:
+        options |= {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
     torch.manual_seed(args.seed)
-    written = model.generate(
-        ids, attention_mask=torch.ones_like(ids), **lengths, **(sampling if args.temperature else {})
-    )
+    written = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
     for number, sample in enumerate(written, 1):
         if args.num_samples > 1:
             print(f"--- {number}")

@@ -18,15 +18,14 @@ from gpt2_repro import cli
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
-from gpt2_repro.evaluation.comparison import ComparedModel
-from gpt2_repro.evaluation.harness import check_offline_data, choose_device, score_models
+from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
+from gpt2_repro.evaluation.harness import choose_device, fetch_data, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
 from gpt2_repro.evaluation.references import SCORES
-from gpt2_repro.evaluation.scores import EvaluationSettings, compare, published_baseline
+from gpt2_repro.evaluation.scores import compare, published_baseline
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, own_documents, with_completion
-from gpt2_repro.hardware import check_hub
 from gpt2_repro.launchers import forget_variables
-from gpt2_repro.run_record.checkpoint import all_checkpoints, resolve_checkpoint
+from gpt2_repro.run_record.checkpoint import Checkpoint, all_checkpoints, resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
 
 
@@ -40,25 +39,26 @@ def main(argv: list[str]) -> None:
     """Score checkpoints and the baseline, and write the table (called by evaluate.sh)."""
     forget_variables()
     options = parse_options(argv, description=__doc__)
-    names, every = options.checkpoints, options.all_checkpoints
-    lists = [all_checkpoints(name) if every else [resolve_checkpoint(name, unfinished=True)] for name in names]
-    checkpoints = list({checkpoint.name: checkpoint for found in lists for checkpoint in found}.values())
-    run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
+    checkpoints: dict[str, Checkpoint] = {}
+    for name in options.checkpoints:
+        every = all_checkpoints(name) if options.all_checkpoints else [resolve_checkpoint(name, unfinished=True)]
+        checkpoints |= {checkpoint.name: checkpoint for checkpoint in every}
+    first = next(iter(checkpoints.values()))
+    run = next((checkpoint.run for checkpoint in checkpoints.values() if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
     tasks = with_completion(arguments.tasks)
     folder = options.local_data or own_documents(run, tasks)
     local = find_local_files(folder, tasks) if folder else {}
     check_tasks(tasks, local)
     if from_hub := [task for task in tasks if task not in local]:
-        check_hub()
-        check_offline_data(from_hub)
+        fetch_data(from_hub)
     device = choose_device(options.device)
-    models = [open_model(checkpoint) for checkpoint in checkpoints]
-    baseline = _open_baseline(arguments.baseline, models)
+    models = [open_model(checkpoint) for checkpoint in checkpoints.values()]
+    baseline = _open_baseline(arguments.baseline, first, models)
     window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
-    batch_size = options.batch_size or (4 if device == "cpu" else 32)
-    settings = EvaluationSettings(window, batch_size, SEED, device, options.limit)
-    output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=options.limit is not None)
+    sizes = {"max_length": window, "batch_size": options.batch_size or (4 if device == "cpu" else 32)}
+    settings = EvaluationSettings(**sizes, seed=SEED, device=device, limit=options.limit)
+    output_dir = options.output_dir or output.default_output_dir(first, smoke_test=options.limit is not None)
     output.check_output(output_dir)
 
     scored = score_models(models, tasks, local, settings, output_dir / "lm_eval", cached=not options.no_cache)
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
         logger.error(line)
 
 
-def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None:
+def _open_baseline(name: str, first: Checkpoint, models: list[LoadedModel]) -> ComparedModel | None:
     """Return the baseline's properties for the comparison table.
 
     Add the baseline to `models` if `models` does not contain it. Return None if `name` is "none", or if only
@@ -82,13 +82,12 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
     if name == "none":
         return None
     if name == UNTRAINED:
-        first = models[0].checkpoint
         checkpoint = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record=TrainingRecord())
         models.append(open_model(checkpoint, lambda: _load_untrained(first.source)))
         logger.info("The baseline is an untrained copy of %s, with random weights.", first.name)
         return models[-1].column
     checkpoint = resolve_checkpoint(name)
-    if same := [model.column for model in models if model.name == checkpoint.name]:
+    if same := [model.column for model in models if model.column.name == checkpoint.name]:
         if len(models) == 1:
             logger.warning("The baseline is the scored model itself, so the table has no differences.")
         return same[0]

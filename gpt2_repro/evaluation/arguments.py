@@ -10,8 +10,7 @@ from typing import ClassVar
 from transformers.hf_argparser import HfArg
 
 from gpt2_repro.cli import CommandParser, positive_count
-from gpt2_repro.config import Recipe, parse_recipe
-from gpt2_repro.errors import UserError
+from gpt2_repro.config import Recipe, parse_recipe, values_of
 from gpt2_repro.run_record.layout import RECIPE
 
 
@@ -44,28 +43,23 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     usage = "%(prog)s CHECKPOINT... [--key value ...]"
     parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
     models = "A run directory (final/ is scored), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
-    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=models)
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=models)
     defaults = "default: the value in the run's recipe; without a run, the value shown here"
     recipe = parser.add_argument_group(f"section `evaluation` of the recipe ({defaults})")
-    for field in dataclasses.fields(EvaluationArguments):
-        default = getattr(EvaluationArguments(), field.name)
+    for name, default in values_of(EvaluationArguments()).items():
         shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
-        kind = positive_count if isinstance(default, int) else str
-        text = f"{field.metadata['help']} (default: {shown})"
-        recipe.add_argument(f"--{field.name}", type=kind, nargs=nargs, help=text)
+        text = f"{EvaluationArguments.__dataclass_fields__[name].metadata['help']} (default: {shown})"
+        recipe.add_argument(f"--{name}", type=positive_count if name == "max_length" else str, nargs=nargs, help=text)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")
-    limit = "Smoke test: score only N documents per task."
-    parser.add_argument("--limit", type=positive_count, metavar="N", help=limit)
+    parser.add_argument("--limit", type=positive_count, metavar="N", help="Smoke test of N documents per task.")
     results = "Folder for the results. Default: RUN/evaluation if it can be written, otherwise evaluations/MODEL."
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help=results)
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
     rows = "Rows per forward pass. Default: 32 on GPU, 4 on CPU."
     parser.add_argument("--batch_size", type=positive_count, metavar="N", help=rows)
     options = parser.parse(argv)
-    if not options.checkpoints:
-        raise UserError("No checkpoint was passed. Pass at least one, for example: bash evaluate.sh runs/gpt2_124m")
     if options.tasks is not None:
         options.tasks = [task for word in options.tasks for task in re.split("[, ]", word) if task]
     return options
@@ -77,10 +71,7 @@ def arguments_of_run(run: Path | None) -> EvaluationArguments:
 
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
-    """Return the recipe section `evaluation:`, with values replaced by passed options."""
-    names = [field.name for field in dataclasses.fields(EvaluationArguments)]
-    passed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    """Return the recipe section `evaluation:`, with values replaced by passed options, and each task once."""
+    passed = {name: value for name in values_of(section) if (value := getattr(options, name)) is not None}
     arguments = dataclasses.replace(section, **passed)
-    if not arguments.tasks or arguments.max_length < 1:
-        raise UserError("Pass at least one task to --tasks, and a window of at least 1 token to --max_length.")
     return dataclasses.replace(arguments, tasks=list(dict.fromkeys(arguments.tasks)))

@@ -46,7 +46,7 @@ class Score:
 class Difference:
     """The difference in a metric: a model's value minus the baseline's value."""
 
-    value: float
+    value: float | None
     stderr: float | None = None  # paired; None if the models were not scored on the same documents
     low: float | None = None  # lower end of the 95 % confidence interval
     high: float | None = None  # upper end of the interval
@@ -57,6 +57,9 @@ class Difference:
     def kind(self) -> str:
         """The kind of the table cell: better, worse or even, or "" if `verdict` is None."""
         return self.verdict if self.verdict in ("better", "worse") else "even" if self.verdict else ""
+
+
+NO_SCORE, NO_DIFFERENCE = Score(None), Difference(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,46 +99,50 @@ class ComparisonRow:
         """The metric's name, followed by ↑ if higher is better, or ↓ if lower is better."""
         return self.metric + ARROWS[self.higher_is_better]
 
-    def score(self, model: str) -> str:
-        """Return a model's value ± standard error as text, or "-" if it has no value."""
-        score = self.values.get(model, Score(None))
-        return "-" if score.value is None else self._with_stderr(score.value, score.stderr)
+    def show(self, number: Score | Difference, *, sign: str = "") -> str:
+        """Return a number ± its standard error as text, or "-" without a value."""
+        if number.value is None:
+            return "-"
+        scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
+        decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
+        error = "" if number.stderr is None else f" ± {number.stderr:,.{decimals}f}"
+        return (f"{number.value:{sign},.{decimals}f}" + error).replace("-", "−")
 
     def change(self, model: str) -> Cell:
         """Return the difference between a model and the baseline, with the verdict."""
-        if (difference := self.difference.get(model)) is None:
-            return Cell("-")
-        shown = self._with_stderr(difference.value, difference.stderr, sign="+")
-        return Cell(f"{shown} {difference.verdict or ''}".rstrip(), difference.kind)
-
-    def _with_stderr(self, value: float, stderr: float | None, *, sign: str = "") -> str:
-        """Return `value` as text, followed by ± and `stderr` unless `stderr` is None."""
-        scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
-        decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
-        error = "" if stderr is None else f" ± {stderr:,.{decimals}f}"
-        return (f"{value:{sign},.{decimals}f}" + error).replace("-", "−")
+        difference = self.difference.get(model, NO_DIFFERENCE)
+        return Cell(f"{self.show(difference, sign='+')} {difference.verdict or ''}".rstrip(), difference.kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The content of comparison.json: models, settings and one row per metric.
+class EvaluationSettings:
+    """The settings of an evaluation, the same for all models of a comparison.
 
     Args:
-        tasks: names of the tasks in the rows, including subtasks and groups of tasks.
-        limit: the number of documents per task in a smoke test, or None if all documents were scored. A smoke test
-            does not decide which model is better.
+        max_length: window in tokens. Longer inputs are truncated on the left.
+        limit: the number of documents per task in a smoke test, or None to score all documents. A smoke test does not
+            decide which model is better.
     """
 
     max_length: int = 0
     batch_size: int = 0
     seed: int = 0
     device: str = ""
+    limit: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison(EvaluationSettings):
+    """The content of comparison.json: models, settings and one row per metric.
+
+    `tasks` has the names of the tasks in the rows, including subtasks and groups of tasks.
+    """
+
     date: str = ""
     command: str = ""
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     tasks: list[str] = dataclasses.field(default_factory=list)
     task_details: dict[str, TaskDetails] = dataclasses.field(default_factory=dict)
-    limit: int | None = None
     dtype: str = "float32"
     baseline: str | None = None
     models: list[ComparedModel] = dataclasses.field(default_factory=list)
@@ -170,8 +177,9 @@ class Comparison:
         headers += [f"{names[name]} − {self.baseline}" if len(compared) > 1 else "difference" for name in compared]
         rows = []
         for row in self.rows:
-            scores = [Cell(row.score(name), "number") for name in names]
-            rows.append([Cell(row.task), Cell(row.heading), *scores, *map(row.change, compared)])
+            cells = [Cell(row.task), Cell(row.heading)]
+            cells += [Cell(row.show(row.values.get(name, NO_SCORE)), "number") for name in names]
+            rows.append([*cells, *map(row.change, compared)])
         return Table(headers, rows)
 
     def _trend(self) -> Table:
@@ -181,9 +189,10 @@ class Comparison:
             tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"
             cells = [Cell(model.name), Cell(tokens, "number")]
             for row in self.rows:
-                difference = row.difference.get(model.name)
-                verdict = f" ({difference.verdict})" if difference and difference.verdict else ""
-                cells.append(Cell(row.score(model.name) + verdict, (difference and difference.kind) or "number"))
+                difference = row.difference.get(model.name, NO_DIFFERENCE)
+                verdict = f" ({difference.verdict})" if difference.verdict else ""
+                score = row.show(row.values.get(model.name, NO_SCORE))
+                cells.append(Cell(score + verdict, difference.kind or "number"))
             rows.append(cells)
         return Table(["model", "tokens trained", *(f"{row.task} {row.heading}" for row in self.rows)], rows)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.evaluation.tasks import cut_passages, evenly, read_documents
+from gpt2_repro.evaluation.tasks import LOCAL_TASKS, cut_passages, evenly, read_documents
 from gpt2_repro.hardware import check_hub
 from gpt2_repro.tokenization import encode, is_same, start_id
 
@@ -29,47 +29,28 @@ PASSAGE_TOKENS = 100  # approximately, of a passage and its repeated last senten
 PARTS = ("text", "starts", "bare", "ends", "words")  # the kinds of rows; see rows_to_score
 # A full stop, closing quotes or brackets, and a space.
 SENTENCE_END = re.compile(r"[.?!…][\"'”’`)\]]*\s+")
-# Name in the tables, Hub id, configuration, split and column of the harness's tasks (lm-eval 0.4.13).
-TASKS = {
-    "lambada_openai": ("LAMBADA passages", "EleutherAI/lambada_openai", "default", "test", "text"),
-    "wikitext": ("wikitext", "EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test", "page"),
-}
+TASKS = {"lambada_openai": "LAMBADA passages", "wikitext": "wikitext"}  # the names in the tables
 
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """Texts of one kind, such as wikitext or the validation split, as token ids.
-
-    Args:
-        documents: the ids to score, one array per document. A packed row counts as one document.
-        starts: the first ids of some documents, without the separator, to score the beginning of documents. One array
-            per document.
-        ends: the last ids of some documents, with the separator, to score the separator. One array per document.
-        passages: texts whose last word the model predicts, as in LAMBADA.
-    """
+    """Texts of one kind, such as wikitext or the validation split, as one array of token ids per document."""
 
     name: str
-    documents: Sequence[Ids]
-    starts: Sequence[Ids] = ()
-    ends: Sequence[Ids] = ()
-    passages: Sequence[str] = ()
+    documents: Sequence[Ids]  # to score. A packed row counts as one document
+    starts: Sequence[Ids] = ()  # the first ids of some documents, without the separator
+    ends: Sequence[Ids] = ()  # the last ids of some documents, with the separator
+    passages: Sequence[str] = ()  # texts whose last word the model predicts, as in LAMBADA
 
 
 class Row(NamedTuple):
-    """A row of token ids to score. Only the losses of the last `targets` ids are used.
-
-    Args:
-        domain: the index of the domain (the kind of text).
-        document: an index. Rows with the same index are from the same document, so they are not statistically
-            independent.
-        part: the kind of the row, one of PARTS (see `rows_to_score`).
-    """
+    """A row of token ids to score. Only the losses of the last `targets` ids are used."""
 
     ids: Ids
     targets: int
-    domain: int
-    document: int = 0
-    part: str = "text"
+    domain: int  # index of the domain (the kind of text)
+    document: int = 0  # index. Rows from the same document are not statistically independent
+    part: str = "text"  # one of PARTS (see `rows_to_score`)
 
 
 def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
@@ -82,7 +63,7 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
     """
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
-    name, path, configuration, split, column = TASKS[task]
+    data, column = LOCAL_TASKS[task], LOCAL_TASKS[task].columns[0]
     if source is not None:
         texts = read_documents(source, column)
     else:
@@ -90,17 +71,17 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
 
         check_hub()
         try:
-            texts = list(load_dataset(path, configuration, split=split)[column])
+            texts = list(load_dataset(data.dataset, data.configuration, split=data.split)[column])
         except (OSError, ValueError) as error:
-            raise UserError(f"Cannot load {task} from {path}: {in_a_line(error)}.") from None
+            raise UserError(f"Cannot load {task} from {data.dataset}: {in_a_line(error)}.") from None
     if task == "wikitext":
         texts = [wikitext_detokenizer({column: text}) for text in texts]
     documents = [np.array(ids, np.int64) for ids in encode(tokenizer, texts)]
     if task == "lambada_openai":  # excerpts do not start or end with a document
-        return Domain(name, documents, passages=texts)
+        return Domain(TASKS[task], documents, passages=texts)
     separator = tokenizer.eos_token_id
     ends = [np.append(ids, separator) for ids in documents] if separator is not None else []
-    return Domain(name, documents, documents, ends)
+    return Domain(TASKS[task], documents, documents, ends)
 
 
 def check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
@@ -122,12 +103,9 @@ def read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domai
         count = -(-len(rows) * tokens // max(1, int((rows.lengths() - 1).sum())))
         return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 
-    domains = [
-        domain_of_rows(f"validation {name or 'text'}", spread(rows, tokens), tokenizer, separator=separator)
-        for name, rows in data.validation().items()
-    ]
-    ids = np.concatenate(spread(data.rows("train"), COUNTED_TOKENS))
-    return domains, np.bincount(ids, minlength=len(tokenizer))
+    chosen = {f"validation {name or 'text'}": spread(rows, tokens) for name, rows in data.validation().items()}
+    domains = [domain_of_rows(name, rows, tokenizer, separator=separator) for name, rows in chosen.items()]
+    return domains, np.bincount(np.concatenate(spread(data.rows("train"), COUNTED_TOKENS)), minlength=len(tokenizer))
 
 
 def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
@@ -177,7 +155,10 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
         rows += [Row(ids, 1, number, next(documents), "ends") for ids in evenly(ends, edges)]
         for earlier, sentence, word in filter(None, map(split_passage, evenly(domain.passages, passages))):
             for context in (earlier + sentence, sentence):
-                rows.append(Row(*encode_word(context, word, tokenizer, window), number, part="words"))
+                # As in lm-eval, context and word are encoded together, and the length of the context is subtracted.
+                whole, before = encode(tokenizer, [f"{context} {word}", context])
+                targets = max(1, len(whole) - len(before))
+                rows.append(Row(np.array(whole[-window - 1 :], np.int64), targets, number, part="words"))
     return sorted(rows, key=lambda row: PARTS.index(row.part))
 
 
@@ -186,14 +167,6 @@ def split_passage(text: str) -> tuple[str, str, str] | None:
     context, _, word = text.strip().rpartition(" ")
     end = max((match.end() for match in SENTENCE_END.finditer(context)), default=0)
     return (context[:end], context[end:], word) if end and context[end:].strip() else None
-
-
-def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[Ids, int]:
-    """Return the last `window` + 1 ids of context and word, and how many belong to the word."""
-    # As in lm-evaluation-harness, context and word are encoded together, and the length of the context is subtracted.
-    ids, before = encode(tokenizer, [f"{context} {word}", context])
-    targets = len(ids) - len(before)
-    return np.array(ids[-window - 1 :], np.int64), max(1, targets)
 
 
 def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:

@@ -1,6 +1,5 @@
 """Average two models' losses over groups of tokens."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -9,44 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.evaluation.diagnosis_rows import EDGE_TOKENS, Losses, Row
+from gpt2_repro.evaluation.diagnosis_rows import EDGE_TOKENS, Counts, Losses, Row
 
 
 PER_MILLION = (1000, 100, 10, 1)  # limits between frequent and rare tokens, in occurrences per million tokens
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A mean and its standard error, or None for the error of a single document."""
-
-    value: float
-    stderr: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Bucket:
-    """Mean losses or log-probabilities of two models on a group of tokens, in nats."""
-
-    label: str
-    tokens: int
-    documents: int
-    ours: float
-    theirs: float
-    difference: Estimate
-
-
-Tables = dict[str, list[Bucket]]
+Bucket = dict[str, Any]  # a row of a table; see `buckets`
 
 
 def loss_tables(
-    rows: Sequence[Row],
-    losses: Sequence[Losses],
-    *,
-    names: Sequence[str],
-    window: int,
-    counts: NDArray[np.int64] | None,
-) -> Tables:
-    """Return the tables of diagnosis.json.
+    rows: Sequence[Row], losses: Sequence[Losses], *, names: Sequence[str], window: int, counts: Counts | None
+) -> dict[str, list[Bucket]]:
+    """Return the tables of diagnosis.json (see comparison.DIAGNOSIS_TABLES).
 
     Args:
         losses: the model's losses on all rows, and the baseline's losses on all rows.
@@ -55,15 +29,24 @@ def loss_tables(
         counts: how often each id occurs in the training text, of shape [vocabulary]. If None, the ids in `rows` are
             counted instead.
     """
-    everything = join(rows, losses)
-    targets = everything[everything.part == "text"]
+    targets = join(rows, losses)
+    text, starts, bare, ends = (targets[targets.part == part] for part in ("text", "starts", "bare", "ends"))
     # Only full rows, so that all positions are compared on the same rows.
-    full = targets[np.bincount(targets.row)[targets.row] == window]
+    full = text[np.bincount(text.row)[text.row] == window]
+    ends = ends[ends.position == ends.position.max(initial=0)]
+    count = starts.position.max(initial=0) + 1
+    edges = [*(2**power for power in range(EDGE_TOKENS.bit_length()) if 2**power <= count), count + 1]
+    cost = starts[starts.position > 0]
+    cost.ours -= bare.ours
+    cost.theirs -= bare.theirs
     return {
-        "domains": buckets(targets, targets.domain, names),
+        "domains": buckets(text, text.domain, names),
         "positions": by_place(full, full.position, position_edges(window)),
-        "frequencies": by_frequency(targets, np.bincount(targets.token) if counts is None else counts),
-        **document_edges(everything),
+        "frequencies": by_frequency(text, np.bincount(text.token) if counts is None else counts),
+        "ends": buckets(ends, np.zeros(len(ends)), ["the separator"]),
+        "starts": by_place(starts, starts.position + 1, edges),
+        "bare": by_place(bare, bare.position + 2, edges),
+        "start_cost": buckets(cost, np.zeros(len(cost)), ["all but the first"]),
         **last_words(rows, losses, names),
     }
 
@@ -85,14 +68,15 @@ def records(**arrays: NDArray[Any]) -> Any:
 
 
 def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bucket]:
-    """Return a bucket for each group with targets. `group` indexes `labels`."""
+    """Return mean losses, in nats, and their difference for each group with targets. `group` indexes `labels`."""
     rows = []
     for number, label in enumerate(labels):
         chosen = targets[group == number]
         if len(chosen):
-            difference, documents = clustered(chosen.ours - chosen.theirs, chosen.document)
-            means = float(chosen.ours.mean()), float(chosen.theirs.mean())
-            rows.append(Bucket(label, len(chosen), documents, *means, difference))
+            mean, stderr, documents = clustered(chosen.ours - chosen.theirs, chosen.document)
+            bucket = {"label": label, "tokens": len(chosen), "documents": documents}
+            bucket |= {"ours": float(chosen.ours.mean()), "theirs": float(chosen.theirs.mean())}
+            rows.append(bucket | {"difference": {"value": mean, "stderr": stderr}})
     return rows
 
 
@@ -110,30 +94,7 @@ def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
     return buckets(targets, group, [f"{PER_MILLION[0]:,} and more", *between, "under 1"])
 
 
-def document_edges(targets: Any) -> Tables:
-    """Return tables of the losses at the starts and ends of documents.
-
-    - ends: the separator at the end of a document.
-    - starts: the first ids of a document after a start token.
-    - bare: the same ids without a start token.
-    - start_cost: `starts` minus `bare`.
-    """
-    ends, starts, bare = (targets[targets.part == part] for part in ("ends", "starts", "bare"))
-    ends = ends[ends.position == ends.position.max(initial=0)]
-    count = starts.position.max(initial=0) + 1
-    edges = [*(2**power for power in range(EDGE_TOKENS.bit_length()) if 2**power <= count), count + 1]
-    cost = starts[starts.position > 0]
-    cost.ours -= bare.ours
-    cost.theirs -= bare.theirs
-    return {
-        "ends": buckets(ends, np.zeros(len(ends)), ["the separator"]),
-        "starts": by_place(starts, starts.position + 1, edges),
-        "bare": by_place(bare, bare.position + 2, edges),
-        "start_cost": buckets(cost, np.zeros(len(cost)), ["all but the first"]),
-    }
-
-
-def last_words(rows: Sequence[Row], losses: Sequence[Losses], names: Sequence[str]) -> Tables:
+def last_words(rows: Sequence[Row], losses: Sequence[Losses], names: Sequence[str]) -> dict[str, list[Bucket]]:
     """Return tables of the log-probabilities of the last words of passages.
 
     - whole: the input is the passage without the last word.
@@ -144,21 +105,19 @@ def last_words(rows: Sequence[Row], losses: Sequence[Losses], names: Sequence[st
     words = np.array([[-of_model[number][-rows[number].targets :].sum() for number in numbers] for of_model in losses])
     whole, sentence = words[:, ::2], words[:, 1::2]
     domain = np.array([rows[number].domain for number in numbers[::2]])
-    tables = {}
-    for name, (ours, theirs) in {"whole": whole, "sentence": sentence, "gain": whole - sentence}.items():
-        tables[name] = buckets(records(ours=ours, theirs=theirs, document=np.arange(len(domain))), domain, names)
-    return tables
+    return {
+        name: buckets(records(ours=ours, theirs=theirs, document=np.arange(len(domain))), domain, names)
+        for name, (ours, theirs) in {"whole": whole, "sentence": sentence, "gain": whole - sentence}.items()
+    }
 
 
-def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[Estimate, int]:
-    """Return the mean of clustered values with standard error, and the cluster count."""
+def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[float, float | None, int]:
+    """Return mean, standard error (None for a single cluster) and number of clusters of clustered values."""
     _, cluster = np.unique(cluster, return_inverse=True)
     mean, counts = values.mean(), np.bincount(cluster)
-    if len(counts) < 2:
-        return Estimate(float(mean), None), len(counts)
     residuals = np.bincount(cluster, values) - mean * counts
-    spread = math.sqrt((residuals**2).sum() * len(counts) / (len(counts) - 1))
-    return Estimate(float(mean), spread / len(values)), len(counts)
+    spread = math.sqrt((residuals**2).sum() * len(counts) / max(1, len(counts) - 1))
+    return float(mean), spread / len(values) if len(counts) > 1 else None, len(counts)
 
 
 def position_edges(window: int) -> list[int]:

@@ -20,26 +20,19 @@ from typing import Any
 from gpt2_repro import hardware, tokenization
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
+from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name
-from gpt2_repro.evaluation.scores import (
-    COMPLETION,
-    EvaluationSettings,
-    Job,
-    Metric,
-    ScoredModel,
-    completion_scores,
-    read_scores,
-)
+from gpt2_repro.evaluation.scores import COMPLETION, Job, Metric, ScoredModel, completion_scores, read_scores
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS, task_index, write_task_files
 from gpt2_repro.files import from_json, read_object, to_json, write_whole
+from gpt2_repro.hardware import check_hub
 from gpt2_repro.launchers import LAUNCHERS, ROOT
 from gpt2_repro.tokenization import encode, load, start_id
 
 
 logger = logging.getLogger(__name__)
 
-ANSWER = "answer.pickle"
 NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 CACHE = Path(".cache/evaluation")
@@ -86,28 +79,27 @@ def score_models(
         definitions = write_task_files(local, folder := Path(scratch, "tasks"), tasks)
         for model in models:
             scores: list[Metric] = []
-            load, revision = functools.cache(model.load), str(model.column.revision)
+            load, name, revision = functools.cache(model.load), model.column.name, str(model.column.revision)
             for task in tasks:
-                job = Job(task, settings, folder)
-                path, key = _cache_entry(job, revision, definitions.get(task, "stock"))
+                # Everything that the scores depend on.
+                key = dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING}
+                key |= {"model": revision, "task": task, "definition": definitions.get(task, "stock")}
+                digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
+                path = CACHE / f"{task}-{digest}.json"
                 stored = read_object(path) if cached else {}
                 if stored.get("key") == key:
-                    logger.info("%s: reusing the cached scores of model %r", task, model.name)
-                    results, measured = stored["results"], from_json(list[Metric], stored["scores"])
+                    logger.info("%s: reusing the cached scores of model %r", task, name)
                 else:
-                    logger.info("%s: scoring on %s: model %r", task, settings.device, model.name)
-                    try:
-                        results, measured = _score_task(*load(), job, Path(scratch, revision))
-                    except OverflowError:
-                        why = f"The perplexity of {model.name} on {task} is too large to compute: the model has diverged."
-                        raise RunFailed(f"{why} Score the other models without it.") from None
+                    logger.info("%s: scoring on %s: model %r", task, settings.device, name)
+                    results, measured = _score_task(*load(), Job(task, settings, folder), Path(scratch, revision))
                     stored = {"key": key, "results": results, "scores": list(map(dataclasses.asdict, measured))}
                     if cached:
                         _write(path, json.dumps(stored))
-                if results:
-                    _write(output / file_name(model.name) / f"{task}.json", to_json(results, indent=2) + "\n")
+                if stored["results"]:
+                    _write(output / file_name(name) / f"{task}.json", to_json(stored["results"], indent=2) + "\n")
                 # The harness reads a copy of the local file. The comparison names the original file.
                 source = str(local[task]) if task in local else None
+                measured = from_json(list[Metric], stored["scores"])
                 scores += [dataclasses.replace(one, data=source or one.data) for one in measured]
             scored.append((model.column, scores))
     return scored
@@ -121,14 +113,6 @@ def _write(path: Path, text: str) -> None:
         logger.warning("Could not write %s (%s).", path, error.strerror)
 
 
-def _cache_entry(job: Job, revision: str, definition: str) -> tuple[Path, dict[str, Any]]:
-    """Return the cache file of a task's scores, and everything that the scores depend on."""
-    scored = {"model": revision, "task": job.task, "definition": definition}
-    key = dataclasses.asdict(job.settings) | {"harness": version("lm_eval"), "reading": READING} | scored
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
-    return CACHE / f"{job.task}-{digest}.json", key
-
-
 def _score_task(model: Any, tokenizer: Any, job: Job, model_folder: Path) -> Results:
     """Score a model on one task with all GPUs, or with this process on one device."""
     import torch
@@ -137,8 +121,6 @@ def _score_task(model: Any, tokenizer: Any, job: Job, model_folder: Path) -> Res
     num_processes = min(gpus, job.settings.limit or gpus)  # the harness needs at least one document per process
     if num_processes == 1:
         return score_task(model, tokenizer, job)
-    if job.task != COMPLETION:
-        fetch_data(job.task, job.folder)
     if not model_folder.exists():
         model.save_pretrained(model_folder)
         tokenization.save(tokenizer, model_folder)
@@ -154,10 +136,15 @@ def score_task(model: Any, tokenizer: Any, job: Job, accelerator: Any = None) ->
 
     Raises UserError if the data of the task cannot be loaded, and RunFailed for scores that are not finite.
     """
+    model.float().to(accelerator.device if accelerator else job.settings.device).eval()
+    results: dict[str, Any] = {}
     if job.task == COMPLETION:
-        return {}, [_score_completion(model, tokenizer, job, accelerator)]
-    results, samples = evaluate_model(model, tokenizer, job, accelerator)
-    return results, read_scores(results, samples, tokenizer) if results else []
+        metrics = [_score_completion(model, tokenizer, job, accelerator)]
+    else:
+        results, samples = evaluate_model(model, tokenizer, job, accelerator)
+        metrics = read_scores(results, samples, tokenizer) if results else []
+    model.to("cpu")  # frees the device for the next model
+    return results, metrics
 
 
 def _score_completion(model: Any, tokenizer: Any, job: Job, accelerator: Any) -> Metric:
@@ -169,17 +156,15 @@ def _score_completion(model: Any, tokenizer: Any, job: Job, accelerator: Any) ->
     source = str(next(job.folder.glob(f"{COMPLETION}-*.jsonl"), HUB_ID))
     items = read_items(source)[: job.settings.limit]
     scorer = HellaSwag(items, tokenizer, window=job.settings.max_length, start=_added_start(tokenizer))
-    device = torch.device(accelerator.device if accelerator else job.settings.device)
-    losses_of = functools.partial(target_losses, model.float().to(device).eval())
     rank, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     passes = -(-len(scorer.batches(POSITIONS)) // processes)
     bar = Progress(desc="HellaSwag, completion style", total=passes, unit=" passes", hidden=rank > 0)
-    share: dict[str, Any] = {"process": rank, "processes": processes, "after_batch": bar.update}
+    options: dict[str, Any] = {"process": rank, "processes": processes, "after_batch": bar.update}
+    options |= {"positions": POSITIONS, "device": model.device}
     with torch.inference_mode(), bar:
-        losses = scorer.losses(losses_of, positions=POSITIONS, device=device, **share)
+        losses = scorer.losses(functools.partial(target_losses, model), **options)
     if accelerator:
         losses = accelerator.reduce(losses, reduction="sum")
-    model.to("cpu")
     if (right := scorer.right(losses)) is None:
         raise RunFailed(f"{COMPLETION}: the loss of an ending is not finite. Check the run's metrics for such steps.")
     return completion_scores(right.tolist(), source, [hashlib.sha256(repr(one).encode()).hexdigest() for one in items])
@@ -195,60 +180,51 @@ def evaluate_model(
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
     settings = job.settings
-    placed = model.float().to(accelerator.device if accelerator else settings.device)
+    options: dict[str, Any] = {"batch_size": settings.batch_size, "device": settings.device, "limit": settings.limit}
+    options |= dict.fromkeys(SEEDS, settings.seed)
+    options |= {"bootstrap_iters": 0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000}
     sizes = {"max_length": settings.max_length, "batch_size": settings.batch_size}
-    scorer = _scorer_class()(pretrained=placed, tokenizer=tokenizer, **sizes)
+    scorer = _scorer_class()(pretrained=model, tokenizer=tokenizer, **sizes)
     if accelerator:
         # HFLM (lm_eval 0.4.13) shares documents among processes only if it loads the model itself, and only on GPUs.
         scorer.accelerator = accelerator
         scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
-    # The harness prints its progress to stdout, but stdout is for the table.
-    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error(job.task):
-        options = {"batch_size": settings.batch_size, "device": settings.device, "limit": settings.limit}
-        options |= dict.fromkeys(SEEDS, settings.seed)
-        options |= {"bootstrap_iters": 0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000}
+    with _one_line_errors(job.task):
         index = task_index(job.folder, job.task)
         results = simple_evaluate(model=scorer, tasks=[job.task], task_manager=index, **options)
-    model.to("cpu")  # frees the device for the next model
     if results is None:
         return {}, {}
     samples = results.pop("samples")
     return json.loads(json.dumps(results, default=handle_non_serializable)), samples
 
 
-def check_offline_data(tasks: Sequence[str]) -> None:
-    """Raise UserError if, in offline mode, a task's data is not in the local cache.
-
-    Only tasks in LOCAL_TASKS are checked, because lm-eval needs ten seconds to find the others.
-    """
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
-            # hellaswag_completion has the data of hellaswag.
-            names = {"hellaswag" if task == COMPLETION else task for task in tasks if task in LOCAL_TASKS}
-            write_task_files({}, Path(scratch), names)
-            for task in names:
-                fetch_data(task, Path(scratch))
-
-
-def fetch_data(task: str, task_folder: Path) -> None:
-    """Load the data of a task into the cache, or raise UserError."""
-    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error(task):
-        task_index(task_folder, task).load([task])
+def fetch_data(tasks: Sequence[str]) -> None:
+    """Load the data of tasks from the Hub into the cache, or raise UserError, before models are scored for hours."""
+    check_hub()
+    with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
+        # hellaswag_completion has the data of hellaswag.
+        names = dict.fromkeys("hellaswag" if task == COMPLETION else task for task in tasks)
+        write_task_files({}, Path(scratch), names)
+        for task in names:
+            with _one_line_errors(task):
+                task_index(Path(scratch), task).load([task])
 
 
 @contextlib.contextmanager
-def _missing_data_as_user_error(task: str) -> Iterator[None]:
+def _one_line_errors(task: str) -> Iterator[None]:
     from datasets.exceptions import DatasetsError
 
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):  # for the harness's progress, because stdout is for the table
+            yield
     except (ConnectionError, DatasetsError) as error:
         fix = f"Check the network, or remove {task} from --tasks."
         if task in LOCAL_TASKS:
             fix = f"Pass a folder with {LOCAL_TASKS[task].files[0]} as --local_data."
         raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
+    except OverflowError:
+        why = f"{task}: a perplexity is too large to compute, because the model has diverged."
+        raise RunFailed(f"{why} Score the other models without it.") from None
 
 
 def _added_start(tokenizer: Any) -> list[int]:
@@ -321,23 +297,22 @@ def score_launched(model: Path, job: Job, *, num_processes: int) -> Results:
         command = launch_command(path, num_processes)
         if code := subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode:
             raise RunFailed(f"Scoring {job.task} failed with exit code {code}. Fix the error above, then run again.")
-        results: Results = pickle.loads(path.with_name(ANSWER).read_bytes())
-        return results
+        return pickle.loads(path.read_bytes())
 
 
 def main(path: Path) -> None:
-    """Score this process's share of the job in a file. Rank 0 writes all results next to it."""
+    """Score this process's share of the job in a file. Rank 0 replaces the file with the results of all."""
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs
     from transformers import AutoModelForCausalLM
 
-    folder, job = pickle.loads(path.read_bytes())
     # The other ranks wait while rank 0 aggregates. Some tasks take longer than the default timeout of 10 minutes.
     accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(days=1))])
+    folder, job = pickle.loads(path.read_bytes())
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     results = score_task(model, load(folder), job, accelerator)
     if accelerator.is_main_process:
-        path.with_name(ANSWER).write_bytes(pickle.dumps(results))
+        path.write_bytes(pickle.dumps(results))
     accelerator.end_training()
 
 

@@ -7,23 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow
+from gpt2_repro.evaluation.output import render
+from gpt2_repro.evaluation.tasks import LOCAL_TASKS
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 from gpt2_repro.text import Cell, Table
 
 
-# Title, Hub id and split of each task's data, for the evaluation results in the header of the card.
-DATASETS = {
-    "lambada_openai": ("LAMBADA (OpenAI)", "EleutherAI/lambada_openai", "test"),
-    "hellaswag": ("HellaSwag", "Rowan/hellaswag", "validation"),
-    "hellaswag_completion": ("HellaSwag, llm.c's completion style", "Rowan/hellaswag", "validation"),
-    "wikitext": ("WikiText-2", "EleutherAI/wikitext_document_level", "test"),
-}
-TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 SETTINGS = (
     *("tokens_per_step", "max_steps", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay"),
     *("optim", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "muon_momentum", "dropout", "ema_steps"),
@@ -45,8 +38,8 @@ def model_card(
     if rows and column:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
     identity = record.environment.run_identity
-    template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
-    card = template.render(
+    card = render(
+        "model_card.md.j2",
         name=name,
         header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
         record=record,
@@ -55,7 +48,7 @@ def model_card(
         rows=rows,
         comparison=comparison,
         table=_scores(rows, comparison, column),
-        deviations=_deviations(record.environment.deviations),
+        deviations=deviation_table(record.environment.deviations),
         recipe_file=RECIPE,
         environment_file=ENVIRONMENT,
     )
@@ -71,17 +64,15 @@ def _rows(comparison: Comparison | None, column: str | None) -> list[ComparisonR
 
 def _results(rows: list[ComparisonRow], column: str) -> list[dict[str, Any]]:
     """Return the evaluation results in the format that the Hub uses in model cards."""
-    results = []
-    for task in dict.fromkeys(row.task for row in rows):
-        title, dataset, split = DATASETS.get(task, (task, task, "test"))
-        metrics = [
-            {"type": row.metric, "name": row.metric, "value": round(value, 4)}
-            for row in rows
-            if row.task == task and (value := row.values[column].value) is not None
-        ]
-        of = {"name": title, "type": dataset, "split": split}
-        results.append({"task": {"type": "text-generation"}, "dataset": of, "metrics": metrics})
-    return results
+    results: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        data = LOCAL_TASKS.get(row.task)
+        title, dataset, split = (data.title, data.dataset, data.split) if data else (None, None, "test")
+        of = {"name": title or row.task, "type": dataset or row.task, "split": split}
+        result = {"task": {"type": "text-generation"}, "dataset": of, "metrics": []}
+        metric = {"type": row.metric, "name": row.metric, "value": round(row.values[column].value or 0.0, 4)}
+        results.setdefault(row.task, result)["metrics"].append(metric)
+    return list(results.values())
 
 
 def _scores(rows: list[ComparisonRow], comparison: Comparison | None, column: str | None) -> str:
@@ -94,17 +85,18 @@ def _scores(rows: list[ComparisonRow], comparison: Comparison | None, column: st
 
 def _shorten_files(value: Any) -> Any:
     """Return a data source's description with at most three names of each list of files."""
-    if isinstance(value, Mapping) and isinstance(files := value.get("files"), list):
-        names = [Path(file["path"]).name for file in files]
-        value = {**value, "files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])}
-    if isinstance(value, Mapping):
-        return {key: _shorten_files(its) for key, its in value.items()}
-    return [_shorten_files(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return list(map(_shorten_files, value))
+    if not isinstance(value, Mapping):
+        return value
+    names = [Path(file["path"]).name for file in value.get("files", ())]
+    shown = {"files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])} if names else {}
+    return {key: _shorten_files(part) for key, part in {**value, **shown}.items()}
 
 
-def _deviations(deviations: Sequence[Mapping[str, str]] | None) -> str:
-    """Return the table of deviations from the default recipe, or ""."""
+def deviation_table(deviations: Sequence[Mapping[str, str]] | None) -> Table:
+    """Return a table of the training settings that differ from recipes/gpt2_124m.yaml."""
     # Paths of data files are valid on one machine only.
     shown = [one for one in deviations or () if one["field"] != "data.data_files"]
     rows = [[Cell(one[key].replace("|", "/")) for key in ("field", "run", "recipe")] for one in shown]
-    return Table(["field", "this run", "recipe"], rows).markdown() if deviations else ""
+    return Table(["field", "this run", "recipe"], rows)

@@ -20,36 +20,17 @@ logger = logging.getLogger(__name__)
 PADDING = 1024  # a model may have up to this many ids more than its tokenizer, because round sizes are fast
 
 
-Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and its tokenizer
-
-
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """The size, revision, maximum input length and load function of a model.
+    """A model to score."""
 
-    Args:
-        column: the size, the revision and other properties for the comparison table.
-        load: loads the model and the tokenizer.
-        positions: the maximum input length in tokens. The training sequences may have been shorter.
-    """
-
-    column: ComparedModel
-    checkpoint: Checkpoint
-    load: Load
-    positions: int
-
-    @property
-    def name(self) -> str:
-        """The name of the model's column in the comparison table."""
-        return self.checkpoint.name
-
-    @property
-    def trained_window(self) -> int:
-        """The length of the model's training sequences, in tokens."""
-        return self.checkpoint.window(self.positions)
+    column: ComparedModel  # its properties for the comparison table
+    load: Callable[[], tuple[Any, Any]]  # returns the model in fp32 on the CPU, and its tokenizer
+    positions: int  # maximum input length in tokens
+    window: int  # length of the training sequences in tokens
 
 
-def open_model(checkpoint: Checkpoint, load: Load | None = None) -> LoadedModel:
+def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | None = None) -> LoadedModel:
     """Load a model, and return its size, revision and maximum input length.
 
     The weights are not kept in memory. `load` replaces the function that loads the checkpoint.
@@ -60,14 +41,14 @@ def open_model(checkpoint: Checkpoint, load: Load | None = None) -> LoadedModel:
 
     load = load or functools.partial(load_pair, checkpoint.source)
     model, tokenizer = load()
-    vocabulary, tokens = model.config.vocab_size, len(tokenizer)
+    vocabulary, tokens, positions = model.config.vocab_size, len(tokenizer), max_positions(model.config)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         sizes = f"the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids"
         raise UserError(f"{checkpoint.source}: {sizes}. Pass a folder with this model and its own tokenizer files.")
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     has_separator = start_id(tokenizer) is not None
     column = ComparedModel(*described, fingerprint(model, tokenizer), has_separator=has_separator)
-    return LoadedModel(column, checkpoint, load, max_positions(model.config))
+    return LoadedModel(column, load, positions, checkpoint.window(positions))
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
@@ -83,28 +64,23 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
-    """Return the window of a comparison: `requested`, or less if not `explicit`.
+    """Return the window (maximum input length) of a comparison in tokens.
 
-    Args:
-        requested: the window (the maximum input length) in tokens.
-        explicit: whether the user passed `requested`. If not, the result is at most the shortest
-            training sequence length of the models.
+    If `requested` is not explicit, the result is at most the shortest training sequence length of the models.
 
     Raises UserError if `requested` is explicit and a model does not accept inputs of this length.
     """
-    shortest = min(models, key=lambda model: model.trained_window)
-    window = min(requested, shortest.trained_window)
-    if explicit:
-        for model in models:
-            if requested > model.positions:
-                fix = f"Pass --max_length {model.positions} or less."
-                sizes = f"--max_length {requested} is more than the {model.positions} positions of {model.name}"
-                raise UserError(f"{sizes}. {fix}")
+    shortest = min(models, key=lambda model: model.window)
+    name, window = shortest.column.name, min(requested, shortest.window)
+    if not explicit:
         if window < requested:
-            text = "Window: %d tokens. %s: positions after %d are untrained."
-            logger.warning(text, requested, shortest.name, window)
-        return requested
+            text = "Window: %d tokens instead of %d, because %s was trained on shorter rows."
+            logger.warning(text, window, requested, name)
+        return window
     if window < requested:
-        text = "Window: %d tokens instead of %d, because %s was trained on shorter rows."
-        logger.warning(text, window, requested, shortest.name)
-    return window
+        logger.warning("Window: %d tokens. %s: positions after %d are untrained.", requested, name, window)
+    for model in models:
+        if requested > (most := model.positions):
+            sizes = f"--max_length {requested} is more than the {most} positions of {model.column.name}"
+            raise UserError(f"{sizes}. Pass --max_length {most} or less.")
+    return requested

@@ -9,8 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.comparison import MARGINS, ComparedModel, Comparison, diagnosis_tables
+from gpt2_repro.evaluation.comparison import MARGINS, Comparison, diagnosis_tables
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.run_record.checkpoint import Checkpoint
 from gpt2_repro.text import now
@@ -79,68 +81,18 @@ def write_results(folder: Path, name: str, data: str, table: str) -> str:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Return the comparison as Markdown: warnings, table, and a list of the settings."""
-    table, notes = comparison.table().markdown(), "\n".join(f"- {note}" for note in _notes(comparison))
-    limit = f"--limit {comparison.limit} scored only the first documents of each task"
-    frame = [] if comparison.limit is None else [f"**Not benchmark scores: {limit}.**"]
-    return "\n\n".join([*(f"**{line}**" for line in comparison.warnings), *frame, table, *frame, notes]) + "\n"
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    notes = [
-        f"Window {comparison.max_length:,} tokens, {comparison.dtype}, batches of {comparison.batch_size}, seed "
-        f"{comparison.seed}, {comparison.device} for every model. ± is one standard error",
-        *map(_describe, comparison.models),
-    ]
-    for task, details in comparison.task_details.items():
-        version = details.data or "" if details.version is None else f"version {details.version}, "
-        documents = f"{details.documents} documents of {details.data}" if details.documents else ""
-        notes.append(f"{task}: {version}{documents}")
-    if any(difference.verdict for row in comparison.rows for difference in row.difference.values()):
-        shown = {row.metric for row in comparison.rows}
-        margins = ", ".join(f"{metric} {margin:g}" for metric, margin in MARGINS.items() if metric in shown)
-        notes.append(
-            "Differences have paired standard errors, on the same documents. matches: the 95 % interval is within the "
-            f"margin ({margins}; fractions of the baseline, except accuracies). better, worse: the interval excludes "
-            "0. inconclusive: neither of these"
-        )
-    if "hellaswag" in comparison.tasks:
-        notes.append(
-            "HellaSwag has three scores. acc ranks lm-eval's rewritten endings by total log-probability, acc_norm per "
-            "character. completion ranks the original endings per token, as in llm.c and build-nanogpt"
-        )
-    end = "These are scores of checkpoints, not of recipes: a run with another seed has different scores"
-    return [*notes, _metadata_note(vars(comparison)), end]
-
-
-def _describe(model: ComparedModel) -> str:
-    if model.revision is None:
-        return f"{model.name}: not measured here, but published by {'; '.join(model.published_by)}"
-    trained = "unknown" if model.tokens_trained is None else f"{model.tokens_trained:,}"
-    source = "" if model.source == model.name else f"from {model.source}, "
-    end = "" if model.has_separator else ". Its rows have no separator, so the first token of a document is not scored"
-    size = f"{model.parameters:,} parameters"
-    return f"{model.name}: {size}, tokens trained: {trained}, {source}hash {model.revision[:12]}{end}"
+    judged = any(difference.verdict for row in comparison.rows for difference in row.difference.values())
+    shown = {row.metric for row in comparison.rows}
+    margins = ", ".join(f"{metric} {margin:g}" for metric, margin in MARGINS.items() if metric in shown)
+    return render("comparison.md.j2", comparison=comparison, judged=judged, margins=margins)
 
 
 def diagnosis_markdown(diagnosis: Mapping[str, Any]) -> str:
     """Return the text of diagnosis.md: tables and measurement conditions."""
-    name, baseline = (model["name"] for model in diagnosis["models"])
-    parts = [f"# {name} compared with {baseline}"]
-    for title, table in diagnosis_tables(diagnosis).items():
-        parts += [f"## {title}", table.markdown()]
-    notes = [
-        "Losses are in nats per token. ± is the paired standard error of the difference, computed over the documents. "
-        f"Window: {diagnosis['window']:,} tokens, {diagnosis['dtype']}, {diagnosis['device']}. Token frequencies are "
-        f"counted in {diagnosis['frequencies_of']}",
-        "No start token is placed before the texts, except in the table with a start token",
-        *(f"{model['name']}: {model['source']}, hash {model['revision'][:12]}" for model in diagnosis["models"]),
-        _metadata_note(diagnosis),
-        "How to read the tables: docs/lambada.md",
-    ]
-    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
+    return render("diagnosis.md.j2", tables=diagnosis_tables(diagnosis), **diagnosis)
 
 
-def _metadata_note(metadata: Mapping[str, Any]) -> str:
-    """Return the result of `run_metadata` as text."""
-    versions = ", ".join(f"{library} {version}" for library, version in metadata["versions"].items())
-    return f"{versions}; {metadata['date']}: `{metadata['command']}`"
+def render(template: str, **values: Any) -> str:
+    """Fill a Markdown template of this folder."""
+    text = Path(__file__).with_name(template).read_text(encoding="utf-8")
+    return jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True).render(values)

@@ -21,19 +21,13 @@ ANCHORS: dict[int, list[float]] = _TABLES["anchors"]
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A GPT-2 model of OpenAI and its published scores.
-
-    Args:
-        hellaswag: HellaSwag accuracy.
-        gpt3_hellaswag: HellaSwag accuracy of the GPT-3 model with the same size.
-        losses: nats per token on llm.c's validation shards of "fineweb" and "fineweb-edu".
-    """
+    """A GPT-2 model of OpenAI and its published scores."""
 
     name: str
     parameters: int
-    hellaswag: float
-    gpt3_hellaswag: float
-    losses: Mapping[str, float]
+    hellaswag: float  # accuracy
+    gpt3_hellaswag: float  # accuracy of the GPT-3 model with the same size
+    losses: Mapping[str, float]  # nats per token on llm.c's validation shards of "fineweb" and "fineweb-edu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +82,11 @@ NAME = "llm.c"
 # Half of the minimum width of the band in nats, up to each step. The band needs a minimum width, because there are
 # only three runs, and because the curve bends between the anchors.
 HALF_WIDTHS = {500: 0.03, 2000: 0.015, 10_000: 0.011, 19_500: 0.0075}
-ABOVE = "Usual causes: wrong tokens per step, learning rate or label shift, dropout, bf16 weights or sums, other data."
-BELOW = "Usual causes: validation documents in the training rows, other validation rows, targets visible to the model."
+CAUSES = {
+    "inside": f"The setup trains like {NAME}'s runs.",
+    "above": "Usual causes: wrong tokens per step, learning rate or label shift, dropout, bf16 weights or sums, other data.",
+    "below": "Usual causes: validation documents in the training rows, other validation rows, targets visible to the model.",
+}
 
 
 def band(step: int) -> tuple[float, float] | None:
@@ -116,14 +113,14 @@ def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | Non
 
 def compared(step: int, loss: float) -> str:
     """Return log text such as `llm.c 4.315–4.345 ✓`, or "" without a published range."""
-    found, limits = verdict(step, loss), band(step)
-    if limits is None:
+    if (limits := band(step)) is None:
         return ""
-    return f"{NAME} {limits[0]:.3f}–{limits[1]:.3f} {'✓' if found == 'inside' else f'✗ {found}'}"
+    place = verdict(step, loss)
+    return f"{NAME} {limits[0]:.3f}–{limits[1]:.3f} {'✓' if place == 'inside' else f'✗ {place}'}"
 
 
 def explained(step: int, loss: float) -> str:
     """Return how a validation loss compares with the published range, or "" without one."""
-    found = verdict(step, loss)  # None for a step without a published range
-    ends = {"inside": f". The setup trains like {NAME}'s runs.", "above": f". {ABOVE}", "below": f". {BELOW}"}
-    return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}{ends[found]}" if found else ""
+    if (place := verdict(step, loss)) is None:
+        return ""
+    return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}. {CAUSES[place]}"

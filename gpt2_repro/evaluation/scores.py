@@ -12,29 +12,22 @@ from numpy.typing import NDArray
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation import statistics
-from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
+from gpt2_repro.evaluation.comparison import (
+    NO_SCORE,
+    ComparedModel,
+    Comparison,
+    ComparisonRow,
+    Difference,
+    EvaluationSettings,
+    Score,
+    TaskDetails,
+)
 from gpt2_repro.evaluation.references import published_scores
 from gpt2_repro.tokenization import encode, start_id
 
 
 COMPLETION = "hellaswag_completion"
 WHOLE_DOCUMENTS = ("word_perplexity", "byte_perplexity", "bits_per_byte", "nats_per_token")
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationSettings:
-    """The settings of an evaluation, the same for all models of a comparison.
-
-    Args:
-        max_length: window in tokens. Longer inputs are truncated on the left.
-        limit: the number of documents to score per task, or None for all.
-    """
-
-    max_length: int
-    batch_size: int
-    seed: int
-    device: str
-    limit: int | None
 
 
 class Job(NamedTuple):
@@ -87,10 +80,8 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
         logged = sorted(samples.get(task, ()), key=lambda sample: sample["doc_id"])
         require_finite(task, logged)
         # Keys of metrics are `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
-        keys = [
-            key for key in entries if "," in key and "_stderr," not in key and isinstance(entries[key], int | float)
-        ]
-        metrics = [_metric(results, task, key, logged) for key in keys]
+        numbers = [key for key, value in entries.items() if "," in key and isinstance(value, int | float)]
+        metrics = [_metric(results, task, key, logged) for key in numbers if "_stderr," not in key]
         if any(metric.name == "word_perplexity" for metric in metrics):
             metrics.append(_nats_per_token(task, logged, tokenizer))
         shared = {
@@ -120,9 +111,8 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[M
     values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
     if aggregation not in statistics.AGGREGATIONS or not values:
         aggregation, values = None, []
-    stderr = entries.get(f"{metric}_stderr,{filter_name}")
-    if aggregation is not None and len(values) > 1:
-        stderr = statistics.standard_error(aggregation, values)
+    stderr = statistics.standard_error(aggregation, values)
+    stderr = entries.get(f"{metric}_stderr,{filter_name}") if stderr is None else stderr
     name = metric if filter_name == "none" else f"{metric} ({filter_name})"
     higher_is_better = results.get("higher_is_better", {}).get(task, {}).get(metric)
     return Metric(task, name, _finite(entries[key]), _finite(stderr), higher_is_better, aggregation, values)
@@ -150,10 +140,11 @@ def _nats_per_token(task: str, samples: Sequence[Mapping[str, Any]], tokenizer: 
     texts = [sample["arguments"][0][0] for sample in samples]
     # Without a separator, the first token of a document is only context.
     tokens = [max(0, len(ids) - (start_id(tokenizer) is None)) for ids in encode(tokenizer, texts)]
-    values = [list(pair) for pair in zip(nats, tokens, strict=True)]
-    loss = statistics.aggregate(statistics.BITS_PER_BYTE, np.asarray(values, dtype=np.float64))
-    stderr = statistics.standard_error(statistics.BITS_PER_BYTE, values) if len(values) > 1 else None
-    return Metric(task, "nats_per_token", loss, stderr, False, statistics.BITS_PER_BYTE, values)
+    values = list(map(list, zip(nats, tokens, strict=True)))
+    aggregation = statistics.BITS_PER_BYTE
+    loss = statistics.aggregate(aggregation, np.asarray(values, dtype=np.float64))
+    stderr = statistics.standard_error(aggregation, values)
+    return Metric(task, "nats_per_token", loss, stderr, False, aggregation, values)
 
 
 def completion_scores(right: list[float], data: str, documents: list[str]) -> Metric:
@@ -196,16 +187,16 @@ def _row(metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel 
     """Return the row of one metric of one task."""
     key = metric.task, metric.name
     measured = {model.name: one for model, metrics in scored for one in metrics if (one.task, one.name) == key}
+    base = measured.get(baseline.name) if baseline else None
     values, differences = {}, {}
     for model, _ in scored:
         ours = measured.get(model.name)
-        values[model.name] = Score(ours.value, ours.stderr) if ours else Score(None)
-        if baseline and model.name != baseline.name and ours and (base := measured.get(baseline.name)):
+        values[model.name] = Score(ours.value, ours.stderr) if ours else NO_SCORE
+        if baseline and base and ours and ours is not base and (difference := _difference(ours, base)):
             # Without a separator, the first token of each document is not scored.
             comparable = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
-            if difference := _difference(ours, base):
-                verdict = difference.verdict if judged and comparable else None
-                differences[model.name] = dataclasses.replace(difference, verdict=verdict)
+            verdict = difference.verdict if judged and comparable else None
+            differences[model.name] = dataclasses.replace(difference, verdict=verdict)
     return ComparisonRow(metric.task, metric.name, metric.higher_is_better, values, differences)
 
 

@@ -22,12 +22,7 @@ Values = NDArray[np.float64]  # [documents], or [documents, 2] with weights
 
 def aggregate(aggregation: str, values: Values) -> float:
     """Combine values [documents] or [documents, 2] (with weights) as lm-eval does."""
-    return float(_aggregate(aggregation, *_columns(values)))
-
-
-def _columns(values: Values) -> Values:
-    """Return the values as an array of shape [1, documents], or [2, documents]."""
-    return np.atleast_2d(values.T)
+    return float(_aggregate(aggregation, *np.atleast_2d(values.T)))
 
 
 def _aggregate(aggregation: str, values: Values, weights: Values | None = None, *, axis: int = -1) -> Values:
@@ -59,9 +54,7 @@ def paired(
     else:
         bootstrapped = _bootstrap(aggregation, ours, theirs)
         stderr, (low, high) = float(bootstrapped.standard_error), map(float, bootstrapped.confidence_interval)
-    margin = MARGINS.get(metric)
-    if margin is not None and aggregation != MEAN:
-        margin *= aggregate(aggregation, theirs)
+    margin = MARGINS.get(metric, 0) * (1 if aggregation == MEAN else aggregate(aggregation, theirs))
     verdict = _verdict(low, high, margin, higher_is_better)
     if aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all():
         only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
@@ -75,8 +68,8 @@ def paired(
     return Difference(value, stderr, low, high, verdict)
 
 
-def _verdict(low: float, high: float, margin: float | None, higher_is_better: bool | None) -> str | None:
-    if margin is not None and -margin <= low and high <= margin:
+def _verdict(low: float, high: float, margin: float, higher_is_better: bool | None) -> str | None:
+    if margin and -margin <= low and high <= margin:
         return "matches"
     if higher_is_better is None:
         return None
@@ -85,8 +78,10 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
     return "better" if (low > 0) is higher_is_better else "worse"
 
 
-def standard_error(aggregation: str, values: Sequence[Any]) -> float:
-    """Return the standard error of one model's score (see `aggregate`)."""
+def standard_error(aggregation: str | None, values: Sequence[Any]) -> float | None:
+    """Return the standard error of one model's score (see `aggregate`), or None for fewer than two values."""
+    if aggregation is None or len(values) < 2:
+        return None
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
 
@@ -103,12 +98,11 @@ def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_
     chunk = min(1000, iterations)
     # The same random numbers as lm_eval/api/metrics.py (0.4.13), which takes minutes. Chunk i there contains 1,000
     # resamples drawn with random.Random(i), and NumPy's RandomState([i]) gives the same numbers.
-    drawn = []
-    for index in range(iterations // chunk):
-        picks = np.random.RandomState([index]).random_sample((chunk, len(values)))
-        picks *= len(values)
-        drawn.append(np.exp(-values[picks.astype(np.int64)].mean(axis=1)))
     with np.errstate(over="ignore"):  # a word may have probability 0
+        drawn = []
+        for index in range(iterations // chunk):
+            picks = len(values) * np.random.RandomState([index]).random_sample((chunk, len(values)))
+            drawn.append(np.exp(-values[picks.astype(np.int64)].mean(axis=1)))
         return float(np.concatenate(drawn).std(ddof=1))
 
 
@@ -116,22 +110,15 @@ def _bootstrap(aggregation: str, *models: Values) -> Any:
     """Bootstrap a score, or the difference of two models on the same resampled documents."""
     from scipy import stats
 
-    arrays = [array for values in models for array in _columns(values)]
+    arrays = np.concatenate([np.atleast_2d(values.T) for values in models])
     size = len(arrays) // len(models)
 
     def statistic(*drawn: Values, axis: int) -> Values:
-        scores = [
-            _aggregate(aggregation, *drawn[start : start + size], axis=axis) for start in range(0, len(drawn), size)
-        ]
-        return functools.reduce(np.subtract, scores)
+        starts = range(0, len(drawn), size)
+        return functools.reduce(
+            np.subtract, (_aggregate(aggregation, *drawn[start : start + size], axis=axis) for start in starts)
+        )
 
-    return stats.bootstrap(
-        arrays,
-        statistic,
-        n_resamples=RESAMPLES,
-        batch=max(1, 1_000_000 // len(arrays[0])),  # limits memory
-        vectorized=True,
-        paired=True,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
+    options: dict[str, Any] = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
+    batch = max(1, 1_000_000 // len(arrays[0]))  # limits memory
+    return stats.bootstrap(arrays, statistic, batch=batch, vectorized=True, paired=True, **options)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gpt2_repro.errors import UserError, did_you_mean, nearest
+from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.evaluation.scores import COMPLETION
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.run_record import RunRecord
@@ -34,42 +34,21 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LocalTask:
-    """A task that can read its data from a local file.
-
-    Args:
-        stock: the stock task file that the new task file includes, as a path relative to lm_eval/tasks.
-        files: possible paths of the data file, relative to --local_data. The first file that exists is used.
-        columns: the keys that the task needs on each line of the file.
-        changes: keys of the stock task to replace, with the new values.
-    """
+    """A task that can read its data from a local file: an entry of tasks.yaml."""
 
     stock: str
     split: str
-    files: tuple[str, ...]
-    columns: tuple[str, ...]
+    files: list[str]
+    columns: list[str]
+    dataset: str | None = None
+    configuration: str | None = None
+    title: str | None = None
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-LAMBADA, WIKITEXT, HELLASWAG = "lambada/lambada_openai.yaml", "wikitext/wikitext.yaml", "hellaswag/hellaswag.yaml"
-HELLASWAG_FILES = ("hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl", "hellaswag/hellaswag_val.jsonl.gz")
-HELLASWAG_COLUMNS = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
-WIKITEXT_FILES = ("wikitext.jsonl", "wikitext/wikitext2_test_pages.jsonl", "wikitext/wikitext2_validation_pages.jsonl")
-DOCUMENT_FILES = ("validation.jsonl", "text/validation.jsonl")
-# Tasks made from validation.jsonl, which prepare_data.py writes with {"text": document} on each line. Stock wikitext
-# counts the words and bytes of `page`, but removes WikiText's tokenization from the text that the model gets.
-OWN_VERSION, PAGES = {"metadata": {"version": 1.0}}, {"doc_to_target": "page"}
-OWN_TASKS = {
-    "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, ("text",), {"tag": None, **OWN_VERSION}),
-    "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, ("text",), PAGES | OWN_VERSION),
-}
-LOCAL_TASKS = {
-    "lambada_openai": LocalTask(LAMBADA, "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl"), ("text",)),
-    "hellaswag": LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, HELLASWAG_COLUMNS),
-    # HellaSwag as in llm.c and build-nanogpt: on the original text. hellaswag.py scores it, and not lm-eval.
-    COMPLETION: LocalTask("", "validation", HELLASWAG_FILES, ("ctx", "endings", "label")),
-    "wikitext": LocalTask(WIKITEXT, "test", WIKITEXT_FILES, ("page",)),
-    **OWN_TASKS,
-}
+_TABLE = yaml.safe_load(Path(__file__).with_name("tasks.yaml").read_text(encoding="utf-8"))
+LOCAL_TASKS = {name: LocalTask(**row) for name, row in _TABLE.items()}
+OWN_TASKS = ("last_word", "document_perplexity")  # made from validation documents
 # Prefixes of tasks with a perplexity per document. The harness would bootstrap the standard error 100,000 times in
 # Python, which takes minutes. scores.py computes all standard errors of these tasks. The harness's JSON has "N/A".
 OWN_STANDARD_ERRORS = ("lambada", "last_word")
@@ -116,8 +95,9 @@ def _can_be_scored(column: str, value: Any) -> bool:
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
     """Return the run's prepared folder if a task needs its documents and it has them."""
-    folder = RunRecord(run).data_folder("--local_data") if run and OWN_TASKS.keys() & set(tasks) else None
-    return folder if folder and any((folder / file).is_file() for file in DOCUMENT_FILES) else None
+    own = [task for task in tasks if task in OWN_TASKS]
+    folder = RunRecord(run).data_folder("--local_data") if run and own else None
+    return folder if folder and any((folder / file).is_file() for file in LOCAL_TASKS[own[0]].files) else None
 
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
@@ -127,8 +107,7 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
             fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
             raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
         if task not in LOCAL_TASKS and task not in (names := _stock_tasks().all_tasks):
-            near = nearest(task, [*LOCAL_TASKS, *names])
-            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [near] if near else LOCAL_TASKS)}")
+            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *names])}")
 
 
 def task_index(task_folder: Path, task: str) -> Any:
@@ -191,13 +170,12 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
     """Return a task's rows from a data file or documents, or raise UserError."""
     task, rows = LOCAL_TASKS[name], []
-    if name in OWN_TASKS:
-        documents = read_documents(source)
-        own = {"last_word": ("text", cut_passages), "document_perplexity": ("page", documents_to_score)}
-        column, select = own[name]
-        if not (texts := select(documents)):
+    if name == "document_perplexity":
+        return [{"page": text} for text in documents_to_score(read_documents(source))]
+    if name == "last_word":
+        if not (passages := cut_passages(read_documents(source))):
             raise UserError(f"The validation documents are too short for {name}. Remove {name} from --tasks.")
-        return [{column: text} for text in texts]
+        return [{"text": text} for text in passages]
     for number, row in read_json_lines(source):
         if not fits(row, task.columns):
             needed = ", ".join(f"`{column}`" for column in task.columns)

@@ -11,15 +11,17 @@ import dataclasses
 import logging
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.cli import positive_count, positive_number
 from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
-from gpt2_repro.hardware import Accelerator, find_accelerator
+from gpt2_repro.hardware import Accelerator
 from gpt2_repro.launchers import ROOT, forget_variables, recommended_launcher
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.preflight import cost, environment, memory
@@ -58,7 +60,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.workload import workload_of
 
     requested = load_recipe(argv, description=__doc__, prog=PROG, options=OPTIONS)
-    from gpt2_repro.preflight.plan import run_lines
+    from gpt2_repro.preflight.plan import measure_cpu, run_lines
 
     options = requested.options
     device, notes = _device_of(requested)
@@ -68,14 +70,12 @@ def main(argv: list[str]) -> None:
     work, plans = workload_of(recipe), plans_of(recipe, requested, device.count, memory_bytes)
     findings = [*packages, *_check_machine(recipe, work)] if is_here else notes
     findings += _check_run(recipe, work, plans, device)
-    speed = options.tokens_per_second
+    speed, training = options.tokens_per_second, recipe.training
     measures = is_here and not speed and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS
     if measures:
-        from gpt2_repro.preflight.machine import measure_cpu
-
-        rows, bf16 = recipe.training.per_device_train_batch_size, recipe.training.bf16
-        speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, bf16=bf16)
-    price = recipe.training.usd_per_hour
+        rows = training.per_device_train_batch_size
+        speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, bf16=training.bf16)
+    price = training.usd_per_hour
     planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed, measured=measures)
     if options.json:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
@@ -92,7 +92,7 @@ def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]
     """
     options = requested.options
     if options.gpu is None:
-        here = find_accelerator(use_cpu=requested.training.use_cpu)
+        here = hardware.find_accelerator(use_cpu=requested.training.use_cpu)
         return dataclasses.replace(here, count=options.n or (here.count if here.kind == "cuda" else 1)), []
     if options.dist or options.memory or options.volume_gb:
         raise UserError("--dist, --memory and --volume_gb check this machine, but --gpu plans for another machine.")
@@ -127,23 +127,60 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
     """Check the devices, limits, data, disks and (with --dist) links of this machine."""
     import torch
 
-    from gpt2_repro.preflight import machine
+    from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.preflight.links import check_all_reduce
 
-    options, training, data = recipe.options, recipe.training, recipe.data
-    rules = {"use_cpu": training.use_cpu, "accept_any_hardware": training.accept_any_hardware}
-    rows, compiles = training.per_device_train_batch_size, training.torch_compile
-    needs = [environment.Need("data", Path(data.dataset_dir), work.missing_bytes)]
-    needs.append(environment.Need("the run", Path(training.output_dir or "runs"), work.run_bytes))
+    options, folder = recipe.options, Path(recipe.data.dataset_dir)
+    needs = [environment.Need("data", folder, work.missing_bytes)]
+    needs.append(environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes))
     volume_bytes = int(options.volume_gb * 1e9) if options.volume_gb else None
-    findings = machine.check_devices(
-        data, recipe.model, rows=rows, bf16=training.bf16, torch_compile=compiles, rules=rules
-    )
-    findings += [*environment.check_limits(), machine.check_data(data, typed=recipe.typed, recipe=recipe.path)]
+
+    def fit() -> str:
+        data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        return f"{data.path} has the settings of the recipe"
+
+    is_prepared = (folder / MANIFEST).is_file()
+    data = _judge("data", fit) if is_prepared else Finding("!", "data", f"{folder} is not prepared yet")
+    findings = [*_check_devices(recipe), *environment.check_limits(), data]
     findings += environment.check_room(needs, volume_bytes=volume_bytes)
     if options.dist:
         findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
     return findings
+
+
+def _check_devices(recipe: "TrainingRecipe") -> list[Finding]:
+    """Check the driver, the devices, and whether they support precision, torch.compile and attention of a recipe."""
+    from gpt2_repro.model.attention import Machine, choose_attention
+    from gpt2_repro.model.configuration import build_config
+
+    training, model, length = recipe.training, recipe.model, recipe.data.sequence_length
+    version = hardware.nvidia_driver()
+    driver = Finding("✓" if version else "!", "driver", version or "no NVIDIA device")
+    try:
+        on_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=training.accept_any_hardware)
+    except UserError as error:
+        return [driver, Finding("✗", "device", str(error))]
+    rules = {"use_cpu": on_cpu, "accept_any_hardware": training.accept_any_hardware}
+    machine = Machine(not on_cpu, training.bf16, length, document_mask=model.document_mask)
+    config = build_config(model, sequence_length=length, vocab_size=128)
+    rows, attention = training.per_device_train_batch_size, model.attn_implementation
+    here = hardware.find_accelerator(use_cpu=on_cpu)
+    gpus = f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
+    return [
+        driver,
+        Finding("✓", "device", f"the CPU, {hardware.cpu_cores()} cores" if on_cpu else gpus),
+        _judge("precision", lambda: hardware.choose_bf16(training.bf16, **rules)[1]),
+        _judge("torch.compile", lambda: "on" if hardware.choose_compile(training.torch_compile, **rules) else "off"),
+        _judge("attention", lambda: choose_attention(attention, machine, config, rows=rows)),
+    ]
+
+
+def _judge(about: str, rule: Callable[[], object]) -> Finding:
+    """Return a finding with what `rule` returns, or with its UserError."""
+    try:
+        return Finding("✓", about, str(rule()))
+    except UserError as error:
+        return Finding("✗", about, str(error))
 
 
 def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows: int, gpus: int) -> Finding:
@@ -165,22 +202,17 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
         short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
         # Pass the folder as an option, because then only the form of its rows must match the recipe.
         fixed = {"dataset_dir": data.dataset_dir, **silent, **short}
-
-        def fits(trial: memory.MemoryTrial) -> bool:
+        for trial in memory.trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing):
             tokens = 2 * trial.micro_batch * data.sequence_length * gpus  # two forward passes per step
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
             options = fixed | {"output_dir": run, "tokens_per_step": tokens}
             words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-            launcher = recommended_launcher().command(gpus)
-            return memory.fits_in_memory([*launcher, str(ROOT / "train.py"), str(path), *words], trial)
-
-        trials = memory.trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing)
-        try:
-            best = next(filter(fits, trials), None)
-        except UserError as error:
-            return Finding("✗", "memory", str(error))
-    if best:
-        return Finding("✓", "memory", f"fits: {' '.join(best.options)}")
+            command = [*recommended_launcher().command(gpus), str(ROOT / "train.py"), str(path), *words]
+            try:
+                if memory.fits_in_memory(command, trial):
+                    return Finding("✓", "memory", f"fits: {' '.join(trial.options)}")
+            except UserError as error:
+                return Finding("✗", "memory", str(error))
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU")
 
 

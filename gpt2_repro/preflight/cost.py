@@ -16,8 +16,6 @@ from gpt2_repro.text import Cell, Table, duration
 GPT2_FLOPS_PER_TOKEN = 855e6
 # Assumed minutes that a rented machine needs before and after training. The first start installs and compiles.
 BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
-# Items of the budget that do not apply to a run on this computer's CPU.
-NOT_ON_CPU = ("boot", "environment", "compiling", "evaluation", "sync")
 SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
 SYNC_BYTES_PER_SECOND = 50e6
 
@@ -36,19 +34,13 @@ class Price(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A type of GPU and its training speed with GPT-2 124M.
+    """A type of GPU and its training speed with GPT-2 124M."""
 
-    Args:
-        card: name of the GPU in cards.yaml and in printed tables, such as `A100 SXM 80 GB`.
-        name: words that identify the GPU in the name that the driver reports.
-        speed: where `tokens_per_second` was published, or how `tokens_per_second` was estimated.
-    """
-
-    card: str
-    name: str
+    card: str  # such as `A100 SXM 80 GB`
+    name: str  # words that identify the GPU in the name that the driver reports
     memory_gb: int
     tokens_per_second: float
-    speed: str
+    speed: str  # where the speed was published, or how it was estimated
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
@@ -61,13 +53,7 @@ PRICES = tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 def price_of(name: str) -> Price | None:
     """Return the first list price of the first card that matches `name`, or None."""
-    card = card_of(name)
-    return next((row for row in PRICES if card and row.card == card.card), None)
-
-
-def card_of(name: str) -> Card | None:
-    """Return the first card that matches `name`, or None if no card matches."""
-    return next(iter(cards_named(name)), None)
+    return next((price for card in cards_named(name)[:1] for price in PRICES if price.card == card.card), None)
 
 
 def cards_named(name: str) -> list[Card]:
@@ -90,83 +76,65 @@ def _words(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The computation, storage and memory that a run needs.
-
-    Args:
-        flops: FLOPs of all training tokens.
-        parameters: number of parameters, including those for the padding of the vocabulary.
-        vocab_size: size of the vocabulary, including padding.
-        eval_tokens: tokens of all validations.
-        hellaswag_tokens: tokens of all HellaSwag evaluations.
-        saves: number of checkpoints that are saved because of `save_steps`.
-        kept: number of checkpoints in the run directory when the run has ended.
-        save_minutes: longest time between two checkpoints, 0 for no limit.
-        run_bytes: peak disk space of the run directory.
-        missing_bytes: peak disk space of the data preparation, 0 if the data is prepared.
-        is_fast: whether the training is compiled and in bf16, without activation checkpointing, as for the speeds in
-            cards.yaml.
-    """
+    """The computation, storage and memory that a run needs."""
 
     tokens: int
     steps: int
-    flops: float
-    parameters: int
-    vocab_size: int
-    eval_tokens: int
-    hellaswag_tokens: int
+    flops: float  # of all training tokens
+    parameters: int  # with those for the padding of the vocabulary
+    vocab_size: int  # with padding
+    eval_tokens: int  # of all validations
+    hellaswag_tokens: int  # of all HellaSwag evaluations
     samples: int
-    saves: int
-    kept: int
-    save_minutes: float
+    saves: int  # checkpoints that are saved because of `save_steps`
+    kept: int  # checkpoints in the run directory when the run has ended
+    save_minutes: float  # longest time between two checkpoints, 0 for no limit
     checkpoint_bytes: int
     final_bytes: int
     run_bytes: int  # the kept checkpoints, the rolling one, the best, one being written, and the final model
     data_bytes: float
-    missing_bytes: float
+    missing_bytes: float  # peak of the data preparation, 0 if the data is prepared
     model_type: str
-    is_fast: bool
+    is_fast: bool  # compiled, in bf16 and without activation checkpointing, as for the speeds in cards.yaml
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
-    """Return how many minutes each activity on a rented machine takes.
+    """Return name, minutes and basis of each activity on a rented machine, or on this CPU if `basis` is "measured".
 
-    Each item has the keys `name`, `minutes` and `basis`.
-
-    Args:
-        tokens_per_second: training speed of all GPUs together.
-        basis: source of the speed: "published", "estimated", "typed" (passed as an option) or "measured" (on this
-            CPU).
+    The other bases of the speed, of all GPUs together, are "published", "estimated" and "typed" (passed as an option).
     """
-    training = work.tokens / tokens_per_second / 60
+    training, rented = work.tokens / tokens_per_second / 60, basis != "measured"
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
-    entries: list[tuple[str, float, str]] = [
-        ("boot", BOOT, "assumed"),
-        ("environment", ENVIRONMENT, "assumed"),
-        ("compiling", COMPILING, "assumed"),
-        ("training steps", training, basis),
+    copied = work.kept * work.checkpoint_bytes + work.final_bytes  # by runpod/run_and_stop.sh
+    minutes = {
+        "boot": BOOT * rented,
+        "environment": ENVIRONMENT * rented,
+        "compiling": COMPILING * rented,
+        "training steps": training,
         # Three times as fast as training: a forward pass takes a third of the time of a training pass.
-        ("validation", work.eval_tokens / 3 / tokens_per_second / 60, basis),
-        ("HellaSwag", work.hellaswag_tokens / 3 / tokens_per_second / 60, basis),
-        ("samples", work.samples * SAMPLE_SECONDS / 60, "assumed"),
-        ("saving", saves * SAVE_SECONDS / 60, "assumed"),
-        ("evaluation", EVALUATION, "assumed"),
-        # runpod/run_and_stop.sh copies the run directory.
-        ("sync", (work.kept * work.checkpoint_bytes + work.final_bytes) / SYNC_BYTES_PER_SECOND / 60, "assumed"),
+        "validation": work.eval_tokens / 3 / tokens_per_second / 60,
+        "HellaSwag": work.hellaswag_tokens / 3 / tokens_per_second / 60,
+        "samples": work.samples * SAMPLE_SECONDS / 60,
+        "saving": saves * SAVE_SECONDS / 60,
+        "evaluation": EVALUATION * rented,
+        "sync": copied / SYNC_BYTES_PER_SECOND / 60 * rented,
+    }
+    bases = dict.fromkeys(("training steps", "validation", "HellaSwag"), basis)
+    return [
+        {"name": name, "minutes": time, "basis": bases.get(name, "assumed")} for name, time in minutes.items() if time
     ]
-    left_out = NOT_ON_CPU if basis == "measured" else ()
-    entries = [entry for entry in entries if entry[1] and entry[0] not in left_out]
-    return [{"name": name, "minutes": minutes, "basis": basis} for name, minutes, basis in entries]
 
 
 def ranking() -> list[dict[str, Any]]:
     """Return what GPT-2 124M on 10B tokens costs at each list price, cheapest first."""
-    offers = []
-    for price in PRICES:
-        if card := card_of(price.card):
-            # Training steps only, without start-up, validation, saving and evaluation.
-            hours = 10e9 / card.tokens_per_second / 3600
-            cost = {"usd": hours * price.usd_per_hour, "hours": hours, "speed": card.speed}
-            offers.append(price._asdict() | cost)
+    cards = {card.card: card for card in CARDS}
+    # Training steps only, without start-up, validation, saving and evaluation.
+    hours = {name: 10e9 / card.tokens_per_second / 3600 for name, card in cards.items()}
+    offers = [
+        price._asdict()
+        | {"usd": hours[price.card] * price.usd_per_hour, "hours": hours[price.card], "speed": cards[price.card].speed}
+        for price in PRICES
+    ]
     return sorted(offers, key=lambda offer: offer["usd"])
 
 
@@ -188,7 +156,7 @@ def plan_on(
         speed: tokens per second of all GPUs together, None for the speed in cards.yaml.
         measured: whether `speed` was measured on this CPU.
     """
-    card, price = card_of(name), price_of(name)
+    card, price = next(iter(cards_named(name)), None), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
     is_124m = work.model_type == "gpt2" and abs(ratio - 1) <= 0.02
     basis = "measured" if measured else "typed"
@@ -203,14 +171,9 @@ def plan_on(
     priced = "passed as an option" if usd_per_hour else str(price) if price else None
     entries = budget(work, speed, basis=basis) if speed else []
     minutes = sum(entry["minutes"] for entry in entries)
+    machine = {"card": card.card if card else name, "cards": cards, "memory_gb": card.memory_gb if card else None}
     return {
-        "machine": {
-            "card": card.card if card else name,
-            "cards": cards,
-            "memory_gb": card.memory_gb if card else None,
-            "tokens_per_second": speed,
-            "usd_per_hour": paid,
-        },
+        "machine": machine | {"tokens_per_second": speed, "usd_per_hour": paid},
         "speed": source,
         "price": priced,
         "work": dataclasses.asdict(work),

@@ -30,12 +30,12 @@ def check_python(requirements: Path) -> list[Finding]:
 
     supported = sys.version_info >= (3, 11)
     words = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
-    found = [Finding("✓" if supported else "✗", "python", words)]
-    lines = requirements.read_text(encoding="utf-8").splitlines() if requirements.is_file() else []
+    lines = requirements.read_text(encoding="utf-8").splitlines()
     needed = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
     checked = [_check_package(one) for one in needed if one.marker is None or one.marker.evaluate()]
     # Packages that are not in PACKAGES are listed only if their check fails.
-    return found + [finding for finding in checked if finding.mark != "✓" or finding.about in PACKAGES]
+    shown = [finding for finding in checked if finding.mark != "✓" or finding.about in PACKAGES]
+    return [Finding("✓" if supported else "✗", "python", words), *shown]
 
 
 def _check_package(needed: "Requirement") -> Finding:
@@ -83,13 +83,13 @@ def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> lis
             applies to it.
         volume_bytes: size of the rented network volume that contains the data folder, or None for a local disk.
     """
-    places: dict[int, list[Need]] = {}
+    disks: dict[int, list[Need]] = {}
     for need in needs:
-        places.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
-    return [_check_place(needs, None if number else volume_bytes) for number, needs in enumerate(places.values())]
+        disks.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
+    return [_check_disk(needs, None if number else volume_bytes) for number, needs in enumerate(disks.values())]
 
 
-def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
+def _check_disk(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
     there = _existing(needs[0].folder)
     for need in needs:
         inside = need.folder.resolve()
@@ -100,7 +100,10 @@ def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
     if volume_bytes is None:
         free, how = shutil.disk_usage(there).free, "free"
     else:
-        free, how = volume_bytes - _used_bytes(there), f"free of the volume's {size(volume_bytes)}"
+        mount = next(path for path in (there, *there.parents) if path.is_mount())
+        command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
+        used = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0]
+        free, how = volume_bytes - int(used), f"free of the volume's {size(volume_bytes)}"
     to_come = " and ".join(f"{size(need.bytes)} for {need.what} in {need.folder}" for need in needs)
     said = f"{size(max(0, free))} {how}; needed: {to_come}"
     if free >= sum(need.bytes for need in needs):
@@ -114,18 +117,11 @@ def _existing(folder: Path) -> Path:
     return next(path for path in (resolved, *resolved.parents) if path.is_dir())
 
 
-def _used_bytes(folder: Path) -> int:
-    """Return how many bytes are used on a folder's file system."""
-    mount = next(path for path in (folder, *folder.parents) if path.is_mount())
-    command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0])
-
-
 def run_command(command: Sequence[str], seconds: float, **variables: str) -> tuple[int, str]:
     """Return a command's exit code (124 after `seconds`) and its output."""
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": os.environ | variables}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": os.environ | variables}
     try:
-        done = subprocess.run(command, text=True, errors="replace", timeout=seconds, **options)
+        done = subprocess.run(command, text=True, errors="replace", timeout=seconds, **pipes)
     except subprocess.TimeoutExpired:
         return 124, f"not finished after {seconds:.0f} s"
     return done.returncode, done.stdout

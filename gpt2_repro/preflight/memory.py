@@ -44,27 +44,22 @@ class MemoryEstimate(NamedTuple):
     """An estimate of the memory that one GPU needs in a training step.
 
     Document masks, dropout and eager attention need more memory than estimated.
-
-    Args:
-        ranks: number of processes.
-        sharded: whether the optimizer state is divided among the processes (ZeRO-1). If false (DDP or one
-            process), the weights are fp32, and autocast computes in bf16.
-        chunk: number of tokens whose logits are in memory at the same time.
-        state_bytes: bytes per parameter for the fp32 master weights and the optimizer state.
     """
 
     model_type: str
     parameters: int
-    ranks: int
+    ranks: int  # processes
     n_layer: int
     n_embd: int
     sequence_length: int
     vocab_size: int
-    chunk: int
+    chunk: int  # tokens whose logits are in memory at the same time
     bf16: bool = True
     compiled: bool = True
+    # Whether the optimizer state is divided among the processes (ZeRO-1). If not (DDP or one process), the weights are
+    # fp32, and autocast computes in bf16.
     sharded: bool = True
-    state_bytes: int = 12
+    state_bytes: int = 12  # per parameter, for the fp32 master weights and the optimizer state
 
     def bytes_of(self, trial: MemoryTrial) -> float:
         """Return the GPU memory in bytes of a training step with the setting `trial`."""

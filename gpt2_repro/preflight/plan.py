@@ -1,8 +1,10 @@
-"""Describe a run: parameters, batches, length, FLOPs and sizes on disk."""
+"""Describe a run: parameters, batches, length, FLOPs and sizes on disk. Measure the speed of a CPU."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
@@ -14,6 +16,9 @@ from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.text import Cell, Table, size
+
+
+CPU_PASSES, CPU_PASS_FLOPS = 3, 2e11
 
 
 def run_lines(
@@ -71,3 +76,27 @@ def division(plan: BatchPlan | UserError) -> str:
     a_pass = f"at most {plan.positions_per_pass:,} positions" if plan.by_length else f"{plan.micro_batch_size} rows"
     gpus = f"{plan.num_processes} GPU{'s' * (plan.num_processes > 1)}"
     return f"{a_pass} x {gpus} x {plan.gradient_accumulation_steps} accumulation steps"
+
+
+def measure_cpu(data: DataArguments, model: ModelArguments, work: Workload, *, rows: int, bf16: bool) -> float:
+    """Return the tokens per second of this CPU, with fewer rows if a pass would take long."""
+    import torch
+
+    from gpt2_repro.model.build import build_model
+    from gpt2_repro.model.configuration import build_config
+
+    length = data.sequence_length
+    rows = max(1, min(rows, int(CPU_PASS_FLOPS * work.tokens / work.flops / length)))
+    config = build_config(model, sequence_length=length, vocab_size=work.vocab_size)
+    built = build_model(config, attention="causal_sdpa").train()
+    bf16 = hardware.choose_bf16(bf16, use_cpu=True, accept_any_hardware=True)[0]
+    ids = torch.randint(work.vocab_size, (rows, length))
+    fastest = float("inf")
+    for _ in range(CPU_PASSES):
+        began = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = built(input_ids=ids, shift_labels=ids).loss
+        loss.backward()
+        built.zero_grad()
+        fastest = min(fastest, time.perf_counter() - began)
+    return ids.numel() / fastest

@@ -22,23 +22,21 @@ ABOVE_BEST = 0.5  # nats by which the smoothed training loss may exceed its lowe
 STEPS = 100  # time constant for smoothing the training loss, in optimizer steps
 
 
-def findings(run: Run, now: datetime.datetime) -> list[Finding]:
-    """Return the results of all health checks of a run. `now` must have a time zone."""
-    return [_check_state(run, now), *_check_files(run), *_check_losses(run), *_check_speed(run)]
+def findings(run: Run) -> list[Finding]:
+    """Return the results of all health checks of a run."""
+    return [_check_state(run), *_check_files(run), *_check_losses(run), *_check_speed(run)]
 
 
-def _check_state(run: Run, now: datetime.datetime) -> Finding:
+def _check_state(run: Run) -> Finding:
     state, text = run.status.state, f"{run.name}: {run.status.state}, {progress(run)}"
     if state in ("failed", "diverged"):
         return Finding("✗", "state", f"{text}: {run.status.reason or 'no reason was recorded'}")
-    try:
-        updated = datetime.datetime.fromisoformat(run.status.updated or "")
-        silent = (now - updated).total_seconds() if state == "running" else 0
-    except (ValueError, TypeError):  # no time or no time zone
-        silent = 0
-    if silent > SILENT_SECONDS:
-        text += f", last status update {duration(silent)} ago: the run hangs or was killed"
-        return Finding("✗", "state", text)
+    if state == "running" and run.status.updated:
+        updated = datetime.datetime.fromisoformat(run.status.updated)
+        silent = (datetime.datetime.now(datetime.UTC) - updated).total_seconds()
+        if silent > SILENT_SECONDS:
+            text += f", last status update {duration(silent)} ago: the run hangs or was killed"
+            return Finding("✗", "state", text)
     return Finding("✓" if state in ("running", "complete") else "!", "state", text)
 
 

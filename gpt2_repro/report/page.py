@@ -12,8 +12,9 @@ from typing import Any
 
 import jinja2
 
+from gpt2_repro.evaluation.model_card import deviation_table
 from gpt2_repro.files import write_whole
-from gpt2_repro.report.read import Run, mapping, values
+from gpt2_repro.report.read import Run, values
 from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.text import Cell, Table, count, duration
 
@@ -27,14 +28,15 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
 
     labels = label_runs(runs)
     pictures = figures(runs, labels)
-    for name, picture in pictures.items() if folder else ():
-        write_whole(Path(folder or "", f"{name}.png"), picture.png)
+    if folder:
+        for name, picture in pictures.items():
+            write_whole(folder / f"{name}.png", picture)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
-    tables = (progress, key_numbers, evaluation_table, time_table, deviation_table, sample_text)
+    tables = (progress, key_numbers, time_table, deviation_table, sample_text)
     html = environment.get_template("page.html.j2").render(
         {function.__name__: function for function in tables},
         runs=list(zip(runs, labels, strict=True)),
@@ -55,21 +57,19 @@ def label_runs(runs: Sequence[Run]) -> list[str]:
 
 def summary(run: Run, page: Path) -> list[str]:
     """Return the summary of a run for the terminal. The last line names `page`."""
-    lines = [f"{run.name}: {run.status.state}, {progress(run)}"]
-    lines += [f"  {run.status.reason}"] if run.status.reason else []
-    rows = [[Cell(label), Cell(text, "number"), Cell(note)] for label, text, note in key_numbers(run)]
-    lines += [f"  {line}" for line in Table(["", "", ""], rows).lines()[1:]]
-    if run.comparison and run.comparison.rows:
-        lines += ["", *(f"  {line}" for line in evaluation_table(run, is_brief=True).lines()), ""]
-    if limit := run.comparison and run.comparison.limit:
-        lines.append(f"  Only the first {limit} examples per task were scored. Published scores cannot be compared.")
-    lines += [f"  {sentence}" for sentence in run.missing().values()]
+    numbers = [[Cell(label), Cell(text, "number"), Cell(note)] for label, text, note in key_numbers(run)]
+    lines = [*filter(None, [run.status.reason]), *Table(["", "", ""], numbers).lines()[1:]]
+    if run.comparison:
+        rows = [row for row in run.comparison.rows if not re.search("perplexity|nats_per_token", row.metric)]
+        lines += ["", *dataclasses.replace(run.comparison, rows=rows or run.comparison.rows).table().lines(), ""]
+    lines += run.missing().values()
     if run.samples:
         newest = run.samples[-1]
-        line = " ".join(f"{newest['prompt']}{sample_text(newest)}".split())[:SAMPLE_CHARACTERS]
-        printable = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line)
-        lines.append(textwrap.fill(f"sample: {printable}", 100, initial_indent="  ", subsequent_indent="    "))
-    return [*lines, f"  report: {page}"]
+        text = " ".join(f"{newest['prompt']}{sample_text(newest)}".split())[:SAMPLE_CHARACTERS]
+        printable = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+        lines += textwrap.wrap(f"sample: {printable}", 98, subsequent_indent="  ")
+    lines.append(f"report: {page}")
+    return [f"{run.name}: {run.status.state}, {progress(run)}", *(f"  {line}".rstrip() for line in lines)]
 
 
 def progress(run: Run) -> str:
@@ -124,23 +124,14 @@ def _median(run: Run, key: str) -> float | None:
 def not_comparable(runs: Sequence[Run]) -> list[str]:
     """Return the reasons why the numbers of the runs cannot be compared."""
     data, reasons = [run.environment.data for run in runs], []
-    if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
-        reasons.append(
-            "The runs use different tokenizers. Compare only their bits per byte (evaluate.sh with all runs)."
-        )
-    elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
+    if len({one.get("tokenizer_sha256") for one in data} - {None}) > 1:
+        text = "The runs use different tokenizers. Compare only their bits per byte (evaluate.sh with all runs)."
+        reasons.append(text)
+    elif len({one.get("sha256", {}).get("validation") for one in data} - {None}) > 1:
         reasons.append("The runs use different validation sets. Task scores can be compared, but losses cannot.")
     if len({_last(run, "hellaswag_items") for run in runs} - {None}) > 1:
         reasons.append("The runs were scored on different HellaSwag items. Their accuracies cannot be compared.")
     return reasons
-
-
-def evaluation_table(run: Run, *, is_brief: bool = False) -> Table:
-    """Return the table of scores. `is_brief` omits perplexities if others exist."""
-    if not run.comparison:
-        return Table([], [])
-    others = [row for row in run.comparison.rows if not re.search("perplexity|nats_per_token", row.metric)]
-    return dataclasses.replace(run.comparison, rows=is_brief and others or run.comparison.rows).table()
 
 
 def sample_text(sample: dict[str, Any]) -> str:
@@ -154,13 +145,6 @@ def time_table(run: Run) -> Table:
     rows = breakdown(run.status.time_breakdown, usd_per_hour=price)
     headers = ["activity", "time", "share", *(["cost"] if price else [])]
     return Table(headers, [[Cell(row[0]), *(Cell(text, "number") for text in row[1:])] for row in rows])
-
-
-def deviation_table(run: Run) -> Table:
-    """Return a table of the training settings that differ from recipes/gpt2_124m.yaml."""
-    deviations = run.environment.deviations or []
-    rows = [[Cell(str(its.get(key, "–"))) for key in ("field", "run", "recipe")] for its in deviations]
-    return Table(["field", "this run", "gpt2_124m"], rows)
 
 
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
@@ -177,9 +161,9 @@ def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Return a table of the recipe fields whose values differ between the runs."""
     recipes = [
-        {(section, key): str(value) for section in run.recipe for key, value in mapping(run.recipe[section]).items()}
+        {f"{section}.{key}": str(value) for section, keys in run.recipe.items() for key, value in keys.items()}
         for run in runs
     ]
-    keys = dict.fromkeys(key for recipe in recipes for key in recipe)
-    rows = [[".".join(key), *(recipe.get(key, "–") for recipe in recipes)] for key in keys]
+    fields = dict.fromkeys(field for recipe in recipes for field in recipe)
+    rows = [[field, *(recipe.get(field, "–") for recipe in recipes)] for field in fields]
     return Table(["field", *labels], [[Cell(text) for text in row] for row in rows if len(set(row[1:])) > 1])

@@ -1,4 +1,4 @@
-"""Draw three figures about one or more runs, as PNG images with captions."""
+"""Draw three figures about one or more runs, as PNG images."""
 
 import io
 import itertools
@@ -6,9 +6,11 @@ import math
 import statistics
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -21,52 +23,20 @@ from gpt2_repro.text import count
 # The colour-blind-safe palette of Okabe and Ito, without yellow, which is hard to see on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a0508a", "#a4262c", "#56b4e9")
 GREY, GREEN = "#5a5f66", "#009e73"
-STYLE: dict[Any, Any] = {
-    "figure.figsize": (4.8, 3.3),  # inches; small, so that the text is readable on a phone
-    "figure.dpi": 180,
-    "figure.constrained_layout.use": True,
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e8eb",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.markersize": 3,
-}
-CAPTIONS = {
-    "loss": "Nats per token; lower is better. Lines: training loss, smoothed. Dots: validation loss. Dashed: n-gram "
-    "models of the training split, and GPT-2's published loss on this validation set. A steep first part of the curves "
-    "is above the frame.",
-    "hellaswag": "Accuracy during training in llm.c's completion style: the ending with the lowest loss per token is "
-    "chosen. The evaluation task hellaswag changes the text before scoring, so its scores differ. Dashed: models of the "
-    "nearest size, as reported by llm.c.",
-    "training": "Learning rate, gradient norm before clipping, and tokens per second of all processes.",
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
-class Picture(NamedTuple):
-    """A figure as PNG bytes, and a caption."""
-
-    png: bytes
-    caption: str
-
-
-def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Picture]:
-    """Return the figures with logged values by file name without extension."""
-    loss = any(points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0] for run in runs)
-    hellaswag = any(points(run.validation, "hellaswag_acc")[0] for run in runs)
-    training = any(points(run.training, "learning_rate")[0] for run in runs)
+def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, bytes]:
+    """Return the figures that have data as PNG images, by file name without extension."""
     pictures = {}
-    for draw, logged in ((draw_loss, loss), (draw_hellaswag, hellaswag), (draw_training, training)):
-        with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    for name, draw in {"loss": draw_loss, "hellaswag": draw_hellaswag, "training": draw_training}.items():
+        with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # the font lacks some scripts; such names are drawn as boxes
-            figure, buffer, name = Figure(facecolor="white"), io.BytesIO(), draw.__name__.removeprefix("draw_")
-            if logged:
-                draw(figure, runs, [label[-30:] for label in labels])
+            figure, buffer = Figure(facecolor="white"), io.BytesIO()
+            draw(figure, runs, [label[-30:] for label in labels])
+            if any(map(_has_data, figure.axes)):
                 figure.savefig(buffer, format="png")
-                pictures[name] = Picture(buffer.getvalue(), CAPTIONS[name])
+                pictures[name] = buffer.getvalue()
     return pictures
 
 
@@ -80,8 +50,7 @@ def smooth(numbers: Sequence[float]) -> list[float]:
 def draw_loss(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     """Draw training and validation losses. Of several runs, only the main validation sets are drawn."""
     axes, is_single = figure.subplots(), len(runs) == 1
-    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        colour = COLOURS[number % len(COLOURS)]
+    for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
         tokens, losses = points(run.training, "loss")
         if is_single:
             axes.plot(tokens, losses, color=COLOURS[-1], linewidth=0.8)
@@ -91,45 +60,39 @@ def draw_loss(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> Non
             sets |= {f"eval_{name}_loss": name for name in run.further_sets}
         for (key, name), other in zip(sets.items(), itertools.cycle(COLOURS[1:])):
             tokens, losses = points(run.validation, key)
-            if losses:
-                label = f"{name} {losses[-1]:.3f}"
-                axes.plot(tokens, losses, "o", color=other if is_single else colour, label=label)
+            last = f"{name} {losses[-1]:.3f}" if losses else None
+            axes.plot(tokens, losses, "o", color=other if is_single else colour, label=last)
     leave_out_beginning(axes)
     run = next((run for run in runs if run.environment.reference), runs[0])
     rows = [row for row in run.validation if run.environment.reference and values([row], "tokens")]
-    limits = [(row["tokens"], *limit) for row in rows if (limit := band(int(row["step"])))]
-    if limits:
+    if limits := [(row["tokens"], *limit) for row in rows if (limit := band(int(row["step"])))]:
         positions, lows, highs = zip(*limits, strict=True)
         axes.fill_between(positions, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
-    axes.set_ylabel("loss (nats per token)")
-    _finish(axes, [run.reference_losses for run in runs], "{:.3f}")
+    _finish(axes, "loss (nats per token)", [run.reference_losses for run in runs], "{:.3f}")
 
 
 def draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     axes = figure.subplots()
-    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+    for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
         tokens, scores = points(run.validation, "hellaswag_acc")
         if scores:
-            axes.plot(tokens, scores, "o-", color=COLOURS[number % len(COLOURS)], label=f"{label} {scores[-1]:.4f}")
-    axes.set_ylabel("HellaSwag accuracy")
-    _finish(axes, [run.reference_scores for run in runs], "{:.4f}")
+            axes.plot(tokens, scores, "o-", color=colour, label=f"{label} {scores[-1]:.4f}")
+    _finish(axes, "HellaSwag accuracy", [run.reference_scores for run in runs], "{:.4f}")
 
 
 def draw_training(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     names = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens/s"}
-    keys = [key for key in names if any(values(run.training, key) for run in runs)]
+    keys = [key for key in names if any(values(run.training, key) for run in runs)] or ["learning_rate"]
     figure.set_size_inches(4.8, 0.5 + 1.4 * len(keys))
     panels = figure.subplots(len(keys), sharex=True, squeeze=False)[:, 0]
     for axes, key in zip(panels, keys, strict=True):
-        for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": "." if len(run.training) < 10 else ""}
+        for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
             name = label if len(runs) > 1 and axes is panels[0] else None
-            axes.plot(*points(run.training, key), linewidth=1, label=name, **style)
+            marker = "." if len(run.training) < 10 else ""
+            axes.plot(*points(run.training, key), linewidth=1, label=name, color=colour, marker=marker)
         leave_out_beginning(axes) if key == "grad_norm" else axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(_thousands if key == "tokens_per_second" else "{x:g}")
-        axes.set_ylabel(names[key])
-    _finish(panels[-1], [])
-    _draw_legend(panels[0])
+        _finish(axes, names[key])
 
 
 def leave_out_beginning(axes: Axes) -> None:
@@ -144,23 +107,25 @@ def leave_out_beginning(axes: Axes) -> None:
         axes.set_ylim(min(every) - 0.1 * height, max(later) + 0.2 * height)
 
 
-def _finish(axes: Axes, references: Sequence[dict[str, float]], form: str = "") -> None:
-    """Draw the reference lines that all runs share, the token axis and the legend."""
+def _finish(axes: Axes, name: str, references: Sequence[dict[str, float]] = (), form: str = "") -> None:
+    """Draw the reference lines that all runs share, the axes' labels, and the legend above the plot area."""
+    if not _has_data(axes):
+        return
     shared = set.intersection(*(set(lines.items()) for lines in references)) if references else set()
     top = math.inf if axes.get_autoscaley_on() else axes.get_ylim()[1]
     visible = sorted((value, name) for name, value in shared if value <= top)
-    for (value, name), style in zip(visible, itertools.cycle(("--", ":", "-."))):
-        axes.axhline(value, color=GREY, linewidth=1, linestyle=style, label=f"{name} {form.format(value)}")
-    axes.set_xlabel("tokens trained")
+    for (value, reference), style in zip(visible, itertools.cycle(("--", ":", "-."))):
+        axes.axhline(value, color=GREY, linewidth=1, linestyle=style, label=f"{reference} {form.format(value)}")
+    axes.set(xlabel="tokens trained", ylabel=name)
     axes.xaxis.set_major_formatter(_thousands)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    _draw_legend(axes)
-
-
-def _draw_legend(axes: Axes) -> None:
-    """Draw the legend above the plot area."""
+    axes.label_outer()
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+
+
+def _has_data(axes: Axes) -> bool:
+    return any(np.size(line.get_xdata()) for line in axes.lines)
 
 
 def _thousands(value: float, _: float) -> str:

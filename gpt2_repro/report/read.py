@@ -67,8 +67,8 @@ class Run:
         GPT-2's published loss is included only if the run validates on the same tokens.
         """
         data, tokens = self.environment.data, values(self.validation, "eval_tokens") or [0]
-        published = published_loss(self.baseline, mapping(data.get("request")), tokens[-1])
-        losses = numbers_in(mapping(data.get("reference_losses")))
+        published = published_loss(self.baseline, data.get("request", {}), tokens[-1])
+        losses = numbers_in(data.get("reference_losses", {}))
         return losses if published is None else losses | {self.baseline.name: published}
 
     @property
@@ -80,11 +80,13 @@ class Run:
 
     def missing(self) -> dict[str, str]:
         """Return one sentence for each part of the report, such as "training", without data."""
+        limit = self.comparison and self.comparison.limit
         reasons = {
             "training": (self.training, f"No training step has been logged yet ({METRICS})."),
             "validation": (self.validation, f"No validation loss has been logged yet ({METRICS})."),
             "samples": (self.samples, f"No samples have been written yet ({SAMPLES})."),
             "evaluation": (self.comparison, f"Not evaluated yet. Run: bash evaluate.sh {self.path}"),
+            "limit": (not limit, f"Only {limit} examples of each task were scored. These are not benchmark scores."),
             "recipe": (self.recipe_text, f"The file {RECIPE} is missing."),
             "environment": (self.environment_text, f"The file {ENVIRONMENT} is missing."),
             "lines": (not self.broken_lines, f"Damaged lines in {METRICS}: {self.broken_lines}."),
@@ -100,6 +102,8 @@ def read_run(path: Path) -> Run:
     if damaged := record.damaged():
         raise UserError(f"{damaged} is damaged. Repair or delete the file.")
     metrics, broken_lines = events.read(record.metrics)
+    # A resumed run writes some samples a second time.
+    samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
     training = _last_per_step(row for row in metrics if "loss" in row)
     environment, status = record.environment(), record.status()
     if training and not status.tokens:  # the status of step 0. The log may be further.
@@ -115,16 +119,11 @@ def read_run(path: Path) -> Run:
         status=dataclasses.replace(status, state=status.state or "unknown", max_steps=planned),
         training=training,
         validation=_last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row)),
-        samples=_samples(events.read(record.samples)[0]),
-        comparison=_read(path / COMPARISON, _comparison),
+        samples=sorted(samples.values(), key=lambda sample: sample["step"]),
+        comparison=_read(path / COMPARISON, Comparison.from_json),
         diagnosis=_read(path / DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text))) or {},
         broken_lines=broken_lines,
     )
-
-
-def mapping(value: object) -> dict[str, Any]:
-    """Return `value` as a dict if it is a mapping, else an empty dict."""
-    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def values(rows: Sequence[Row], key: str) -> list[float]:
@@ -138,34 +137,17 @@ def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     return values(complete, "tokens"), values(complete, key)
 
 
-def _comparison(text: str) -> Comparison:
-    comparison = Comparison.from_json(text)
-    comparison.table()  # fails if a value that the report shows is missing
-    return comparison
-
-
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        fix = "Delete the file and repeat the command that wrote it (evaluate.sh or gpt2_repro.diagnose)"
-        raise UserError(f"{path} is damaged ({in_a_line(error)}). {fix}.") from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({in_a_line(error)}). Repeat the command that wrote it.") from None
 
 
 def numbers_in(event: Mapping[str, Any]) -> Row:
     """Return the values of a logged event, with NaN for everything that is not a finite number."""
     good = {key for key, value in event.items() if type(value) in (int, float) and abs(value) < LARGEST}
     return {key: value if key in good else math.nan for key, value in event.items()}
-
-
-def _samples(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the last sample for each step and prompt, ordered by step."""
-    texts: dict[tuple[int, str], dict[str, Any]] = {}
-    for row in rows:
-        if isinstance(row.get("step"), int) and isinstance(row.get("text"), str):
-            prompt = row["prompt"] if isinstance(row.get("prompt"), str) else ""
-            texts[row["step"], prompt] = row | {"prompt": prompt}
-    return sorted(texts.values(), key=lambda sample: sample["step"])
 
 
 def _last_per_step(rows: Iterable[Mapping[str, Any]]) -> list[Row]:

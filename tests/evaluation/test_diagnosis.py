@@ -58,18 +58,11 @@ def test_positions_that_were_never_trained_show_in_their_table(folders, capsys) 
     assert sizes[0] == sizes[1] > 4000
 
 
-def test_mistakes_are_one_line(folders, gpt2_tokenizer, tmp_path: Path) -> None:
-    sound, stranger = str(folders["sound"]), tmp_path / "broken"
-    gpt2_tokenizer.save_pretrained(stranger)
-    for words, message in [
-        (["--baseline", str(stranger), "--dataset_dir", str(folders["data"])], "--baseline"),
-        (["--baseline", sound], "--dataset_dir"),
-        (["--baseline", "untrained"], "--baseline"),
-        (["--baseline", sound, "--tokens", "0"], "--tokens"),
-    ]:
-        with pytest.raises(UserError) as refused:
-            diagnose.main([sound, *words])
-        assert message in str(refused.value) and "\n" not in str(refused.value)
+def test_losses_of_different_tokenizers_are_not_compared(folders, gpt2_tokenizer) -> None:
+    gpt2_tokenizer.save_pretrained(folders["broken"])
+    words = [folders["sound"], "--baseline", folders["broken"], "--dataset_dir", folders["data"]]
+    with pytest.raises(UserError, match="--baseline"):
+        diagnose.main([*map(str, words)])
 
 
 def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> list[Row]:
@@ -77,10 +70,9 @@ def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> 
     return [row for row in rows_to_score(domains, tokenizer, window=window, tokens=tokens) if row.part == "text"]
 
 
-def test_scores_equal_a_loop_over_rows(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis_rows, "POSITIONS", 500)  # several batches
+def test_scores_equal_a_loop_over_rows(model: PreTrainedModel) -> None:
     source = np.random.default_rng(0)
-    lengths = [2, 129, 3, 128, 40, 2, 77, *[100] * 9]
+    lengths = [2, 129, 3, 128, 40, 2, 77, *[100] * 50]  # several batches
     rows = [Row(source.integers(0, model.config.vocab_size, length).astype(np.uint16), 1, 0) for length in lengths]
     for row, losses in zip(rows, diagnosis_rows.score_rows(model, rows, device="cpu", name=""), strict=True):
         ids = torch.tensor(row.ids.astype(np.int64))
@@ -139,16 +131,15 @@ def test_tables_equal_plain_sums(tokenizer: PreTrainedTokenizerBase, seed: int) 
     ]:
         groups = np.array(of_target)
         expected = {name: targets.ours[groups == name] for name in groups}
-        assert sorted(bucket.tokens for bucket in found) == sorted(map(len, expected.values()))
+        assert sorted(bucket["tokens"] for bucket in found) == sorted(map(len, expected.values()))
         means = sorted(its.mean() for its in expected.values())
-        assert sorted(bucket.ours for bucket in found) == pytest.approx(means)
+        assert sorted(bucket["ours"] for bucket in found) == pytest.approx(means)
 
 
 def test_errors_are_those_of_documents_not_of_tokens() -> None:
     source = np.random.default_rng(0)
     cluster = np.repeat(np.arange(100), 50)
     draws = (source.normal(size=5000) + np.repeat(source.normal(size=100), 50) for _ in range(300))
-    estimates = [diagnosis_tables.clustered(draw, cluster)[0] for draw in draws]
-    spread = np.std([estimate.value for estimate in estimates])
-    assert np.mean([estimate.stderr for estimate in estimates]) == pytest.approx(spread, rel=0.15)
-    assert diagnosis_tables.clustered(np.ones(5), np.zeros(5, np.int64))[0].stderr is None
+    means, errors, _ = zip(*(diagnosis_tables.clustered(draw, cluster) for draw in draws), strict=True)
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.15)
+    assert diagnosis_tables.clustered(np.ones(5), np.zeros(5, np.int64)) == (1.0, None, 1)

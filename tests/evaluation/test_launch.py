@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.evaluation import harness
+from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import evaluate_model, launch_command, score_launched, score_task
-from gpt2_repro.evaluation.scores import EvaluationSettings, Job, read_scores
+from gpt2_repro.evaluation.scores import Job, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 
 

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import evaluate_model, score_task
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
-from gpt2_repro.evaluation.scores import EvaluationSettings, Job
+from gpt2_repro.evaluation.scores import Job
 from gpt2_repro.evaluation.tasks import (
     NUM_PASSAGES,
     cut_passages,

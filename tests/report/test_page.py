@@ -8,11 +8,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpt2_repro.errors import UserError
 from gpt2_repro.report.__main__ import main
 from gpt2_repro.report.page import recipe_differences
 from gpt2_repro.report.read import points, read_run
@@ -115,33 +113,6 @@ def test_a_resumed_run_is_one_curve(run_folder: Path) -> None:
     tokens, losses = points(run.training, "loss")
     assert tokens == [8192 * step for step in range(1, 41) if step not in (8, 9)] and losses[6] == 1.5
     assert run.non_finite_steps == [8, 9] and run.broken_lines == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("metrics.jsonl", '[1]\n5\n"x"\nnull\n{"step": "1", "loss": "x", "tokens": []}\n' + "[" * 100_000 + "\n"),
-        ("run_status.json", {"step": "x", "tokens": {}, "max_steps": "many", "state": 5, "seconds": float("inf")}),
-        ("environment.json", "{"),
-        ("evaluation/diagnosis/diagnosis.json", '{"models": [{"name": "a"}], "domains": [{"label": "c"}]}'),
-    ],
-)
-def test_a_damaged_file_gives_a_page_or_one_line(name: str, content: Any, run_folder: Path, capsys) -> None:
-    path = run_folder / name
-    path.parent.mkdir(exist_ok=True, parents=True)
-    if isinstance(content, str):
-        path.write_text(content, encoding="utf-8")
-    else:
-        change(path, **content)
-    for words in ([str(run_folder)], [str(run_folder), "--check"]):
-        try:
-            main(words)
-        except UserError as error:
-            assert str(path) in str(error) and "\n" not in str(error)
-        except SystemExit as end:
-            assert end.code in (False, True)
-        else:
-            assert capsys.readouterr().out
 
 
 def test_a_backend_of_matplotlib_that_is_not_installed_is_not_needed(run_folder: Path) -> None:
