@@ -134,10 +134,10 @@ class PreparationOptions:
     """Options of prepare_data.py that do not change the prepared rows."""
 
     num_proc: int = option(1, "Number of worker processes.", type=int)
-    encoder: Literal["auto", "fastokens", "tokenizers"] = option(
+    encoder: Literal["auto", "tokenizers"] = option(
         "auto",
         "Library that encodes the text. auto uses fastokens for byte-level BPE, and tokenizers otherwise.",
-        choices=["auto", "fastokens", "tokenizers"],
+        choices=["auto", "tokenizers"],
     )
     max_bad_documents: int = option(
         0, "Skip up to this many files and rows without readable text. Stop with an error if there are more.", type=int

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from gpt2_repro.tokenization import (
 
 logger = logging.getLogger(__name__)
 
-Engine = Literal["auto", "fastokens", "tokenizers"]
 # Maximum amount of text for training a tokenizer. The trainer keeps every distinct word: more text takes gigabytes of
 # memory and changes little.
 TRAINING_BYTES = 500_000_000
@@ -187,7 +186,7 @@ class Encoder:
         engine: library that encodes. `auto` uses fastokens for byte-level BPE, and `tokenizers` otherwise.
     """
 
-    def __init__(self, folder: Path, *, separator: str, engine: Engine = "auto") -> None:
+    def __init__(self, folder: Path, *, separator: str, engine: str = "auto") -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer
 
@@ -205,15 +204,11 @@ class Encoder:
             self._description["added_tokens"] = []
         _warn_of_lost_characters(self._description, vocabulary)
         # fastokens is 20 to 100 times as fast as `tokenizers`.
-        wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description, vocabulary)
-        if engine == "fastokens" and not wanted:
-            raise UserError("--encoder fastokens supports only byte-level BPE. Pass --encoder auto.")
-        installed = importlib.util.find_spec("fastokens") is not None
-        if wanted and not installed:
-            if engine == "fastokens":
-                raise UserError("fastokens is not installed. Run `pip install -r requirements.txt`.")
+        fast = engine == "auto" and _is_byte_level_bpe(self._description, vocabulary)
+        if fast and importlib.util.find_spec("fastokens") is None:
             logger.warning("fastokens is not installed. Text is encoded with `tokenizers`, which is much slower.")
-        self.engine = "fastokens" if wanted and installed else "tokenizers"
+            fast = False
+        self.engine = "fastokens" if fast else "tokenizers"
 
     @functools.cached_property
     def _fast(self) -> Any:

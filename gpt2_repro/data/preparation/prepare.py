@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.preparation.splits import check_split, stage_groups, streams_of
+from gpt2_repro.data.preparation.splits import check_split, groups_of, stage_group
 from gpt2_repro.data.preparation.staging import STREAMS, Stream, is_held_out, stage
 from gpt2_repro.data.preparation.writing import write_folder
 from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock, first_difference, request_of
@@ -146,15 +146,16 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, training_files)))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
     _check_separator(sources.training, args, encoder)
-    streams = [stream for kind in streams_of(sources, args) for stream in kind]
-    check_disk(staging, expected_bytes(streams, encoder.dtype.itemsize, characters=args.tokenizer == "char"))
-    one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
-    groups = stage_groups(sources, args, one_stage)
+    groups = groups_of(sources, args)
+    _check_disk(staging, (stream for group in groups for stream in group.streams), args, encoder.dtype.itemsize)
+    for group in groups:
+        stage_group(
+            group, args, functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
+        )
     try:
         write_folder(staging / "folder", tokenizer, args, sources.described(), groups, encoder)
     except UserError:  # the same tokens would fail again
-        for name in (STREAMS, "downloads"):
-            shutil.rmtree(staging / name, ignore_errors=True)
+        _delete(set(staging.iterdir()) - {staging / REQUEST})
         raise
 
 
@@ -203,28 +204,23 @@ def _text_bytes(file: SourceFile) -> float:
     return file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0)
 
 
-def expected_bytes(streams: Iterable[Stream], itemsize: int, *, characters: bool) -> float:
-    """Return the approximate disk usage of a preparation: staged tokens and rows.
+def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, itemsize: int) -> None:
+    """Raise UserError if the disk is clearly too small for the staged tokens and the rows.
 
-    Args:
-        itemsize: bytes per token id.
-        characters: whether each character is a token.
+    `itemsize` is the number of bytes per token id.
     """
+    bytes_per_token = 1 if args.tokenizer == "char" else BYTES_PER_TOKEN
     needed = 0.0
     for stream in streams:
         bins = [file for file in stream.files if file.name.endswith(".bin")]
         text = sum(_text_bytes(file) for file in stream.files if file not in bins)
-        tokens = text / (1 if characters else BYTES_PER_TOKEN) + sum(file.size / 2 for file in bins)
-        in_place = any(isinstance(file, LocalFile) for file in bins)  # local token files are not copied
-        needed += (1 if in_place else 2) * itemsize * min(tokens, stream.limit or math.inf)
-    return needed
-
-
-def check_disk(staging: Path, needed: float) -> None:
-    """Raise UserError if the disk is clearly too small for `needed` bytes."""
+        tokens = text / bytes_per_token + sum(file.size / 2 for file in bins)
+        copies = 1 if any(isinstance(file, LocalFile) for file in bins) else 2  # local token files are not copied
+        needed += copies * itemsize * min(tokens, stream.limit or math.inf)
+        if args.validation_text and args.split == "hash":  # downloads are kept, to read them again
+            needed += sum(file.size for file in stream.files if not isinstance(file, LocalFile))
     # `needed` includes the files of an interrupted preparation, so their space counts as free.
-    staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
-    free = shutil.disk_usage(staging).free + staged
+    free = shutil.disk_usage(staging).free + sum(p.stat().st_size for p in staging.rglob("*") if p.is_file())
     logger.info("the preparation needs about %s of disk space (free: %s)", size(needed), size(free))
     if 0.8 * needed > free:  # the estimate assumes English text
         fix = "Pass another --dataset_dir or a smaller --max_tokens."
@@ -234,15 +230,15 @@ def check_disk(staging: Path, needed: float) -> None:
 def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
     """Raise UserError if the separators in token files do not match --separator."""
     for source in sources:
-        paths = [
+        files = [
             Path(file.name) for file in source.files if isinstance(file, LocalFile) and file.name.endswith(".bin")
         ]
-        if paths and encoder.end_of_text is not None:
-            first, last = read_header(paths[0]), read_header(paths[-1])
+        if files and encoder.end_of_text is not None:
+            first, last = read_header(files[0]), read_header(files[-1])
             if not (first.ids()[:CHECKED_IDS] == encoder.end_of_text).any():
                 logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", first.name)
             if (shown := separator_shown(first, last, encoder.end_of_text)) not in (None, args.separator):
-                raise UserError(f"{paths[0]} has end-of-text ids {shown} each document. Pass --separator {shown}.")
+                raise UserError(f"{first.name} has end-of-text ids {shown} each document. Pass --separator {shown}.")
 
 
 def _publish(staging: Path, target: Path) -> None:

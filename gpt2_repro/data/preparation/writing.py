@@ -18,7 +18,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
 from gpt2_repro.data.preparation.splits import DocumentSpan, Group, count_documents
-from gpt2_repro.data.preparation.staging import EXAMPLES, StagedPart
+from gpt2_repro.data.preparation.staging import EXAMPLES, Stream
 from gpt2_repro.data.prepared import request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
@@ -61,7 +61,7 @@ def write_folder(
         counted = count_documents(group.spans())
         for split in group.splits:
             source_counts = [
-                {key: counted[split, number][key] for key in COUNTED} for number in range(len(group.names))
+                {key: counted[split, number][key] for key in COUNTED} for number in range(len(group.streams))
             ]
             counts[split], shards[split] = _write_split(folder / split, group, source_counts, args, encoder)
         if group.remark:
@@ -72,7 +72,7 @@ def write_folder(
     (folder / "tokenizer").mkdir()
     for path in tokenizer.iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)
-    facts = [part.facts for group in groups for parts in group.streams for part in parts]
+    facts = [part.facts for group in groups for stream in group.streams for part in stream.parts]
     sources = described["sources"]
     others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
     losses = None
@@ -137,7 +137,8 @@ def _write_split(
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
     # The first id of the split (concat) or of each document (wrap) is not a target.
     dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
-    sources = dict(zip(group.names, source_counts, strict=True)) if len(source_counts) > 1 else None
+    names = [stream.source for stream in group.streams]
+    sources = dict(zip(names, source_counts, strict=True)) if len(names) > 1 else None
     return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=sources), shards
 
 
@@ -146,11 +147,11 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encod
     folder.mkdir()
     group = next(group for group in groups if "validation" in group.splits)
     # Keep the texts of one part per stream in memory: the part that is being read.
-    texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
+    texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream].parts[part].texts())
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
         for span in group.spans():
             if span.split == "validation":
-                lengths = group.streams[span.stream][span.part].lengths()
+                lengths = group.streams[span.stream].parts[span.part].lengths()
                 for number, length in enumerate(span.lengths.tolist(), start=span.first_document):
                     text = texts_of(span.stream, span.part)[number]
                     if length != lengths[number]:  # only the beginning of the document is held out
@@ -159,13 +160,13 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encod
 
 
 def _read(
-    spans: Iterable[DocumentSpan], streams: Sequence[Sequence[StagedPart]], args: DataArguments, bar: Progress
+    spans: Iterable[DocumentSpan], streams: Sequence[Stream], args: DataArguments, bar: Progress
 ) -> Iterator[Block]:
     """Yield the ids and lengths of documents, a few million ids at a time."""
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
     shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
     # Keep one part of each stream open: the one that is being read.
-    ids_of = functools.lru_cache(maxsize=len(streams))(lambda stream, part: streams[stream][part].ids())
+    ids_of = functools.lru_cache(maxsize=len(streams))(lambda stream, part: streams[stream].parts[part].ids())
     for span in spans:
         ids = ids_of(span.stream, span.part)
         ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])

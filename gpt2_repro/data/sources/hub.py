@@ -88,6 +88,8 @@ class HubFile(SourceFile):
     def fetch(self) -> None:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
+        if self.path is not None:
+            return
         repository = self.repository
         where: dict[str, Any] = {"repo_type": "dataset", "revision": repository.revision}
         cached = try_to_load_from_cache(repository.name, self.name, **where)
