@@ -81,10 +81,6 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
 
 
 def _batch(column: pa.Array, path: Path, before: int) -> Batch:
-    try:
-        return Batch([text or "" for text in column.to_pylist()])
-    except UnicodeDecodeError:
-        pass
     batch = Batch([])
     for row, text in enumerate(column, before + 1):
         try:
