@@ -205,10 +205,10 @@ class Encoder:
         _warn_of_lost_characters(self._description, vocabulary)
         # fastokens is 20 to 100 times as fast as `tokenizers`.
         fast = engine == "auto" and _is_byte_level_bpe(self._description, vocabulary)
-        if fast and importlib.util.find_spec("fastokens") is None:
+        installed = importlib.util.find_spec("fastokens") is not None
+        if fast and not installed:
             logger.warning("fastokens is not installed. Text is encoded with `tokenizers`, which is much slower.")
-            fast = False
-        self.engine = "fastokens" if fast else "tokenizers"
+        self.engine = "fastokens" if fast and installed else "tokenizers"
 
     @functools.cached_property
     def _fast(self) -> Any:
@@ -249,17 +249,15 @@ class Encoder:
                 raise UserError(f"{self.engine} encodes {text[:40]!r} of {source} wrongly. Pass --encoder tokenizers.")
 
     def _plain(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        if self.engine == "fastokens":
-            try:
-                content, ends = self._fast.encode_batch_flat(documents)
-            except ValueError as error:
-                raise UserError(f"The tokenizer cannot encode this text ({in_a_line(error)}).") from None
-            offsets = np.frombuffer(ends, np.uint64).astype(np.int64)
-            return np.frombuffer(content, np.uint32).astype(self.dtype), np.diff(offsets)
         try:
+            if self.engine == "fastokens":
+                content, ends = self._fast.encode_batch_flat(documents)
+                lengths = np.diff(np.frombuffer(ends, np.uint64).astype(np.int64))
+                return np.frombuffer(content, np.uint32).astype(self.dtype), lengths
             encoded = self._reference.encode_batch_fast(documents, add_special_tokens=False)
         except Exception as error:  # `tokenizers` raises plain Exception
-            raise UserError(f"The tokenizer cannot encode this text ({error}). Pass another --tokenizer.") from None
+            problem = f"The tokenizer cannot encode this text ({in_a_line(error)})"
+            raise UserError(f"{problem}. Pass another --tokenizer.") from None
         arrays = [np.array(document.ids, dtype=self.dtype) for document in encoded]
         return np.concatenate([np.empty(0, self.dtype), *arrays]), np.array([len(array) for array in arrays], int)
 

@@ -3,10 +3,9 @@
 The order depends only on the lengths of the documents and on the weights of the sources.
 """
 
-import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from gpt2_repro.errors import UserError
 
 SPLITS = ["validation", "train"]
 FEW_DOCUMENTS = 10_000  # of so few, --split hash may hold out far too few or too many
+COUNTED = ("documents", "empty_documents", "tokens")
 MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
 
 
@@ -47,6 +47,18 @@ class Group:
     def spans(self, **rule: Any) -> Iterator[DocumentSpan]:
         """Yield the documents of all sources in order. `rule` replaces `self.rule`."""
         return order_documents(self.streams, self.splits, **{"below": self.below} | (rule or self.rule))
+
+    def counts(self, **rule: Any) -> dict[str, dict[str, dict[str, int]]]:
+        """Count documents, empty documents and tokens per split and source. `rule` as in `spans`."""
+        counts = {
+            split: {stream.source: dict.fromkeys(COUNTED, 0) for stream in self.streams} for split in self.splits
+        }
+        for span in self.spans(**rule):
+            empty = int((span.lengths == 0).sum())
+            numbers = len(span.lengths) - empty, empty, int(span.lengths.sum())
+            sums = counts[span.split][self.streams[span.stream].source]
+            sums |= {key: sums[key] + number for key, number in zip(COUNTED, numbers, strict=True)}
+        return counts
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
@@ -114,8 +126,8 @@ def _choose_validation(group: Group, args: DataArguments) -> None:
     if args.split == "hash":
         group.rule, tokens = {"hashed": every}, args.validation_fraction * total
         if few := [number for number in every if streams[number].total("documents") <= FEW_DOCUMENTS]:
-            counts = count_documents(group.spans())
-            sizes = [[counts[split, number]["tokens"] for split in SPLITS] for number in every]
+            counts = group.counts()
+            sizes = [[counts[split][stream.source]["tokens"] for split in SPLITS] for stream in streams]
             enough = len(streams) == 1 and min(sizes[0]) > args.sequence_length
             shares = [stream.weight * tokens for stream in streams]
             few = [n for n in few if not (enough if len(streams) == 1 else _is_near(sizes[n][0], shares[n]))]
@@ -128,8 +140,7 @@ def _choose_validation(group: Group, args: DataArguments) -> None:
     wanted, most = float(args.validation_tokens), MOST_HELD_OUT * total
     head = float(round(min(wanted, most)))  # otherwise, a document that starts less than a token before it is included
     group.rule = {"head": head}
-    counts = count_documents(group.spans(head=head, below=head))
-    held_out = [counts["validation", number]["tokens"] for number in every]
+    held_out = [count["tokens"] for count in group.counts(head=head, below=head)["validation"].values()]
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or not the shares of a mixture, or if more than
     # 10 % was requested.
@@ -235,13 +246,3 @@ def _spans(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> I
             int(documents[name][first]) for name in ("stream", "part", "number", "first_token")
         )
         yield DocumentSpan(stream, part, number, token, documents["length"][first:last], splits[codes[first]])
-
-
-def count_documents(spans: Iterable[DocumentSpan]) -> dict[tuple[str, int], collections.Counter[str]]:
-    """Count documents, empty documents and tokens per split and source."""
-    counts: dict[tuple[str, int], collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for span in spans:
-        empty = int((span.lengths == 0).sum())
-        full = len(span.lengths) - empty
-        counts[span.split, span.stream].update(documents=full, empty_documents=empty, tokens=int(span.lengths.sum()))
-    return counts

@@ -17,7 +17,7 @@ import pyarrow as pa
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
-from gpt2_repro.data.preparation.splits import DocumentSpan, Group, count_documents
+from gpt2_repro.data.preparation.splits import COUNTED, DocumentSpan, Group
 from gpt2_repro.data.preparation.staging import EXAMPLES, Stream
 from gpt2_repro.data.prepared import request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
@@ -35,7 +35,6 @@ PIECE_TOKENS = 2**22  # tokens in memory at once
 BLOCK_IDS = 2**25  # targets per record batch: 64 MiB at 2 bytes per id
 SHARD_BLOCKS = 4  # record batches per file: 2**17 rows of 1,025 ids
 PACKAGES = ("datasets", "pyarrow", "numpy", "tokenizers")  # the manifest records their versions
-COUNTED = ("documents", "empty_documents", "tokens")
 NOISY_TOKENS = 2_000  # the loss of a token varies by about 3, so the mean of 2,000 tokens varies by 0.07
 
 
@@ -58,12 +57,8 @@ def write_folder(
     counts: dict[str, SplitCounts] = {}
     shards: dict[str, list[Shard]] = {}
     for group in groups:
-        counted = count_documents(group.spans())
-        for split in group.splits:
-            source_counts = [
-                {key: counted[split, number][key] for key in COUNTED} for number in range(len(group.streams))
-            ]
-            counts[split], shards[split] = _write_split(folder / split, group, source_counts, args, encoder)
+        for split, sources in group.counts().items():
+            counts[split], shards[split] = _write_split(folder / split, group, sources, args, encoder)
         if group.remark:
             logger.info(group.remark)
     if args.validation_text:
@@ -73,15 +68,14 @@ def write_folder(
     for path in tokenizer.iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)
     facts = [part.facts for group in groups for stream in group.streams for part in stream.parts]
-    sources = described["sources"]
     others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
-    losses = None
+    texts, losses = described["sources"], None
     if counts["train"].tokens <= MAX_TOKENS:
         train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
         losses = reference_losses(train, validation, encoder.vocab_size)
     manifest = Manifest(
         request=request_of(args),
-        source=sources[0] if len(sources) == 1 else {"name": args.source, "sources": sources},
+        source=texts[0] if len(texts) == 1 else {"name": args.source, "sources": texts},
         validation_sets=described["validation_sets"],
         tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
         vocab_size=encoder.vocab_size,
@@ -108,14 +102,14 @@ def write_folder(
 
 
 def _write_split(
-    folder: Path, group: Group, source_counts: list[dict[str, int]], args: DataArguments, encoder: Encoder
+    folder: Path, group: Group, sources: dict[str, dict[str, int]], args: DataArguments, encoder: Encoder
 ) -> tuple[SplitCounts, list[Shard]]:
     """Write the rows of one split, and check that the split can be used.
 
-    `source_counts` has the numbers of documents and tokens of the split from each source.
+    `sources` has the numbers of documents and tokens of the split from each source.
     """
     split = folder.name
-    total = {key: sum(counts[key] for counts in source_counts) for key in COUNTED}
+    total = {key: sum(counts[key] for counts in sources.values()) for key in COUNTED}
     spans = (span for span in group.spans() if span.split == split)
     length = args.sequence_length
     with Progress(total=total["tokens"], desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
@@ -137,9 +131,8 @@ def _write_split(
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
     # The first id of the split (concat) or of each document (wrap) is not a target.
     dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
-    names = [stream.source for stream in group.streams]
-    sources = dict(zip(names, source_counts, strict=True)) if len(names) > 1 else None
-    return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=sources), shards
+    written = {"rows": num_rows, "row_tokens": targets, "dropped_tokens": dropped}
+    return SplitCounts(**total, **written, sources=sources if len(sources) > 1 else None), shards
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encoder) -> None:
