@@ -4,8 +4,6 @@ Files of unknown authors are safe to load: pickles are never loaded, and remote 
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -42,6 +40,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
 
     Raises UserError if the model is quantized, cannot be loaded from safetensors, or has weights that are not finite.
     """
+    verbosity = logging.get_verbosity()
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
@@ -50,12 +49,13 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         config._attn_implementation = None  # also in nested configurations; transformers chooses SDPA or eager
         if Path(checkpoint).is_dir():
             _check_files(Path(checkpoint), config)
-        with _without_report():
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                checkpoint, config=config, output_loading_info=True, **SAFELY
-            )
+        logging.set_verbosity_error()  # hides a table of weights that do not fit config.json
+        options = {"config": config, "output_loading_info": True, **SAFELY}
+        model, loading = AutoModelForCausalLM.from_pretrained(checkpoint, **options)
     except (OSError, SafetensorError, *FAILURES) as error:
         raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None
+    finally:
+        logging.set_verbosity(verbosity)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(key for key in loading[problem] if not CONSTANTS.search(str(key))):
             details = f"{problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)"
@@ -66,17 +66,6 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
     return model.eval()
-
-
-@contextmanager
-def _without_report() -> Iterator[None]:
-    """Hide transformers' table of weights that do not fit config.json."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def _reason(checkpoint: str, error: Exception) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import glob
+import itertools
 import json
 import logging
 import math
@@ -134,10 +135,9 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     _check_separator(sources.training, args, encoder)
     groups = groups_of(sources, args)
     _check_disk(staging, (stream for group in groups for stream in group.streams), args, encoder.dtype.itemsize)
+    stage_stream = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
     for group in groups:
-        stage_group(
-            group, args, functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
-        )
+        stage_group(group, args, stage_stream)
     try:
         write_folder(staging / "folder", tokenizer, args, sources.described(), groups, encoder)
     except UserError:  # the same tokens would fail again
@@ -179,11 +179,9 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
     for file in Progress(files, desc="read for the tokenizer", unit="file"):
         file.fetch()
-        for part in file.parts():
-            for batch in part.read():
-                for document in batch.documents:
-                    if every or args.split != "hash" or not is_held_out(document, args):
-                        yield document
+        for document in itertools.chain.from_iterable(part.documents() for part in file.parts()):
+            if every or args.split != "hash" or not is_held_out(document, args):
+                yield document
 
 
 def _text_bytes(file: SourceFile) -> float:

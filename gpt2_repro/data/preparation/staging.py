@@ -70,7 +70,7 @@ class StagedPart:
     def texts(self) -> list[str]:
         """Read the documents of the part again."""
         self.file.fetch()
-        return [text for batch in self.file.parts()[self.number].read() for text in batch.documents]
+        return [*self.file.parts()[self.number].documents()]
 
 
 @dataclasses.dataclass

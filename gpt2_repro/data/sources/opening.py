@@ -102,8 +102,9 @@ class SourceOpener:
         if preset := PRESETS.get(name):
             repository = self._repository(preset.repository)
             described = {"repository": repository.name, "files": preset.train, "revision": repository.revision}
-            own = repository.files(preset.validation, preset.form) if preset.validation else []
-            return Source({"name": name, **described}, repository.files(preset.train, preset.form), own)
+            form = TextForm(first_row=preset.first_row)
+            own = repository.files(preset.validation, form) if preset.validation else []
+            return Source({"name": name, **described}, repository.files(preset.train, form), own)
         if name == "tiny-shakespeare":
             parts = [Shakespeare(0, TRAINING, str(self.folder)), Shakespeare(TRAINING, CHARACTERS, str(self.folder))]
             return Source({"name": name}, [parts[0]], [parts[1]])
