@@ -85,19 +85,17 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
 
 def _check_files(folder: Path, config: PreTrainedConfig) -> None:
     """Raise UserError for a file outside of `folder`, or fewer tensors than layers."""
-    single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
-    names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
-    if outside := [name for name in names if Path(name).name != name]:
+    tensors = read_object(folder / "model.safetensors.index.json").get("weight_map", {})
+    if outside := [name for name in map(str, tensors.values()) if Path(name).name != name]:
         raise UserError(f"The weight index of {folder} names a file outside of this folder: {outside[0]}.")
-    if not names or not all((folder / name).is_file() for name in names):
-        return  # transformers reports the missing files
+    if (single := folder / "model.safetensors").is_file():
+        with safe_open(single, framework="pt") as file:
+            tensors = file.keys()
     # Building a model of 200,000 layers takes minutes. transformers rejects wrong shapes before it builds the model.
-    tensors = 0
-    for name in names:
-        with safe_open(folder / name, framework="pt") as file:
-            tensors += len(file.keys())
-    if (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > tensors:
-        raise UserError(f"{folder} has {tensors:,} tensors, too few for the {layers:,} layers of its config.json.")
+    if tensors and (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > len(tensors):
+        raise UserError(
+            f"{folder} has {len(tensors):,} tensors, too few for the {layers:,} layers of its config.json."
+        )
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
