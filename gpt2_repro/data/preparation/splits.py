@@ -48,15 +48,13 @@ class Group:
         """Yield the documents of all sources in order. `rule` replaces `self.rule`."""
         return order_documents(self.streams, self.splits, **{"below": self.below} | (rule or self.rule))
 
-    def counts(self, **rule: Any) -> dict[str, dict[str, dict[str, int]]]:
+    def counts(self, **rule: Any) -> dict[str, list[dict[str, int]]]:
         """Count documents, empty documents and tokens per split and source. `rule` as in `spans`."""
-        counts = {
-            split: {stream.source: dict.fromkeys(COUNTED, 0) for stream in self.streams} for split in self.splits
-        }
+        counts = {split: [dict.fromkeys(COUNTED, 0) for _ in self.streams] for split in self.splits}
         for span in self.spans(**rule):
             empty = int((span.lengths == 0).sum())
             numbers = len(span.lengths) - empty, empty, int(span.lengths.sum())
-            sums = counts[span.split][self.streams[span.stream].source]
+            sums = counts[span.split][span.stream]
             sums |= {key: sums[key] + number for key, number in zip(COUNTED, numbers, strict=True)}
         return counts
 
@@ -127,7 +125,7 @@ def _choose_validation(group: Group, args: DataArguments) -> None:
         group.rule, tokens = {"hashed": every}, args.validation_fraction * total
         if few := [number for number in every if streams[number].total("documents") <= FEW_DOCUMENTS]:
             counts = group.counts()
-            sizes = [[counts[split][stream.source]["tokens"] for split in SPLITS] for stream in streams]
+            sizes = [[counts[split][number]["tokens"] for split in SPLITS] for number in every]
             enough = len(streams) == 1 and min(sizes[0]) > args.sequence_length
             shares = [stream.weight * tokens for stream in streams]
             few = [n for n in few if not (enough if len(streams) == 1 else _is_near(sizes[n][0], shares[n]))]
@@ -140,7 +138,7 @@ def _choose_validation(group: Group, args: DataArguments) -> None:
     wanted, most = float(args.validation_tokens), MOST_HELD_OUT * total
     head = float(round(min(wanted, most)))  # otherwise, a document that starts less than a token before it is included
     group.rule = {"head": head}
-    held_out = [count["tokens"] for count in group.counts(head=head, below=head)["validation"].values()]
+    held_out = [count["tokens"] for count in group.counts(head=head, below=head)["validation"]]
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or not the shares of a mixture, or if more than
     # 10 % was requested.

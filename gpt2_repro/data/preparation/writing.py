@@ -102,14 +102,14 @@ def write_folder(
 
 
 def _write_split(
-    folder: Path, group: Group, sources: dict[str, dict[str, int]], args: DataArguments, encoder: Encoder
+    folder: Path, group: Group, sources: list[dict[str, int]], args: DataArguments, encoder: Encoder
 ) -> tuple[SplitCounts, list[Shard]]:
     """Write the rows of one split, and check that the split can be used.
 
     `sources` has the numbers of documents and tokens of the split from each source.
     """
     split = folder.name
-    total = {key: sum(counts[key] for counts in sources.values()) for key in COUNTED}
+    total = {key: sum(counts[key] for counts in sources) for key in COUNTED}
     spans = (span for span in group.spans() if span.split == split)
     length = args.sequence_length
     with Progress(total=total["tokens"], desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
@@ -131,8 +131,9 @@ def _write_split(
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
     # The first id of the split (concat) or of each document (wrap) is not a target.
     dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
-    written = {"rows": num_rows, "row_tokens": targets, "dropped_tokens": dropped}
-    return SplitCounts(**total, **written, sources=sources if len(sources) > 1 else None), shards
+    names = [stream.source for stream in group.streams]
+    named = dict(zip(names, sources, strict=True)) if len(sources) > 1 else None
+    return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=named), shards
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encoder) -> None:

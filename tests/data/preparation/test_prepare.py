@@ -149,6 +149,16 @@ def test_files_by_several_names_are_read_once_and_links_are_followed(
             prepare(arguments("locked", data_files=[str(pattern)]))
 
 
+@pytest.mark.parametrize("split", ["head", "hash"])
+def test_two_columns_of_a_file_are_two_sources(arguments, documents: list[str], tmp_path: Path, split: str) -> None:
+    rows = [{"one": text, "two": f"two {text}"} for text in documents]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    source = f"{tmp_path}/a.jsonl#one=0.6,{tmp_path}/a.jsonl#two=0.4"
+    form = {"data_files": [], "source": source, "split": split, "validation_fraction": 0.1}
+    counts = prepare(arguments(**form)).manifest.counts
+    assert counts["validation"].tokens + counts["train"].tokens > 10_000 and counts["validation"].rows > 5
+
+
 def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path]) -> None:
     first, second = corpus
     mixture = {"data_files": [], "source": f"{first.parent}/*.jsonl=1,{second}=1"}
