@@ -1,7 +1,6 @@
 """Folder names, splits and sizes are derived from the files of a user."""
 
 import dataclasses
-import gzip
 import json
 import shlex
 from pathlib import Path
@@ -22,9 +21,8 @@ from tests.sections import ROOT
 
 
 RECIPE = str(ROOT / "recipes" / "own_text.yaml")
-PLAY = "\n\n".join(
-    f"SPEAKER {number % 7}:\nline {number} of the play, and {number * 31 % 97} more." for number in range(400)
-)
+LINES = (f"SPEAKER {number % 7}:\nline {number} of the play, and {number * 31 % 97} more." for number in range(400))
+PLAY = "\n\n".join(LINES)
 
 
 @pytest.fixture
@@ -39,7 +37,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "folder"),
     [
         ({"data_files": ["plays/hamlet.v1.txt"]}, "data/hamlet"),
-        ({"data_files": ["plays"]}, "data/plays"),
         ({"data_files": ["plays/*.txt"]}, "data/plays"),
         ({"source": "OWNER/some.set:en@main#body"}, "data/some"),
         ({"source": "fineweb-edu-10bt=0.9,pg19=0.1"}, "data/fineweb-edu-10bt+pg19"),
@@ -60,9 +57,8 @@ def test_files_folders_and_globs_of_all_kinds(here: Path, documents: list[str]) 
     Path("plays/picture.png").write_bytes(b"nor this")
     names = [f"plays/{name}" for name in ("hamlet.v1.txt", "b.json", "c.json", "deeper")]
     for number, files in enumerate((["plays"], ["plays/**/*.*[!g]"], names)):
-        prepare_data.main(
-            [RECIPE, "--data_files", *files, "--sequence_length", "16", "--dataset_dir", f"data/{number}"]
-        )
+        words = ("--sequence_length", "16", "--dataset_dir", f"data/{number}")
+        prepare_data.main([RECIPE, "--data_files", *files, *words])
         assert PreparedData.read(f"data/{number}").manifest.read.documents == 22
 
 
@@ -85,18 +81,6 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
         with pytest.raises(UserError, match="not a prepared folder"):
             PreparedData.read(name)
     assert Path("plays/hamlet.v1.txt").read_text(encoding="utf-8") == PLAY
-
-
-@pytest.mark.parametrize("name", ["table.tsv", "paper.pdf.gz", "packed.txt", "latin1.txt", "missing", ""])
-def test_a_file_that_is_not_text_is_refused(here: Path, name: str) -> None:
-    Path("table.tsv").write_text("a\tb\n", encoding="utf-8")
-    Path("latin1.txt").write_text("café à la carte\n", encoding="latin-1")
-    for binary in ("paper.pdf.gz", "packed.txt"):
-        Path(binary).write_bytes(gzip.compress(b"To be, or not to be. " * 100))
-    with pytest.raises(UserError) as error:
-        prepare_data.main([RECIPE, "--data_files", name, "--dataset_dir", "data/t"])
-    assert name in str(error.value)
-    assert not list(Path().glob("data/*"))
 
 
 def test_one_document_is_enough(here: Path, capsys) -> None:

@@ -39,22 +39,16 @@ LINES = [
 SPELLED = ["one <|endoftext|> two </s> three <s> four [SEP] five [CLS] <unk> x</s>y <|im_end|> z", "[SEP]<s></s>"]
 LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), LEVEL])
-OWN = pre_tokenizers.Sequence(
-    [
-        pre_tokenizers.Split(Regex(r"\p{N}{1,3}|\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-)
+REGEX = pre_tokenizers.Split(Regex(r"\p{N}{1,3}|\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated")
+OWN = pre_tokenizers.Sequence([REGEX, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def byte_level(splitter: Any, *, normalizer: Any = None, added: tuple[str | AddedToken, ...] = ()) -> Tokenizer:
     """Return a byte-level BPE with its own splitter and added tokens in this order."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = LEVEL, decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        LINES, trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet, show_progress=False)
-    )
+    options = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    made.train_from_iterator(LINES, trainers.BpeTrainer(vocab_size=360, **options))
     made.pre_tokenizer = splitter
     if normalizer is not None:
         made.normalizer = normalizer
@@ -87,9 +81,8 @@ def llama() -> Tokenizer:
     merges = [("▁", "s"), ("a", "i"), ("▁s", "ai")]
     made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
     made.add_special_tokens(["<unk>", "<s>", "</s>"])
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return made
@@ -151,6 +144,11 @@ def write(folder: Path, kind: str) -> Path:
     return folder
 
 
+def prepare(type_warm: Callable[..., Any], *words: object) -> None:
+    done = type_warm("python", "prepare_data.py", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_tokenizer_gives_all_ids(kind: str, tmp_path: Path, type_warm, monkeypatch: pytest.MonkeyPatch) -> None:
     separator = KINDS[kind][2]
@@ -162,9 +160,7 @@ def test_one_tokenizer_gives_all_ids(kind: str, tmp_path: Path, type_warm, monke
         (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     form = ("--sequence_length", 64, "--separator", separator, "--dataset_dir", data)
     source = ("--data_files", tmp_path / "train.jsonl", tmp_path / "val.jsonl", "--split", "source")
-    words = ("--tokenizer", tokenizer, "--validation_text", "true")
-    done = type_warm("python", "prepare_data.py", *source, *words, *form)
-    assert done.returncode == 0, done.stderr
+    prepare(type_warm, *source, "--tokenizer", tokenizer, "--validation_text", "true", *form)
     training = {"tokens_per_step": 128, "max_steps": 2, "per_device_train_batch_size": 2, "bf16": False}
     training |= {"use_cpu": True, "warmup_steps": 0, "eval_tokens": 0, "sample_tokens": 4}
     recipe = {"model": {"n_layer": 1, "n_head": 2, "n_embd": 16}, "training": training}
@@ -181,17 +177,14 @@ def test_one_tokenizer_gives_all_ids(kind: str, tmp_path: Path, type_warm, monke
     assert all(final(text)["input_ids"] == encoded[text] for text in parts["val"])
     ours = load_tokenizer(str(run / "final"))
     # An unknown character has the id of <unk> or [UNK].
-    special = {
-        library.token_to_id(token) for token in re.findall(r"[<\[][^ <\[]+[>\]]", SPELLED[0]) if token != "<unk>"
-    }
-    special -= {None}
+    named = re.findall(r"[<\[][^ <\[]+[>\]]", SPELLED[0])
+    special = {library.token_to_id(token) for token in named if token != "<unk>"} - {None}
     assert special
     for text, ids in zip(SPELLED, encode(ours, SPELLED), strict=True):
         encoded[text] = ids
         assert ids and not special & set(ids)
     for split, documents in (("validation", parts["val"]), ("train", parts["train"])):
-        rows = [row["input_ids"].tolist() for row in PreparedData.read(data).rows(split)]
-        stream = [*(number for row in rows for number in row[:-1]), rows[-1][-1]]
+        stream = stream_of(data, split)
         expected = [number for text in documents for number in with_separator(encoded[text], end, separator)]
         assert 0 <= len(expected) - len(stream) < 64 and stream == expected[: len(stream)]
 
@@ -218,30 +211,12 @@ def test_the_text_of_a_cut_document_is_the_text_of_its_rows(kind: str, tmp_path:
     separator, data = KINDS[kind][2], tmp_path / "data"
     text = " ".join(f"{number} {line} ½ ﬁ" for number in range(200) for line in LINES)
     (tmp_path / "one.txt").write_text(text, encoding="utf-8")
-    words = (
-        "--data_files",
-        tmp_path / "one.txt",
-        "--tokenizer",
-        write(tmp_path / "tokenizer", kind),
-        "--dataset_dir",
-        data,
-    )
-    words += (
-        "--sequence_length",
-        8,
-        "--separator",
-        separator,
-        "--validation_tokens",
-        200,
-        "--validation_text",
-        "true",
-    )
-    done = type_warm("python", "prepare_data.py", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ("--data_files", tmp_path / "one.txt", "--tokenizer", write(tmp_path / "tokenizer", kind))
+    words += ("--sequence_length", 8, "--separator", separator, "--validation_tokens", 200)
+    prepare(type_warm, *words, "--validation_text", "true", "--dataset_dir", data)
     (line,) = (data / "text/validation.jsonl").read_text(encoding="utf-8").splitlines()
     held_out = json.loads(line)["text"]
-    rows = [row["input_ids"].tolist() for row in PreparedData.read(data).rows("validation")]
-    stream = [*(number for row in rows for number in row[:-1]), rows[-1][-1]]
+    stream = stream_of(data, "validation")
     ids = encode(load_tokenizer(str(data / "tokenizer")), [held_out])[0]
     expected = [*([stream[0]] if separator == "before" else []), *ids]
     assert text.startswith(held_out) and stream[:-4] == expected[: len(stream) - 4]
@@ -252,21 +227,12 @@ def test_folders_with_ids_of_earlier_versions_are_refused(tmp_path: Path, type_w
     (tmp_path / "one.txt").write_text("\n".join(LINES * 30), encoding="utf-8")
     for kind, is_refused in (("neox", True), ("gpt2 with digits", False)):
         tokenizer, data = write(tmp_path / kind.partition(" ")[0], kind), tmp_path / f"data {kind}"
-        words = (
-            "--data_files",
-            tmp_path / "one.txt",
-            "--tokenizer",
-            tokenizer,
-            "--dataset_dir",
-            data,
-            "--sequence_length",
-            8,
-        )
-        assert type_warm("python", "prepare_data.py", *words).returncode == 0
+        words = ("--data_files", tmp_path / "one.txt", "--tokenizer", tokenizer, "--dataset_dir", data)
+        prepare(type_warm, *words, "--sequence_length", 8)
         manifest = json.loads((data / "manifest.json").read_text(encoding="utf-8"))
         assert manifest.pop("encoding") == 2
         (data / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-        again = type_warm("python", "prepare_data.py", *words)
+        again = type_warm("python", "prepare_data.py", *words, "--sequence_length", 8)
         assert (again.returncode == 2) == is_refused, again.stdout + again.stderr
 
 
@@ -293,6 +259,11 @@ def model_folder(tmp_path: Path) -> Path:
     (folder / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def stream_of(data: Path, split: str) -> list[int]:
+    rows = [row["input_ids"].tolist() for row in PreparedData.read(data).rows(split)]
+    return [*(number for row in rows for number in row[:-1]), rows[-1][-1]]
 
 
 def with_separator(ids: list[int], end: int | None, separator: str) -> list[int | None]:

@@ -38,14 +38,11 @@ class DataArguments:
         "#COLUMN to select the text column. Mix sources by their share of tokens: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
     data_files: list[str] = option(
-        [],
-        "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin.",
+        [], "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin."
     )
     text_column: str = option("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
     sample_by: Literal["document", "paragraph", "line"] = option(
-        "document",
-        "Division of a .txt file into documents: one for the complete file (document), one per paragraph, or one per "
-        "line.",
+        "document", "Documents of a .txt file: the complete file (document), its paragraphs, or its lines."
     )
     source_split: str = option("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = option(
@@ -64,13 +61,12 @@ class DataArguments:
     )
     split: Literal["head", "hash", "source"] = option(
         "head",
-        "Validation documents: head takes the first documents, hash chooses by a hash of the text, and source takes the "
-        "validation files of the source, such as files with val in the name.",
+        "Validation documents: the first documents (head), those that a hash of the text chooses (hash), or the "
+        "validation files of the source, such as files with val in the name (source).",
     )
     validation_tokens: TokenCount = option(
         TokenCount(100_000_000),
-        "Number of tokens that --split head uses for validation (at most 10 % of all tokens). Also the maximum number "
-        "of tokens of each set in --validation_sets.",
+        "Tokens that --split head uses for validation (at most 10 % of all), and the maximum of each validation set.",
     )
     validation_fraction: float = option(0.01, "Fraction of the documents that --split hash uses for validation.")
     split_seed: int = option(2357, "Seed of the hash that --split hash uses.")
@@ -134,10 +130,10 @@ class PreparationOptions:
     """Options of prepare_data.py that do not change the prepared rows."""
 
     num_proc: int = option(1, "Number of worker processes.", type=int)
-    encoder: Literal["auto", "fastokens", "tokenizers"] = option(
+    encoder: Literal["auto", "tokenizers"] = option(
         "auto",
         "Library that encodes the text. auto uses fastokens for byte-level BPE, and tokenizers otherwise.",
-        choices=["auto", "fastokens", "tokenizers"],
+        choices=["auto", "tokenizers"],
     )
     max_bad_documents: int = option(
         0, "Skip up to this many files and rows without readable text. Stop with an error if there are more.", type=int

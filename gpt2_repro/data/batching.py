@@ -25,16 +25,10 @@ def collate_rows(
         length: T (default: one less than the length of the longest row).
     """
     ids = [row["input_ids"] for row in rows]
-    lengths = [len(row) for row in ids]
-    shape = (num_rows or len(ids), length or max(lengths) - 1)
-    if shape[0] == len(ids) and min(lengths) == max(lengths) == shape[1] + 1:
-        table = np.stack(ids)  # still in the narrow dtype: inputs and targets are each widened once
-        inputs, targets = table[:, :-1].astype(np.int64), table[:, 1:].astype(np.int64)
-    else:
-        inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
-        for place, (row, ids_of_row) in enumerate(zip(ids, lengths, strict=True)):
-            inputs[place, : ids_of_row - 1] = row[:-1]
-            targets[place, : ids_of_row - 1] = row[1:]
+    shape = (num_rows or len(ids), length or max(map(len, ids)) - 1)
+    inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+    for number, row in enumerate(ids):
+        inputs[number, : len(row) - 1], targets[number, : len(row) - 1] = row[:-1], row[1:]
     labels = torch.from_numpy(targets)
     # The Trainer expects `labels`. There is no attention_mask: attention is causal, so padding does not influence any
     # target, and with a mask the flash attention kernel could not be used.
@@ -111,7 +105,11 @@ class LengthGroupedBatches(Sampler[list[int]]):
         return self.steps_per_epoch * self.batches_per_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        for rows in itertools.islice(self._steps(), self.steps_per_epoch):
+        order = np.concatenate([*self.order.windows()])
+        firsts = np.cumsum(self.targets[order], dtype=np.int64) - self.targets[order]
+        # A row belongs to the step of its first target. So the rows of a step do not depend on `batches_per_step`.
+        begins = np.arange(1, self.steps_per_epoch + 1) * self.tokens_per_step
+        for rows in np.split(order, np.searchsorted(firsts, begins))[: self.steps_per_epoch]:
             # Neighbouring batches get rows of similar length, so ranks that take one batch each have similar work.
             lengths = self.targets[rows]
             longest_first = np.argsort(lengths, kind="stable")[::-1]
@@ -119,24 +117,6 @@ class LengthGroupedBatches(Sampler[list[int]]):
             numbers = rows[longest_first].tolist()
             for start, end in itertools.pairwise([0, *ends]):
                 yield numbers[start:end]
-
-    def _steps(self) -> Iterator[np.ndarray]:
-        """Yield the row numbers of each step, and finally the rows that remain."""
-        step, before = 0, 0  # the current step, and the number of targets before the window
-        held: list[np.ndarray] = []
-        for rows in self.order.windows():
-            lengths = self.targets[rows].astype(np.int64)
-            firsts = before + np.cumsum(lengths) - lengths
-            # A row belongs to the step of its first target. So the rows of a step do not depend on `batches_per_step`.
-            last = int(firsts[-1]) // self.tokens_per_step
-            begins = np.arange(step + 1, last + 1) * self.tokens_per_step
-            *whole, rest = np.split(rows, np.searchsorted(firsts, begins))
-            for part in whole:
-                yield np.concatenate([*held, part])
-                held = []
-            held.append(rest)
-            step, before = last, int(firsts[-1] + lengths[-1])
-        yield np.concatenate(held)
 
 
 def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) -> list[int]:

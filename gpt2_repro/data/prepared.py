@@ -77,7 +77,8 @@ class PreparedData:
         request = requested = request_of(args)
         if "dataset_dir" in typed:
             command += f" --dataset_dir {shlex.quote(args.dataset_dir)}"
-            requested = form_of(args) | {key: request[key] for key in request if key in typed}
+            compared = {*typed, *(field.name for field in dataclasses.fields(RowForm))}
+            requested = {key: value for key, value in request.items() if key in compared}
         data = cls.read(args.dataset_dir, command=command)
         fix = f"Pass the value of the folder, or run `python prepare_data.py {recipe}` with another --dataset_dir."
         check_request(data.manifest.request, requested, f"{args.dataset_dir} was prepared", fix)
@@ -177,11 +178,6 @@ def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def form_of(args: DataArguments) -> dict[str, Any]:
-    """Return the fields of the section `data:` that decide how rows are cut."""
-    return {field.name: getattr(args, field.name) for field in dataclasses.fields(RowForm)}
-
-
 def request_of(args: DataArguments) -> dict[str, Any]:
     """Return the fields of `data:` that decide the content of a prepared folder.
 
@@ -192,27 +188,14 @@ def request_of(args: DataArguments) -> dict[str, Any]:
     return json.loads(json.dumps({"source": "files" if args.data_files else args.source, **request}))
 
 
-def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """Return the first difference as (field, recorded value, requested value)."""
-    # A field without a recorded value was added to the project after the folder was prepared: use its default.
-    recorded = dataclasses.asdict(DataArguments()) | recorded
-    for key, value in requested.items():
-        if recorded[key] != value:
-            return key, recorded[key], value
-    return None
-
-
 def check_request(recorded: dict[str, Any], requested: dict[str, Any], folder: str, fix: str) -> None:
     """Raise UserError if a requested value differs from the recorded value.
 
     `folder` is the start of the message, such as "data/books was prepared".
     """
-    if difference := first_difference(recorded, requested):
-        key, *values = difference
-        holds, value = (_as_typed(value) or "none" for value in values)
-        raise UserError(f"{folder} with `--{key} {holds}`, not with `--{key} {value}`. {fix}")
-
-
-def _as_typed(value: Any) -> str:
-    """Return a value as on the command line, shortened if there are many files."""
-    return (shlex.join(value) if isinstance(value, list) else str(value))[:300]
+    # A field without a recorded value was added to the project after the folder was prepared: use its default.
+    recorded = dataclasses.asdict(DataArguments()) | recorded
+    for key, value in requested.items():
+        if recorded[key] != value:
+            values = [str(value or "none")[:300] for value in (recorded[key], value)]
+            raise UserError(f"{folder} with `--{key} {values[0]}`, not with `--{key} {values[1]}`. {fix}")

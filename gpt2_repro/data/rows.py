@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+VERIFY = "Copy or prepare the data again. To check all files, run `python prepare_data.py --verify"
+
+
 class Rows:
     """Map-style dataset of the rows of a split, each row as `{"input_ids": ids}`.
 
@@ -70,8 +73,8 @@ class Rows:
             rows.append({"input_ids": ids[ends[place] : ends[place + 1]]})
         if self._largest_id is not None and any(row["input_ids"].max() > self._largest_id for row in rows):
             folder = Path(self._dataset.cache_files[0]["filename"]).parents[1]
-            fix = f"Run `python prepare_data.py --verify --dataset_dir {folder}`, then copy or prepare the data again."
-            raise UserError(f"{folder} is damaged: a row has a token id above {self._largest_id:,}. {fix}")
+            problem = f"{folder} is damaged: a row has a token id above {self._largest_id:,}"
+            raise UserError(f"{problem}. {VERIFY} --dataset_dir {folder}`.")
         return rows
 
     def first(self, targets: int) -> "Rows":
@@ -105,5 +108,5 @@ def open_rows(folder: Path, largest_id: int | None = None) -> Rows:
     try:
         return Rows(load_from_disk(str(folder)), largest_id)
     except (pa.ArrowException, ValueError, KeyError) as error:
-        fix = f"Run `python prepare_data.py --verify --dataset_dir {folder.parent}`, then copy or prepare the data again."
-        raise UserError(f"{folder} cannot be read ({in_a_line(error)}). {fix}") from None
+        problem = f"{folder} cannot be read ({in_a_line(error)})"
+        raise UserError(f"{problem}. {VERIFY} --dataset_dir {folder.parent}`.") from None

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,19 +18,11 @@ from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import write_whole
 from gpt2_repro.hardware import check_hub, hub_reason
 from gpt2_repro.run_record.layout import FINAL
-from gpt2_repro.tokenization import (
-    CONFIG,
-    END_OF_TEXT,
-    for_rows,
-    read_files,
-    separator_token,
-    without_special_tokens,
-)
+from gpt2_repro.tokenization import CONFIG, END_OF_TEXT, for_rows, read_files, separator_token, without_special_tokens
 
 
 logger = logging.getLogger(__name__)
 
-Engine = Literal["auto", "fastokens", "tokenizers"]
 # Maximum amount of text for training a tokenizer. The trainer keeps every distinct word: more text takes gigabytes of
 # memory and changes little.
 TRAINING_BYTES = 500_000_000
@@ -187,7 +179,7 @@ class Encoder:
         engine: library that encodes. `auto` uses fastokens for byte-level BPE, and `tokenizers` otherwise.
     """
 
-    def __init__(self, folder: Path, *, separator: str, engine: Engine = "auto") -> None:
+    def __init__(self, folder: Path, *, separator: str, engine: str = "auto") -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer
 
@@ -205,15 +197,11 @@ class Encoder:
             self._description["added_tokens"] = []
         _warn_of_lost_characters(self._description, vocabulary)
         # fastokens is 20 to 100 times as fast as `tokenizers`.
-        wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description, vocabulary)
-        if engine == "fastokens" and not wanted:
-            raise UserError("--encoder fastokens supports only byte-level BPE. Pass --encoder auto.")
+        fast = engine == "auto" and _is_byte_level_bpe(self._description, vocabulary)
         installed = importlib.util.find_spec("fastokens") is not None
-        if wanted and not installed:
-            if engine == "fastokens":
-                raise UserError("fastokens is not installed. Run `pip install -r requirements.txt`.")
+        if fast and not installed:
             logger.warning("fastokens is not installed. Text is encoded with `tokenizers`, which is much slower.")
-        self.engine = "fastokens" if wanted and installed else "tokenizers"
+        self.engine = "fastokens" if fast and installed else "tokenizers"
 
     @functools.cached_property
     def _fast(self) -> Any:
@@ -254,17 +242,15 @@ class Encoder:
                 raise UserError(f"{self.engine} encodes {text[:40]!r} of {source} wrongly. Pass --encoder tokenizers.")
 
     def _plain(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        if self.engine == "fastokens":
-            try:
-                content, ends = self._fast.encode_batch_flat(documents)
-            except ValueError as error:
-                raise UserError(f"The tokenizer cannot encode this text ({in_a_line(error)}).") from None
-            offsets = np.frombuffer(ends, np.uint64).astype(np.int64)
-            return np.frombuffer(content, np.uint32).astype(self.dtype), np.diff(offsets)
         try:
+            if self.engine == "fastokens":
+                content, ends = self._fast.encode_batch_flat(documents)
+                lengths = np.diff(np.frombuffer(ends, np.uint64).astype(np.int64))
+                return np.frombuffer(content, np.uint32).astype(self.dtype), lengths
             encoded = self._reference.encode_batch_fast(documents, add_special_tokens=False)
         except Exception as error:  # `tokenizers` raises plain Exception
-            raise UserError(f"The tokenizer cannot encode this text ({error}). Pass another --tokenizer.") from None
+            problem = f"The tokenizer cannot encode this text ({in_a_line(error)})"
+            raise UserError(f"{problem}. Pass another --tokenizer.") from None
         arrays = [np.array(document.ids, dtype=self.dtype) for document in encoded]
         return np.concatenate([np.empty(0, self.dtype), *arrays]), np.array([len(array) for array in arrays], int)
 

@@ -122,27 +122,17 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
     """
     if not model.init_from:
         return model
-    config = _read_config(model.init_from)
-    shape = {
-        key: config.get(key, config.get(name))
-        for key, name in SHAPE.items()
-        if not (key in stated and getattr(model, key))
-    }
-    model = dataclasses.replace(model, **{key: value for key, value in shape.items() if value is not None})
-    if config.get("model_type") != model.model_type:
-        return model
-    # A config.json need not contain keys with the default value of transformers.
-    keys = recorded_overrides({"model_type": model.model_type})
-    keys = {key: config.get(key, value) for key, value in keys.items()}
-    overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
-    return dataclasses.replace(model, config_overrides=overrides)
-
-
-def _read_config(name: str) -> dict[str, Any]:
-    """Return the content of a checkpoint's config.json, or {} if it cannot be read."""
-    from transformers import PretrainedConfig
+    from transformers import AutoConfig
 
     try:
-        return PretrainedConfig.get_config_dict(resolve_checkpoint(name).source)[0]
-    except (UserError, OSError, ValueError):
-        return {}  # the error is raised later, when the weights are loaded
+        config = AutoConfig.from_pretrained(resolve_checkpoint(model.init_from).source, trust_remote_code=False)
+    except Exception:
+        return model  # the error is raised later, when the weights are loaded
+    kept = {option for option in SHAPE if option in stated and getattr(model, option)}
+    shape = {option: getattr(config, name, None) for option, name in SHAPE.items() if option not in kept}
+    model = dataclasses.replace(model, **{option: value for option, value in shape.items() if value is not None})
+    if config.model_type != model.model_type:
+        return model
+    keys = {key: getattr(config, key) for key in size_keys(model, sequence_length=1)}
+    overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
+    return dataclasses.replace(model, config_overrides=overrides)

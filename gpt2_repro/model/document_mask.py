@@ -37,7 +37,7 @@ class Documents:
     def attention(self, model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
         """Return arguments for `model.forward` that mask other documents of `ids` [rows, T]."""
         starts = self.starts(ids)
-        if takes_lengths(model):
+        if is_flash_attention_requested(model.config):  # takes document lengths instead of a mask
             return _lengths(starts)
         device = ids.device.type
         # All layers share this float mask. SDPA would convert a bool mask in each layer and keep it for backward.
@@ -59,11 +59,6 @@ def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Document
     if tokenizer.eos_token_id is None:
         raise UserError("Remove --document_mask. It needs an end-of-text token, but the data's tokenizer has none.")
     return Documents(tokenizer.eos_token_id, behind=separator == "after")
-
-
-def takes_lengths(model: PreTrainedModel) -> bool:
-    """Return whether the model's attention takes document lengths instead of a mask."""
-    return is_flash_attention_requested(model.config)
 
 
 def _lengths(starts: Tensor) -> dict[str, Any]:

@@ -4,8 +4,6 @@ Files of unknown authors are safe to load: pickles are never loaded, and remote 
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -42,6 +40,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
 
     Raises UserError if the model is quantized, cannot be loaded from safetensors, or has weights that are not finite.
     """
+    verbosity = logging.get_verbosity()
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
@@ -50,12 +49,13 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         config._attn_implementation = None  # also in nested configurations; transformers chooses SDPA or eager
         if Path(checkpoint).is_dir():
             _check_files(Path(checkpoint), config)
-        with _without_report():
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                checkpoint, config=config, output_loading_info=True, **SAFELY
-            )
+        logging.set_verbosity_error()  # hides a table of weights that do not fit config.json
+        options = {"config": config, "output_loading_info": True, **SAFELY}
+        model, loading = AutoModelForCausalLM.from_pretrained(checkpoint, **options)
     except (OSError, SafetensorError, *FAILURES) as error:
         raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None
+    finally:
+        logging.set_verbosity(verbosity)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(key for key in loading[problem] if not CONSTANTS.search(str(key))):
             details = f"{problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)"
@@ -66,17 +66,6 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
     return model.eval()
-
-
-@contextmanager
-def _without_report() -> Iterator[None]:
-    """Hide transformers' table of weights that do not fit config.json."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def _reason(checkpoint: str, error: Exception) -> str:
@@ -96,19 +85,17 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
 
 def _check_files(folder: Path, config: PreTrainedConfig) -> None:
     """Raise UserError for a file outside of `folder`, or fewer tensors than layers."""
-    single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
-    names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
-    if outside := [name for name in names if Path(name).name != name]:
+    tensors = read_object(folder / "model.safetensors.index.json").get("weight_map", {})
+    if outside := [name for name in map(str, tensors.values()) if Path(name).name != name]:
         raise UserError(f"The weight index of {folder} names a file outside of this folder: {outside[0]}.")
-    if not names or not all((folder / name).is_file() for name in names):
-        return  # transformers reports the missing files
+    if (single := folder / "model.safetensors").is_file():
+        with safe_open(single, framework="pt") as file:
+            tensors = file.keys()
     # Building a model of 200,000 layers takes minutes. transformers rejects wrong shapes before it builds the model.
-    tensors = 0
-    for name in names:
-        with safe_open(folder / name, framework="pt") as file:
-            tensors += len(file.keys())
-    if (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > tensors:
-        raise UserError(f"{folder} has {tensors:,} tensors, too few for the {layers:,} layers of its config.json.")
+    if tensors and (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > len(tensors):
+        raise UserError(
+            f"{folder} has {len(tensors):,} tensors, too few for the {layers:,} layers of its config.json."
+        )
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:

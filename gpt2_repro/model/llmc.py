@@ -1,9 +1,11 @@
 """Read and write the model files of llm.c, which contain a GPT-2 model."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from gpt2_repro.errors import UserError
@@ -28,15 +30,12 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     header = np.zeros(256, dtype=np.int32)
     shape = (config.n_layer, config.n_head, config.n_embd, padded)
     header[:8] = (MAGIC, DTYPES[dtype], config.n_positions, config.vocab_size, *shape)
-    weights = model.transformer.state_dict()
     with path.open("wb") as file:
         file.write(header.tobytes())
-        for name in _tensor_names(config.n_layer):
-            tensor = weights[name].detach().float()
+        for name, tensor in _tensors(model):
             if name == "wte.weight":
                 tensor = torch.nn.functional.pad(tensor, (0, 0, 0, padded - config.vocab_size))
-            tensor = (tensor.t() if _is_transposed(name) else tensor).to(getattr(torch, dtype))
-            file.write(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+            file.write(tensor.to(getattr(torch, dtype)).contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def read_llmc(path: Path) -> PreTrainedModel:
@@ -50,27 +49,22 @@ def read_llmc(path: Path) -> PreTrainedModel:
     # The file has no special ids. The default would be 50256.
     config = GPT2Config(**shape, bos_token_id=None, eos_token_id=None)
     model = GPT2LMHeadModel(config).eval()
-    weights = model.transformer.state_dict()
     kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16
     values, position = torch.frombuffer(bytearray(data[1024:]), dtype=kind), 0
-    for name in _tensor_names(layers):
-        shape = weights[name].shape[::-1] if _is_transposed(name) else weights[name].shape
-        shape = torch.Size((padded, width)) if name == "wte.weight" else shape
-        tensor = values[position : position + shape.numel()].reshape(shape).float()
-        position += shape.numel()
-        weights[name].copy_((tensor.t() if _is_transposed(name) else tensor)[: len(weights[name])])
+    for name, tensor in _tensors(model):
+        written = torch.Size((padded if name == "wte.weight" else len(tensor), *tensor.shape[1:]))
+        content = values[position : position + written.numel()].reshape(written)
+        tensor.copy_(content[: len(tensor)])
+        position += written.numel()
     if position != len(values):
         raise UserError(f"{path} is damaged: it has {len(values):,} weights instead of {position:,}.")
     return model
 
 
-def _tensor_names(layers: int) -> list[str]:
-    """Return transformers' names of the tensors, in the order of llm.c's model file."""
-    inner = [f"h.{layer}.{block}.{part}" for block in BLOCKS for part in ("weight", "bias") for layer in range(layers)]
-    return ["wte.weight", "wpe.weight", *inner, "ln_f.weight", "ln_f.bias"]
-
-
-def _is_transposed(name: str) -> bool:
-    """Return whether a tensor is transposed in transformers, compared with llm.c."""
-    # The weights of transformers' Conv1D are those of Linear, transposed.
-    return ".c_" in name and name.endswith(".weight")
+def _tensors(model: GPT2LMHeadModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and views of the weights, in the order and layout of llm.c's model file."""
+    weights, layers = model.transformer.state_dict(), range(model.config.n_layer)
+    inner = [f"h.{layer}.{block}.{part}" for block in BLOCKS for part in ("weight", "bias") for layer in layers]
+    for name in ["wte.weight", "wpe.weight", *inner, "ln_f.weight", "ln_f.bias"]:
+        # The weights of transformers' Conv1D are those of Linear, transposed.
+        yield name, weights[name].t() if ".c_" in name and name.endswith(".weight") else weights[name]

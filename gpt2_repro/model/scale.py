@@ -30,11 +30,15 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
 def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
     """Return the parameter count and FLOPs per token of a model, also on the meta device."""
     from torch import nn
+    from transformers import MixtralForCausalLM
 
     config, head = model.config, model.get_output_embeddings().weight
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     looked_up = sum(table.numel() for table in tables if table is not head)
-    trained, idle = model.num_parameters(), idle_parameters(model)
+    trained, idle = model.num_parameters(), 0
+    if isinstance(model, MixtralForCausalLM):  # weights of experts that a single token does not use
+        experts = sum(weight.numel() for weight in model.parameters() if weight.ndim == 3)
+        idle = experts * (model.num_experts - model.num_experts_per_tok) // model.num_experts
     padding = (config.vocab_size - config.true_vocab_size) * head.shape[1]
     parameters = trained - padding * (1 if model.get_input_embeddings().weight is head else 2)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -45,13 +49,3 @@ def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
         sequence_length=sequence_length,
     )
     return ModelScale(parameters, parameters - idle, trained, flops, padded_vocab_size=config.vocab_size)
-
-
-def idle_parameters(model: "PreTrainedModel") -> int:
-    """Return how many weights belong to experts that a single token does not use."""
-    from transformers import MixtralForCausalLM
-
-    if not isinstance(model, MixtralForCausalLM):
-        return 0
-    experts = sum(weight.numel() for weight in model.parameters() if weight.ndim == 3)
-    return experts * (model.num_experts - model.num_experts_per_tok) // model.num_experts

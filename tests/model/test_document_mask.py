@@ -1,17 +1,15 @@
 """With a document mask, losses equal those of documents processed one at a time."""
 
 import functools
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, modeling_flash_attention_utils
 
-from gpt2_repro.errors import UserError
 from gpt2_repro.model.attention import time_kernels
 from gpt2_repro.model.build import compile_loss
-from gpt2_repro.model.document_mask import Documents, documents_of
+from gpt2_repro.model.document_mask import Documents
 from tests.model import families
 from tests.model.families import CONFIGS, LENGTH, VOCABULARY
 from tests.model.families import SEPARATOR as S
@@ -129,13 +127,6 @@ def test_flash_attention_with_document_lengths_is_timed_and_compared() -> None:
     how = {"rows": 4, "bf16": False, "device": "cpu", "document_mask": True}
     timings = time_kernels(names, CONFIGS["llama"], **how)
     assert isinstance(timings["flash_stand_in"], float) and "differs" in timings["flash_across"]
-
-
-def test_the_separator_is_the_tokenizers_end_of_text() -> None:
-    named = SimpleNamespace(eos_token_id=S)
-    assert (documents_of(named, "before"), documents_of(named, "after")) == (Documents(S), Documents(S, behind=True))
-    with pytest.raises(UserError, match="--document_mask"):
-        documents_of(SimpleNamespace(eos_token_id=None), "before")
 
 
 def test_the_mask_has_the_dtype_of_autocast() -> None:

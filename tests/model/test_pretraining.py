@@ -60,12 +60,6 @@ def test_bf16_products_with_fp32_sums() -> None:
     assert autocast.item() == pytest.approx(ours.item(), rel=1e-6)
 
 
-def test_without_gradients_none_is_computed(batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(pretraining, "_minus_one_at")
-    with torch.no_grad():
-        build("gpt2")(**batch)
-
-
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_plain_model_computes_and_writes_the_same(family: str, batch) -> None:
     ids, model = batch["input_ids"], build(family).eval()

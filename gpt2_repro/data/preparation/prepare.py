@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import glob
+import itertools
 import json
 import logging
 import math
@@ -13,10 +14,10 @@ from pathlib import Path
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.preparation.splits import check_split, stage_groups, streams_of
+from gpt2_repro.data.preparation.splits import check_split, groups_of, stage_group
 from gpt2_repro.data.preparation.staging import STREAMS, Stream, is_held_out, stage
 from gpt2_repro.data.preparation.writing import write_folder
-from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock, first_difference, request_of
+from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock, request_of
 from gpt2_repro.data.sources.base import Source, SourceFile
 from gpt2_repro.data.sources.local_files import LocalFile
 from gpt2_repro.data.sources.opening import SourceOpener, Sources
@@ -46,55 +47,54 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
     resumed from the folder `<dataset_dir>.staging`, if the arguments are the same.
     """
     options = options or PreparationOptions()
-    target = Path(args.dataset_dir)
-    if target.is_symlink():
-        target = target.resolve()  # otherwise the finished folder would replace the link
+    target = Path(args.dataset_dir).resolve()  # otherwise the finished folder would replace a link
     if args.source == "files" and not args.data_files:
         raise UserError("No text was passed. Pass --data_files with your files, folders or globs.")
-    if not target.name:
-        raise UserError(f"--dataset_dir {args.dataset_dir} has no folder name. Pass a folder such as data/books.")
-    exists = target.exists() and not (target.is_dir() and not any(target.iterdir()))  # an empty folder may be used
+    exists = target.is_file() or (target.is_dir() and any(target.iterdir()))  # an empty folder may be used
     if exists and "request" not in read_object(target / MANIFEST):
-        raise UserError(f"{target} exists, but it is not a complete prepared folder. Pass another --dataset_dir.")
+        raise UserError(f"{args.dataset_dir} is not a complete prepared folder. Pass another --dataset_dir.")
     staging = target.with_name(target.name + ".staging")
     if exists and not options.overwrite:
-        return _finished(target, staging, args)
+        return _finished(staging, args)
     with contextlib.ExitStack() as locks:
         if target.exists():
             message = f"A training run reads {target}. Wait until it ends or pass another --dataset_dir."
             locks.enter_context(exclusive_lock(target, message))
         locks.enter_context(_staging_lock(staging))
         try:
-            if not _is_complete(staging, args):
+            if _has_tokens(staging):  # they can be the result of hours of work
+                fix = "Pass the same options to resume it, or delete the folder."
+                recorded = read_object(staging / REQUEST)["request"]
+                check_request(recorded, request_of(args), f"{staging} has a preparation that was started", fix)
+            if not (staging / "folder" / MANIFEST).is_file():
                 _build(staging, args, options)
             _publish(staging, target)
         except UserError:
-            downloads = (path for path in (staging / "downloads").rglob("*") if path.is_file())
-            if not _has_tokens(staging) and not any(downloads):  # nothing to resume
-                remove_folder(staging, REQUEST)
+            if not _has_tokens(staging) and not any(p.is_file() for p in (staging / "downloads").rglob("*")):
+                remove_folder(staging, REQUEST)  # nothing to resume
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise UserError(f"The disk of {target} is full. Free some space and run the same command again.") from None
         remove_folder(staging, REQUEST)
-    return PreparedData.read(target)
+    return PreparedData.read(args.dataset_dir)
 
 
-def _finished(target: Path, staging: Path, args: DataArguments) -> PreparedData:
+def _finished(staging: Path, args: DataArguments) -> PreparedData:
     """Check a finished folder against the arguments, and return it."""
-    data = PreparedData.read(target)
+    data, folder = PreparedData.read(args.dataset_dir), args.dataset_dir
     fix = "Pass --overwrite to replace it, or another --dataset_dir."
-    check_request(data.manifest.request, request_of(args), f"{target} was prepared", fix)
+    check_request(data.manifest.request, request_of(args), f"{folder} was prepared", fix)
     for split in data.manifest.shards:
         data.check_shards(split)
     data.check_tokenizer()
-    logger.info("%s is already prepared with these options", target)
+    logger.info("%s is already prepared with these options", folder)
     paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
     known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", [])}
     # Deleted files cause no warning: their text is still in the folder.
     if changed := [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]:
-        logger.warning("%s was prepared before %s changed. Pass --overwrite to prepare it again.", target, changed[0])
+        logger.warning("%s was prepared before %s changed. Pass --overwrite to prepare it again.", folder, changed[0])
     # A process may have been killed after it moved the finished folder and before it deleted the staging folder.
     unfinished = {path.name for path in staging.glob("*")} - {REQUEST, REPLACED}
     if "request" in read_object(staging / REQUEST) and not unfinished:
@@ -124,19 +124,6 @@ def _has_tokens(staging: Path) -> bool:
     return (staging / "folder" / MANIFEST).is_file() or any(staging.glob(f"{STREAMS}/*/*.json"))
 
 
-def _is_complete(staging: Path, args: DataArguments) -> bool:
-    """Return whether a staging folder has a complete prepared folder.
-
-    Raises UserError if the staging folder has work for other options.
-    """
-    # The temporary files can be the result of hours of work, so they are not deleted if an option has changed.
-    if _has_tokens(staging):
-        fix = "Pass the same options to resume it, or delete the folder."
-        recorded = read_object(staging / REQUEST)["request"]
-        check_request(recorded, request_of(args), f"{staging} has a preparation that was started", fix)
-    return (staging / "folder" / MANIFEST).is_file()
-
-
 def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> None:
     """Write all files of a prepared folder into the subfolder "folder" of `staging`."""
     sources = _open_sources(staging, args, options)
@@ -146,15 +133,15 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, training_files)))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
     _check_separator(sources.training, args, encoder)
-    streams = [stream for kind in streams_of(sources, args) for stream in kind]
-    check_disk(staging, expected_bytes(streams, encoder.dtype.itemsize, characters=args.tokenizer == "char"))
-    one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
-    groups = stage_groups(sources, args, one_stage)
+    groups = groups_of(sources, args)
+    _check_disk(staging, (stream for group in groups for stream in group.streams), args, encoder.dtype.itemsize)
+    stage_stream = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
+    for group in groups:
+        stage_group(group, args, stage_stream)
     try:
         write_folder(staging / "folder", tokenizer, args, sources.described(), groups, encoder)
     except UserError:  # the same tokens would fail again
-        for name in (STREAMS, "downloads"):
-            shutil.rmtree(staging / name, ignore_errors=True)
+        _delete(set(staging.iterdir()) - {staging / REQUEST})
         raise
 
 
@@ -162,11 +149,12 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
     """Open the sources, and delete files in `staging` that were made from other sources."""
     note, request = staging / REQUEST, request_of(args)
     kept = read_object(note)
-    if not kept or first_difference(kept["request"], request):
+    if kept.get("request") != request and not _has_tokens(staging):
         kept = {}
     described = [*kept.get("sources", []), *kept.get("validation_sets", {}).values()]
     revisions = {source["repository"]: source["revision"] for source in described if "revision" in source}
-    sources = SourceOpener(args, staging / "downloads", options.keep_downloads, revisions).open_all()
+    downloads = None if options.keep_downloads else staging / "downloads"
+    sources = SourceOpener(args, staging / "downloads", downloads, revisions).open_all()
     check_split(args, sources)
     opened = {**sources.described(), "changed": sources.changed()}
     if opened == {key: kept.get(key) for key in opened}:
@@ -191,11 +179,9 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
     for file in Progress(files, desc="read for the tokenizer", unit="file"):
         file.fetch()
-        for part in file.parts():
-            for batch in part.read():
-                for document in batch.documents:
-                    if every or args.split != "hash" or not is_held_out(document, args):
-                        yield document
+        for document in itertools.chain.from_iterable(part.documents() for part in file.parts()):
+            if every or args.split != "hash" or not is_held_out(document, args):
+                yield document
 
 
 def _text_bytes(file: SourceFile) -> float:
@@ -203,28 +189,23 @@ def _text_bytes(file: SourceFile) -> float:
     return file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0)
 
 
-def expected_bytes(streams: Iterable[Stream], itemsize: int, *, characters: bool) -> float:
-    """Return the approximate disk usage of a preparation: staged tokens and rows.
+def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, itemsize: int) -> None:
+    """Raise UserError if the disk is clearly too small for the staged tokens and the rows.
 
-    Args:
-        itemsize: bytes per token id.
-        characters: whether each character is a token.
+    `itemsize` is the number of bytes per token id.
     """
+    bytes_per_token = 1 if args.tokenizer == "char" else BYTES_PER_TOKEN
     needed = 0.0
     for stream in streams:
         bins = [file for file in stream.files if file.name.endswith(".bin")]
         text = sum(_text_bytes(file) for file in stream.files if file not in bins)
-        tokens = text / (1 if characters else BYTES_PER_TOKEN) + sum(file.size / 2 for file in bins)
-        in_place = any(isinstance(file, LocalFile) for file in bins)  # local token files are not copied
-        needed += (1 if in_place else 2) * itemsize * min(tokens, stream.limit or math.inf)
-    return needed
-
-
-def check_disk(staging: Path, needed: float) -> None:
-    """Raise UserError if the disk is clearly too small for `needed` bytes."""
+        tokens = text / bytes_per_token + sum(file.size / 2 for file in bins)
+        copies = 1 if any(isinstance(file, LocalFile) for file in bins) else 2  # local token files are not copied
+        needed += copies * itemsize * min(tokens, stream.limit or math.inf)
+        if args.validation_text and args.split == "hash":  # downloads are kept, to read them again
+            needed += sum(file.size for file in stream.files if not isinstance(file, LocalFile))
     # `needed` includes the files of an interrupted preparation, so their space counts as free.
-    staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
-    free = shutil.disk_usage(staging).free + staged
+    free = shutil.disk_usage(staging).free + sum(p.stat().st_size for p in staging.rglob("*") if p.is_file())
     logger.info("the preparation needs about %s of disk space (free: %s)", size(needed), size(free))
     if 0.8 * needed > free:  # the estimate assumes English text
         fix = "Pass another --dataset_dir or a smaller --max_tokens."
@@ -234,15 +215,15 @@ def check_disk(staging: Path, needed: float) -> None:
 def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
     """Raise UserError if the separators in token files do not match --separator."""
     for source in sources:
-        paths = [
+        files = [
             Path(file.name) for file in source.files if isinstance(file, LocalFile) and file.name.endswith(".bin")
         ]
-        if paths and encoder.end_of_text is not None:
-            first, last = read_header(paths[0]), read_header(paths[-1])
+        if files and encoder.end_of_text is not None:
+            first, last = read_header(files[0]), read_header(files[-1])
             if not (first.ids()[:CHECKED_IDS] == encoder.end_of_text).any():
                 logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", first.name)
             if (shown := separator_shown(first, last, encoder.end_of_text)) not in (None, args.separator):
-                raise UserError(f"{paths[0]} has end-of-text ids {shown} each document. Pass --separator {shown}.")
+                raise UserError(f"{first.name} has end-of-text ids {shown} each document. Pass --separator {shown}.")
 
 
 def _publish(staging: Path, target: Path) -> None:

@@ -3,23 +3,22 @@
 The order depends only on the lengths of the documents and on the weights of the sources.
 """
 
-import collections
 import dataclasses
-import functools
 import itertools
-import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.staging import FEW_DOCUMENTS, StagedPart, Stream
+from gpt2_repro.data.preparation.staging import Stream
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.errors import UserError
 
 
 SPLITS = ["validation", "train"]
+FEW_DOCUMENTS = 10_000  # of so few, --split hash may hold out far too few or too many
+COUNTED = ("documents", "empty_documents", "tokens")
 MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
 
 
@@ -35,15 +34,29 @@ class DocumentSpan:
     split: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Group:
     """One or two splits whose documents come from the same source files."""
 
     splits: list[str]
-    streams: list[list[StagedPart]]  # for each source, the tokenized parts of its files
-    names: list[str]  # of the sources
-    spans: Callable[[], Iterator[DocumentSpan]]  # yields the documents of all sources in order
+    streams: list[Stream]  # one for each source
+    below: float = np.inf  # position at which the splits end
+    rule: dict[str, Any] = dataclasses.field(default_factory=dict)  # which documents are held out
     remark: str = ""  # how the validation split differs from the requested split, if it does
+
+    def spans(self, **rule: Any) -> Iterator[DocumentSpan]:
+        """Yield the documents of all sources in order. `rule` replaces `self.rule`."""
+        return order_documents(self.streams, self.splits, **{"below": self.below} | (rule or self.rule))
+
+    def counts(self, **rule: Any) -> dict[str, list[dict[str, int]]]:
+        """Count documents, empty documents and tokens per split and source. `rule` as in `spans`."""
+        counts = {split: [dict.fromkeys(COUNTED, 0) for _ in self.streams] for split in self.splits}
+        for span in self.spans(**rule):
+            empty = int((span.lengths == 0).sum())
+            numbers = len(span.lengths) - empty, empty, int(span.lengths.sum())
+            sums = counts[span.split][span.stream]
+            sums |= {key: sums[key] + number for key, number in zip(COUNTED, numbers, strict=True)}
+        return counts
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
@@ -51,18 +64,19 @@ def check_split(args: DataArguments, sources: Sources) -> None:
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
         tokens, own = any(file.name.endswith(".bin") for file in source.files), source.validation_files
-        for is_wrong, problem in (
-            (not source.files, "has only validation files. Pass training files too"),
-            (
-                args.split == "source" and not own,
-                "has no validation files (`val` in the name). Pass --split head or hash",
-            ),
-            (args.split == "head" and tokens and own, "has validation files. Pass --split source to use them"),
-            (args.split == "hash" and tokens, "has tokens, but --split hash needs text. Pass --split source or head"),
-            (args.validation_text and tokens, "has tokens, so there is no text to save. Pass --validation_text false"),
-        ):
-            if is_wrong:
-                raise UserError(f"{source.description['name']} {problem}.")
+        problem = ""
+        if not source.files:
+            problem = "has only validation files. Pass training files too"
+        elif args.split == "source" and not own:
+            problem = "has no validation files (`val` in the name). Pass --split head or hash"
+        elif args.split == "head" and tokens and own:
+            problem = "has validation files. Pass --split source to use them"
+        elif args.split == "hash" and tokens:
+            problem = "has tokens, but --split hash needs text. Pass --split source or head"
+        elif args.validation_text and tokens:
+            problem = "has tokens, so there is no text to save. Pass --validation_text false"
+        if problem:
+            raise UserError(f"{source.description['name']} {problem}.")
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
             raise UserError(f"Two sources of the mixture contain {files[min(twice)]}. Pass this file only once.")
@@ -72,114 +86,72 @@ def check_split(args: DataArguments, sources: Sources) -> None:
             raise UserError(f"The validation set {name!r} has text that is also in the training sources.")
 
 
-def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
-    """Return the files for training, --split source and --validation_sets."""
-    texts, by_source = args.validation_text, args.split == "source"
-    numbered = list(enumerate(sources.training))
-    limits = [int(args.max_tokens * source.weight) + 1 if args.max_tokens else 0 for source in sources.training]
-    train = [Stream(f"train-{i}", source.files, limits[i], texts and not by_source) for i, source in numbered]
-    own = [Stream(f"validation-{i}", source.validation_files, keep_texts=texts) for i, source in numbered if by_source]
-    further = [
-        Stream(f"validation_{name}", source.validation_files or source.files, args.validation_tokens)
-        for name, source in sources.validation_sets.items()
-    ]
-    return train, own, further
-
-
-def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream], list[StagedPart]]) -> list[Group]:
-    """Tokenize all sources, and group the splits that use the same source files."""
-    training, validation, further = streams_of(sources, args)
-    names = [source.description["name"] for source in sources.training]
-    weights = [source.weight for source in sources.training]
-    train: list[list[StagedPart]] = [[] for _ in training]
-    below = float(args.max_tokens or np.inf)
-    # A mixture ends as soon as one of its sources ends.
-    # Stage the source first that will probably end first, and of the others only as much as the mixture can use.
-    for i in sorted(range(len(names)), key=lambda i: sum(file.size for file in training[i].files) / weights[i]):
-        limit = 0 if below == np.inf else int(below * weights[i]) + 1
-        train[i] = stage(dataclasses.replace(training[i], limit=limit))
-        if len(names) > 1:
-            below = min(below, _tokens(train[i]) / weights[i])
-    ordered = functools.partial(order_documents, train, weights, below=below)
+def groups_of(sources: Sources, args: DataArguments) -> list[Group]:
+    """Return which files are tokenized for which splits."""
+    named = [(number, source.description["name"], source) for number, source in enumerate(sources.training)]
+    train = [Stream(f"train-{i}", name, source.files, source.weight) for i, name, source in named]
+    groups = [Group(SPLITS, train, args.max_tokens or np.inf)]
     if args.split == "source":
-        own = [stage(stream) for stream in validation]
-        end = min(map(operator.truediv, map(_tokens, own), weights)) if len(own) > 1 else np.inf
-        spans = functools.partial(order_documents, own, weights, ["validation"], below=end)
-        groups = [
-            Group(["validation"], own, names, spans),
-            Group(["train"], train, names, functools.partial(ordered, ["train"])),
-        ]
-    else:
-        total = min(below, *map(operator.truediv, map(_tokens, train), weights))
-        both = functools.partial(ordered, SPLITS)
-        documents = [sum(part.facts["documents"] for part in parts) for parts in train]
-        few = [number for number, count in enumerate(documents) if count <= FEW_DOCUMENTS]
-        if args.split == "hash":
-            chosen, remark = _choose_by_hash(both, few, names, weights, args, total)
-        else:
-            chosen, remark = _choose_head(both, weights, args, total)
-        groups = [Group(SPLITS, train, names, functools.partial(both, **chosen), remark)]
-    for source, stream in zip(sources.validation_sets.values(), further, strict=True):
-        parts = [stage(stream)]
-        spans = functools.partial(order_documents, parts, [1.0], [stream.name], below=stream.limit)
-        groups.append(Group([stream.name], parts, [source.description["name"]], spans))
+        own = [Stream(f"validation-{i}", name, source.validation_files, source.weight) for i, name, source in named]
+        groups = [Group(["validation"], own), Group(["train"], train, args.max_tokens or np.inf)]
+    for name, source in sources.validation_sets.items():
+        stream = Stream(f"validation_{name}", source.description["name"], source.validation_files or source.files)
+        groups.append(Group([stream.name], [stream], args.validation_tokens))
+    for group in groups:
+        for stream in group.streams:
+            stream.limit = 0 if group.below == np.inf else int(group.below * stream.weight) + 1
     return groups
 
 
-def _tokens(parts: list[StagedPart]) -> int:
-    return sum(part.facts["tokens"] for part in parts)
+def stage_group(group: Group, args: DataArguments, stage: Callable[[Stream], None]) -> None:
+    """Tokenize the files of a group, and decide where its splits end."""
+    # A mixture ends as soon as one of its sources ends.
+    # Stage the source first that will probably end first, and of the others only as much as the mixture can use.
+    for stream in sorted(group.streams, key=lambda stream: sum(file.size for file in stream.files) / stream.weight):
+        stage(stream)
+        if len(group.streams) > 1:
+            group.below = min(group.below, stream.end())
+            for other in group.streams:
+                other.limit = int(group.below * other.weight) + 1
+    if group.splits == SPLITS:
+        _choose_validation(group, args)
 
 
-def _choose_by_hash(
-    order: Callable[..., Iterator[DocumentSpan]],
-    few: list[int],
-    names: list[str],
-    weights: list[float],
-    args: DataArguments,
-    total: float,
-) -> tuple[dict[str, Any], str]:
-    """Choose the validation documents for --split hash, as `_choose_head` does.
-
-    A source in `few` (with few documents) of which the hash holds out a wrong share is cut as by --split head.
-    """
-    every, tokens = range(len(weights)), args.validation_fraction * total
-    if few:
-        counts = count_documents(order(hashed=every))
-        sizes = [[counts[split, number]["tokens"] for split in SPLITS] for number in every]
-        enough = min(sizes[0]) > args.sequence_length
-        few = [n for n in few if not (_has_share(sizes[n][0], weights[n] * tokens) if len(weights) > 1 else enough)]
-    if not few:
-        return {"hashed": every}, ""
-    named, share = " and ".join(names[number] for number in few), f"the first {args.validation_fraction:.1%}"
-    remark = f"--split hash has too few documents in {named}: validation has {share} of it, and may cut a document"
-    return {"hashed": sorted({*every} - {*few}), "head": float(round(tokens)), "cut": True}, remark
-
-
-def _has_share(tokens: float, wanted: float) -> bool:
-    return abs(tokens - wanted) <= wanted / 4
-
-
-def _choose_head(
-    order: Callable[..., Iterator[DocumentSpan]], weights: list[float], args: DataArguments, total: float
-) -> tuple[dict[str, Any], str]:
-    """Choose the validation documents for --split head.
-
-    Returns keyword arguments for `order_documents`, and a remark on the split. `total` is the number of all tokens.
-    """
+def _choose_validation(group: Group, args: DataArguments) -> None:
+    """Set the rule by which --split head or hash divides a group into validation and training."""
+    streams, every = group.streams, range(len(group.streams))
+    total = min(group.below, *(stream.end() for stream in streams))
+    if args.split == "hash":
+        group.rule, tokens = {"hashed": every}, args.validation_fraction * total
+        if few := [number for number in every if streams[number].total("documents") <= FEW_DOCUMENTS]:
+            counts = group.counts()
+            sizes = [[counts[split][number]["tokens"] for split in SPLITS] for number in every]
+            enough = len(streams) == 1 and min(sizes[0]) > args.sequence_length
+            shares = [stream.weight * tokens for stream in streams]
+            few = [n for n in few if not (enough if len(streams) == 1 else _is_near(sizes[n][0], shares[n]))]
+        if few:
+            group.rule = {"hashed": sorted({*every} - {*few}), "head": float(round(tokens)), "cut": True}
+            share = f"the first {args.validation_fraction:.1%} of it, and may cut a document"
+            named = " and ".join(streams[number].source for number in few)
+            group.remark = f"--split hash has too few documents in {named}: validation has {share}"
+        return
     wanted, most = float(args.validation_tokens), MOST_HELD_OUT * total
     head = float(round(min(wanted, most)))  # otherwise, a document that starts less than a token before it is included
-    counts = count_documents(order(head=head, below=head))
-    held_out = sum(count["tokens"] for count in counts.values())
-    shares = [(counts["validation", number]["tokens"], weight * head) for number, weight in enumerate(weights)]
-    even = len(weights) == 1 or all(itertools.starmap(_has_share, shares))
+    group.rule = {"head": head}
+    held_out = [count["tokens"] for count in group.counts(head=head, below=head)["validation"]]
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or not the shares of a mixture, or if more than
     # 10 % was requested.
-    if not total or (wanted <= most and held_out <= most and even):
-        return {"head": head}, ""
-    less = f" instead of the {wanted:,.0f} that were requested" if wanted > head else ""
-    share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
-    return {"head": head, "cut": True}, f"validation has {share}{less}. Its last document may be cut"
+    even = len(streams) == 1 or all(_is_near(held_out[n], streams[n].weight * head) for n in every)
+    if total and not (wanted <= most and sum(held_out) <= most and even):
+        group.rule["cut"] = True
+        less = f" instead of the {wanted:,.0f} that were requested" if wanted > head else ""
+        share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
+        group.remark = f"validation has {share}{less}. Its last document may be cut"
+
+
+def _is_near(tokens: float, wanted: float) -> bool:
+    return abs(tokens - wanted) <= wanted / 4
 
 
 # Fields of a document: its position, whether it is held out, its length in tokens, the tokens before it in its
@@ -191,8 +163,7 @@ _DOCUMENT = np.dtype(
 
 
 def order_documents(
-    streams: Sequence[Sequence[StagedPart]],
-    weights: Sequence[float],
+    streams: Sequence[Stream],
     splits: Sequence[str],
     *,
     head: float = np.inf,
@@ -205,15 +176,14 @@ def order_documents(
     Documents are sorted by position: the number of earlier tokens of the same source, divided by the source's weight.
 
     Args:
-        weights: share of each source in the tokens; the sum is 1.
         splits: the split of all documents, or two splits: validation, and the split of all other documents.
         head: position at which validation ends.
         cut: whether to cut documents in two at the position `head`.
         hashed: numbers of the sources whose validation documents --split hash chooses, instead of `head`.
         below: yield only documents whose position is below this number.
     """
-    numbered = enumerate(zip(streams, weights, strict=True))
-    loading = [_documents(parts, weight, i, None if i in hashed else head) for i, (parts, weight) in numbered]
+    weights = np.array([stream.weight for stream in streams])
+    loading = [_documents(stream, i, None if i in hashed else head) for i, stream in enumerate(streams)]
     waiting = [np.empty(0, _DOCUMENT) for _ in streams]
     ends = [0.0] * len(streams)  # position of the next part of each stream
     while (known := min(ends)) < below:
@@ -228,28 +198,25 @@ def order_documents(
             documents = documents[np.lexsort((documents["stream"], documents["start"]))]
         documents = documents[documents["start"] < below]
         if cut:
-            documents = _cut_documents(documents, head, np.array(weights), hashed)
+            documents = _cut_documents(documents, head, weights, hashed)
         yield from _spans(documents, np.where(documents["held_out"], 0, len(splits) - 1), splits)
 
 
-def _documents(
-    parts: Sequence[StagedPart], weight: float, stream: int, head: float | None
-) -> Iterator[tuple[np.ndarray, float]]:
+def _documents(stream: Stream, index: int, head: float | None) -> Iterator[tuple[np.ndarray, float]]:
     """For each file part, yield its documents and the position of the part's end.
 
-    A position is a number of tokens from the start of the source, divided by `weight`. Documents before the position
-    `head` are held out. If `head` is None, --split hash chooses the documents.
+    Documents before the position `head` are held out. If `head` is None, --split hash chooses the documents.
     """
     tokens = 0
-    for number, part in enumerate(parts):
+    for number, part in enumerate(stream.parts):
         lengths = part.lengths()
         documents = np.zeros(len(lengths), _DOCUMENT)
         documents["length"], documents["first_token"] = lengths, np.cumsum(lengths) - lengths
-        documents["start"] = (tokens + documents["first_token"]) / weight
-        documents["stream"], documents["part"], documents["number"] = stream, number, np.arange(len(lengths))
+        documents["start"] = (tokens + documents["first_token"]) / stream.weight
+        documents["stream"], documents["part"], documents["number"] = index, number, np.arange(len(lengths))
         documents["held_out"] = part.held_out() if head is None else documents["start"] < head
         tokens += int(lengths.sum())
-        yield documents, tokens / weight
+        yield documents, tokens / stream.weight
 
 
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray, whole: Collection[int]) -> np.ndarray:
@@ -277,13 +244,3 @@ def _spans(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> I
             int(documents[name][first]) for name in ("stream", "part", "number", "first_token")
         )
         yield DocumentSpan(stream, part, number, token, documents["length"][first:last], splits[codes[first]])
-
-
-def count_documents(spans: Iterable[DocumentSpan]) -> dict[tuple[str, int], collections.Counter[str]]:
-    """Count documents, empty documents and tokens per split and source."""
-    counts: dict[tuple[str, int], collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for span in spans:
-        empty = int((span.lengths == 0).sum())
-        full = len(span.lengths) - empty
-        counts[span.split, span.stream].update(documents=full, empty_documents=empty, tokens=int(span.lengths.sum()))
-    return counts

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import io
 import itertools
 import json
@@ -27,82 +26,71 @@ from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.sources.base import Part, SourceFile
 from gpt2_repro.data.sources.local_files import join_small
 from gpt2_repro.data.sources.token_files import TokenPart, map_ids
-from gpt2_repro.data.tokenizer import Encoder, Engine
+from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sync, write_whole
 
 
 STREAMS = "streams"  # the subfolder of the staging folder with the staged tokens
 EXAMPLES = 3  # number of bad documents that the manifest quotes
-FEW_DOCUMENTS = 10_000  # of so few, --split hash may hold out far too few or too many
 CHECKED = 1000  # one document in CHECKED is encoded a second time, with `tokenizers`
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
-    """A sequence of source files that are tokenized one after another."""
-
-    name: str  # of the subfolder for the tokens of the files
-    files: list[SourceFile]
-    limit: int = 0  # stop after this many tokens; 0 means no limit
-    keep_texts: bool = False  # whether to save the texts of documents that can be in the split `validation`
-
-
 class StagedPart:
-    """Temporary files with the tokens of one part of a source file."""
+    """One part of a source file, and the temporary files with its tokens."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name = folder, name
-
-    def path(self, ending: str) -> Path:
-        return self.folder / f"{self.name}{ending}"
-
-    def exists(self) -> bool:
-        return self.path(".json").is_file()
+    stem: Path  # path of the temporary files without their extensions
+    file: SourceFile
+    number: int  # of the part in `file`
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """The content of the .json file that describes one part of a source file.
+        """The content of the .json file that describes the part.
 
         The counts are `tokens`, `documents`, `text_bytes`, `longest` (tokens of the longest document) and `bad`
         (unreadable rows). `bad_examples` has error messages. `ids` is the location of the token ids.
         """
-        return json.loads(self.path(".json").read_text(encoding="utf-8"))
+        return json.loads(self.stem.with_suffix(".json").read_text(encoding="utf-8"))
 
     def ids(self) -> np.ndarray:
         """Return the part's token ids as a memory-mapped array of shape [tokens]."""
         where = self.facts["ids"]
-        path = self.path(".ids") if where["path"] is None else Path(where["path"])
+        path = self.stem.with_suffix(".ids") if where["path"] is None else Path(where["path"])
         return map_ids(path, where["offset"], self.facts["tokens"], np.dtype(where["dtype"]))
 
     def lengths(self) -> np.ndarray:
         """Return an array of shape [documents]: tokens per document, with separators."""
-        return np.load(self.path(".npz"))["lengths"].astype(np.int64)
+        return np.load(self.stem.with_suffix(".npz"))["lengths"].astype(np.int64)
 
     def held_out(self) -> np.ndarray:
         """Return which documents --split hash holds out: a bool array of shape [documents]."""
-        return np.load(self.path(".npz"))["held_out"]
+        return np.load(self.stem.with_suffix(".npz"))["held_out"]
 
-    def texts(self) -> dict[int, str]:
-        """Return the saved texts of documents, by their number in the part (from 0)."""
-        with self.path(".jsonl").open(encoding="utf-8") as lines:
-            return dict(map(json.loads, lines))
+    def texts(self) -> list[str]:
+        """Read the documents of the part again."""
+        self.file.fetch()
+        return [*self.file.parts()[self.number].documents()]
 
-    def drop_texts(self) -> None:
-        self.path(".jsonl").unlink(missing_ok=True)
 
-    def keep_hashed_texts(self) -> None:
-        """Drop the texts of documents that --split hash does not hold out."""
-        held_out, texts = self.held_out(), self.texts()
-        lines = (json.dumps([number, text]) + "\n" for number, text in texts.items() if held_out[number])
-        write_whole(self.path(".jsonl"), "".join(lines))
+@dataclasses.dataclass
+class Stream:
+    """A sequence of source files that are tokenized one after another."""
 
-    def complete(self, facts: dict[str, Any], lengths: np.ndarray, held_out: np.ndarray) -> None:
-        content = io.BytesIO()  # np.savez to a real file would report a full disk as an error without errno
-        np.savez(content, lengths=lengths.astype(np.uint32), held_out=held_out)
-        write_whole(self.path(".npz"), content.getvalue())
-        facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
-        write_whole(self.path(".json"), json.dumps(facts))  # written last: marks the part as complete
+    name: str  # of the subfolder for the tokens of the files
+    source: str
+    files: list[SourceFile]
+    weight: float = 1.0  # share of the source in the tokens of a mixture
+    limit: int = 0  # stop after this many tokens; 0 means no limit
+    parts: list[StagedPart] = dataclasses.field(default_factory=list)  # in order, as far as they are staged
+
+    def total(self, key: str) -> int:
+        """Return the sum of a count in `StagedPart.facts`."""
+        return sum(part.facts[key] for part in self.parts)
+
+    def end(self) -> float:
+        """Return the position at which the stream ends (see `splits.order_documents`)."""
+        return self.total("tokens") / self.weight
 
 
 def is_held_out(document: str, args: DataArguments) -> bool:
@@ -112,73 +100,48 @@ def is_held_out(document: str, args: DataArguments) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(folder: Path, changed: int, separator: str, engine: Engine) -> Encoder:
+def _encoder(folder: Path, changed: int, separator: str, engine: str) -> Encoder:
     return Encoder(folder, separator=separator, engine=engine)
 
 
 def stage_part(
-    part: Part,
-    staged: StagedPart,
-    *,
-    tokenizer: Path,
-    args: DataArguments,
-    options: PreparationOptions,
-    limit: int,
-    keep_texts: bool,
+    part: Part, stem: Path, *, tokenizer: Path, args: DataArguments, options: PreparationOptions, limit: int
 ) -> None:
-    """Tokenize one part of a source file, and write the temporary files `staged`."""
+    """Tokenize one part of a source file, and write the temporary files `stem`.*."""
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": []}
+    lengths, held_out = np.empty(0, np.int64), np.empty(0, bool)
     if isinstance(part, TokenPart):
         part.check(encoder.vocab_size)
-        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16"}
         lengths = part.lengths(encoder.end_of_text, args.separator)
-        return staged.complete(facts | {"tokens": part.tokens, "ids": where}, lengths, np.zeros(len(lengths), bool))
-
-    lengths_of_batches, held_out = [np.empty(0, np.int64)], [np.empty(0, bool)]
-    documents = 0
-    partial = staged.path(f".{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file, staged.path(".jsonl").open("w", encoding="utf-8") as texts:
+        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16"}
+        facts |= {"tokens": part.tokens, "ids": where}
+    else:
+        partial = stem.with_suffix(f".{os.getpid()}.partial")
+        lengths_of_batches, hashed = [lengths], list[bool]()
+        with partial.open("wb") as file:
             for batch in part.read():
                 facts["bad"] += len(batch.bad)
                 facts["bad_examples"] += batch.bad[: EXAMPLES - len(facts["bad_examples"])]
                 check_bad(facts["bad"], facts["bad_examples"], options.max_bad_documents)
-                encoder.check(batch.documents[-documents % CHECKED :: CHECKED], part.name)
+                encoder.check(batch.documents[-len(hashed) % CHECKED :: CHECKED], part.name)
                 ids, lengths = encoder.encode(batch.documents)
                 file.write(ids.tobytes())
-                held_out.append(_held_out(batch.documents, facts["tokens"] + np.cumsum(lengths) - lengths, args))
-                if keep_texts:
-                    # Of a source with few documents, others than those that the hash chooses may be held out.
-                    few = (args.split == "hash") & (documents + np.arange(len(lengths)) < FEW_DOCUMENTS)
-                    for place in np.flatnonzero(held_out[-1] | few).tolist():
-                        texts.write(json.dumps([documents + place, batch.documents[place]]) + "\n")
                 lengths_of_batches.append(lengths)
-                documents += len(lengths)
+                hashed += [args.split == "hash" and is_held_out(text, args) for text in batch.documents]
                 facts["tokens"] += len(ids)
                 facts["text_bytes"] += sum(len(text.encode()) for text in batch.documents)
                 if limit and facts["tokens"] >= limit:
                     break
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    if not keep_texts:
-        staged.drop_texts()
-    sync(partial)
-    partial.replace(staged.path(".ids"))
-    facts["ids"] = {"path": None, "offset": 0, "dtype": encoder.dtype.name}
-    staged.complete(facts, np.concatenate(lengths_of_batches), np.concatenate(held_out))
-
-
-def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
-    """Return a bool array of shape [documents]: which documents can be in validation.
-
-    `starts` has the number of tokens before each document in the file part.
-    """
-    if args.split == "hash":
-        return np.array([is_held_out(text, args) for text in documents], bool)
-    # With --split head, earlier file parts are not counted, so the result is used only to choose the texts to save.
-    return starts < (args.validation_tokens if args.split == "head" else np.inf)
+        sync(partial)
+        partial.replace(stem.with_suffix(".ids"))
+        facts["ids"] = {"path": None, "offset": 0, "dtype": encoder.dtype.name}
+        lengths, held_out = np.concatenate(lengths_of_batches), np.array(hashed, bool)
+    content = io.BytesIO()  # np.savez to a real file would report a full disk as an error without errno
+    np.savez(content, lengths=lengths.astype(np.uint32), held_out=held_out)
+    write_whole(stem.with_suffix(".npz"), content.getvalue())
+    facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
+    write_whole(stem.with_suffix(".json"), json.dumps(facts))  # written last: marks the part as complete
 
 
 def check_bad(bad: int, examples: list[str], allowed: int) -> None:
@@ -196,10 +159,8 @@ class _Task:
     done: Callable[[], None] | None = None  # called when the last part of a file and all parts before it are staged
 
 
-def stage(
-    stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, options: PreparationOptions
-) -> list[StagedPart]:
-    """Tokenize a sequence of source files, and return their parts in order.
+def stage(stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, options: PreparationOptions) -> None:
+    """Tokenize the files of a stream, and set `stream.parts`.
 
     File parts that already have tokens in the folder `staging` are not tokenized again. `tokenizer` is a folder.
     """
@@ -207,32 +168,25 @@ def stage(
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.partial"):  # left by workers that were killed
         path.unlink(missing_ok=True)
-    settings: dict[str, Any] = {"tokenizer": tokenizer, "args": args, "options": options}
-    work = functools.partial(stage_part, **settings, limit=stream.limit, keep_texts=stream.keep_texts)
-    parts: list[StagedPart] = []
-    examples: list[str] = []
-    tokens = bad = documents = kept = 0
+    work = functools.partial(stage_part, tokenizer=tokenizer, args=args, options=options, limit=stream.limit)
     size = sum(file.size for file in stream.files)
-    bar = Progress(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
-    # Import `datasets`, which takes a second, while the workers are busy. Writing the rows needs it later.
-    threading.Thread(target=importlib.import_module, args=("datasets",), daemon=True).start()
+    examples: list[str] = []
+    tokens = before = bad = 0
     with (
-        bar,
+        Progress(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000) as bar,
         ThreadPool(1) as background,
         contextlib.closing(_finished(_tasks(stream, folder, background), work, options.num_proc)) as finished,
     ):
         for task in finished:
+            if task.staged.number == 0:
+                before = tokens
             if task.done:
                 task.done()
+                # The validation text is read from the files again when the splits are known.
+                if not args.validation_text or (args.split == "head" and before >= args.validation_tokens):
+                    task.staged.file.drop()
             bar.update(task.size)
-            parts.append(task.staged)
-            if args.split == "head" and tokens >= args.validation_tokens:
-                task.staged.drop_texts()  # this part starts after the head; a worker only counts its own part
-            documents += task.staged.facts["documents"]
-            if args.split == "hash" and stream.keep_texts and documents > FEW_DOCUMENTS:
-                for part in parts[kept:]:
-                    part.keep_hashed_texts()
-                kept = len(parts)
+            stream.parts.append(task.staged)
             tokens += task.staged.facts["tokens"]
             bad += task.staged.facts["bad"]
             examples += task.staged.facts["bad_examples"]
@@ -241,8 +195,6 @@ def stage(
                 break
         background.close()
         background.join()  # otherwise the download of a file beyond the limit could outlast this function
-        bar.update(max(0, size - bar.n))
-    return parts
 
 
 def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Task]:
@@ -253,27 +205,21 @@ def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Ta
     read = 0
     for index, (file, note) in enumerate(zip(files, notes, strict=True)):
         read += file.size
+        parts: list[Part | None]
         if note.is_file():
-            count = json.loads(note.read_text(encoding="utf-8"))["parts"]
-            for number in range(count):
-                yield _Task(None, StagedPart(folder, f"{note.stem}-{number:05d}"), file.size // count)
-            continue
-        fetch(index).get()
-        # Fetch the next file only if it is needed: a byte of parquet gives about a third of a token.
-        if index + 1 < len(notes) and not notes[index + 1].is_file() and not 0 < stream.limit < read // 3:
-            fetch(index + 1)
-        parts = file.parts()
-        done = functools.partial(_complete_file, file, note, len(parts))
-        if not parts:
-            done()
-        for number, part in enumerate(parts, 1):
-            staged = StagedPart(folder, f"{note.stem}-{number - 1:05d}")
-            yield _Task(None if staged.exists() else part, staged, part.size, done if number == len(parts) else None)
-
-
-def _complete_file(file: SourceFile, note: Path, parts: int) -> None:
-    write_whole(note, json.dumps({"name": file.name, "parts": parts}))
-    file.drop()
+            parts = [None] * json.loads(note.read_text(encoding="utf-8"))["parts"]
+        else:
+            fetch(index).get()
+            # Fetch the next file only if it is needed: a byte of parquet gives about a third of a token.
+            if index + 1 < len(notes) and not notes[index + 1].is_file() and not 0 < stream.limit < read // 3:
+                fetch(index + 1)
+            parts = [*file.parts()]
+        done = functools.partial(write_whole, note, json.dumps({"name": file.name, "parts": len(parts)}))
+        for number, part in enumerate(parts):
+            staged = StagedPart(note.with_name(f"{note.stem}-{number:05d}"), file, number)
+            size = part.size if part else file.size // len(parts)
+            is_staged, is_last = staged.stem.with_suffix(".json").is_file(), number == len(parts) - 1
+            yield _Task(None if is_staged else part, staged, size, done if part and is_last else None)
 
 
 def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) -> Generator[_Task]:
@@ -281,7 +227,7 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
     if num_proc == 1:
         for task in tasks:
             if task.part is not None:
-                work(task.part, task.staged)
+                work(task.part, task.staged.stem)
             yield task
         return
     # Spawn instead of fork: a forked process inherits locks that threads of the tokenizer may hold.
@@ -294,7 +240,7 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
                 # The first call starts the workers. They inherit the mask: only the main process handles Ctrl-C.
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 try:
-                    queue.append((task, executor.submit(work, task.part, task.staged) if task.part else None))
+                    queue.append((task, executor.submit(work, task.part, task.staged.stem) if task.part else None))
                 finally:
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             if not queue:

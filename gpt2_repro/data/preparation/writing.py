@@ -17,8 +17,8 @@ import pyarrow as pa
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
-from gpt2_repro.data.preparation.splits import DocumentSpan, Group, count_documents
-from gpt2_repro.data.preparation.staging import EXAMPLES, StagedPart
+from gpt2_repro.data.preparation.splits import COUNTED, DocumentSpan, Group
+from gpt2_repro.data.preparation.staging import EXAMPLES, Stream
 from gpt2_repro.data.prepared import request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
@@ -35,7 +35,6 @@ PIECE_TOKENS = 2**22  # tokens in memory at once
 BLOCK_IDS = 2**25  # targets per record batch: 64 MiB at 2 bytes per id
 SHARD_BLOCKS = 4  # record batches per file: 2**17 rows of 1,025 ids
 PACKAGES = ("datasets", "pyarrow", "numpy", "tokenizers")  # the manifest records their versions
-COUNTED = ("documents", "empty_documents", "tokens")
 NOISY_TOKENS = 2_000  # the loss of a token varies by about 3, so the mean of 2,000 tokens varies by 0.07
 
 
@@ -58,12 +57,8 @@ def write_folder(
     counts: dict[str, SplitCounts] = {}
     shards: dict[str, list[Shard]] = {}
     for group in groups:
-        counted = count_documents(group.spans())
-        for split in group.splits:
-            source_counts = [
-                {key: counted[split, number][key] for key in COUNTED} for number in range(len(group.names))
-            ]
-            counts[split], shards[split] = _write_split(folder / split, group, source_counts, args, encoder)
+        for split, sources in group.counts().items():
+            counts[split], shards[split] = _write_split(folder / split, group, sources, args, encoder)
         if group.remark:
             logger.info(group.remark)
     if args.validation_text:
@@ -72,16 +67,15 @@ def write_folder(
     (folder / "tokenizer").mkdir()
     for path in tokenizer.iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)
-    facts = [part.facts for group in groups for parts in group.streams for part in parts]
-    sources = described["sources"]
+    facts = [part.facts for group in groups for stream in group.streams for part in stream.parts]
     others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
-    losses = None
+    texts, losses = described["sources"], None
     if counts["train"].tokens <= MAX_TOKENS:
         train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
         losses = reference_losses(train, validation, encoder.vocab_size)
     manifest = Manifest(
         request=request_of(args),
-        source=sources[0] if len(sources) == 1 else {"name": args.source, "sources": sources},
+        source=texts[0] if len(texts) == 1 else {"name": args.source, "sources": texts},
         validation_sets=described["validation_sets"],
         tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
         vocab_size=encoder.vocab_size,
@@ -108,14 +102,14 @@ def write_folder(
 
 
 def _write_split(
-    folder: Path, group: Group, source_counts: list[dict[str, int]], args: DataArguments, encoder: Encoder
+    folder: Path, group: Group, sources: list[dict[str, int]], args: DataArguments, encoder: Encoder
 ) -> tuple[SplitCounts, list[Shard]]:
     """Write the rows of one split, and check that the split can be used.
 
-    `source_counts` has the numbers of documents and tokens of the split from each source.
+    `sources` has the numbers of documents and tokens of the split from each source.
     """
     split = folder.name
-    total = {key: sum(counts[key] for counts in source_counts) for key in COUNTED}
+    total = {key: sum(counts[key] for counts in sources) for key in COUNTED}
     spans = (span for span in group.spans() if span.split == split)
     length = args.sequence_length
     with Progress(total=total["tokens"], desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
@@ -137,8 +131,9 @@ def _write_split(
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
     # The first id of the split (concat) or of each document (wrap) is not a target.
     dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
-    sources = dict(zip(group.names, source_counts, strict=True)) if len(source_counts) > 1 else None
-    return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=sources), shards
+    names = [stream.source for stream in group.streams]
+    named = dict(zip(names, sources, strict=True)) if len(sources) > 1 else None
+    return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=named), shards
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encoder) -> None:
@@ -146,11 +141,11 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encod
     folder.mkdir()
     group = next(group for group in groups if "validation" in group.splits)
     # Keep the texts of one part per stream in memory: the part that is being read.
-    texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
+    texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream].parts[part].texts())
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
         for span in group.spans():
             if span.split == "validation":
-                lengths = group.streams[span.stream][span.part].lengths()
+                lengths = group.streams[span.stream].parts[span.part].lengths()
                 for number, length in enumerate(span.lengths.tolist(), start=span.first_document):
                     text = texts_of(span.stream, span.part)[number]
                     if length != lengths[number]:  # only the beginning of the document is held out
@@ -159,13 +154,13 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encod
 
 
 def _read(
-    spans: Iterable[DocumentSpan], streams: Sequence[Sequence[StagedPart]], args: DataArguments, bar: Progress
+    spans: Iterable[DocumentSpan], streams: Sequence[Stream], args: DataArguments, bar: Progress
 ) -> Iterator[Block]:
     """Yield the ids and lengths of documents, a few million ids at a time."""
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
     shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
     # Keep one part of each stream open: the one that is being read.
-    ids_of = functools.lru_cache(maxsize=len(streams))(lambda stream, part: streams[stream][part].ids())
+    ids_of = functools.lru_cache(maxsize=len(streams))(lambda stream, part: streams[stream].parts[part].ids())
     for span in spans:
         ids = ids_of(span.stream, span.part)
         ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])

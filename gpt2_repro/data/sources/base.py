@@ -51,6 +51,10 @@ class Part(abc.ABC):
     def read(self) -> Iterator[Batch]:
         """Yield the documents of the part in order."""
 
+    def documents(self) -> Iterator[str]:
+        for batch in self.read():
+            yield from batch.documents
+
 
 class SourceFile(abc.ABC):
     """A file of a source: a local file, or a file that can be downloaded."""

@@ -33,17 +33,17 @@ class Repository:
         self._listing = functools.partial(hub_errors, f"list {name} on the Hub")
         with self._listing():
             self.revision = str(self._api.dataset_info(name, revision=revision).sha)
+        self.where: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision}
 
     def files(self, pattern: str, form: TextForm) -> list[SourceFile]:
         """Return the files whose paths match a pattern, sorted by path."""
         folder = pattern.rpartition("/")[0] or None
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision, "recursive": folder is not None}
         with self._listing():
-            tree = self._api.list_repo_tree(self.name, folder, **where)
-            found = [entry for entry in tree if fnmatch.fnmatch(entry.path, pattern)]
-        if not found:
+            tree = self._api.list_repo_tree(self.name, folder, recursive=folder is not None, **self.where)
+            paths = sorted(entry.path for entry in tree if fnmatch.fnmatch(entry.path, pattern))
+        if not paths:
             raise UserError(f"{self.name} has no files {pattern} at revision {self.revision}. Pass another --source.")
-        return [self._file(entry, form) for entry in sorted(found, key=lambda entry: entry.path)]
+        return self._files(paths, form)
 
     def resolve(self, config: str | None, split: str, form: TextForm) -> list[SourceFile]:
         """Return the files of a split, as found by the `datasets` library."""
@@ -52,23 +52,23 @@ class Repository:
 
         with self._listing():
             try:
-                found = load_dataset_builder(self.name, config, revision=self.revision).config.data_files or {}
+                splits = load_dataset_builder(self.name, config, revision=self.revision).config.data_files or {}
             except (ValueError, RuntimeError, DataFilesNotFoundError, DatasetNotFoundError) as error:
                 fix = f"Pass another config (:CONFIG), or --source {self.name}@refs/convert/parquet, the Parquet copy."
                 raise UserError(f"{self.name} cannot be opened ({in_a_line(error)}). {fix}") from None
-        if split not in found:
-            raise UserError(f"{self.name} has no split {split!r}. Set --source_split to one of: {', '.join(found)}.")
-        paths = [url.split(f"@{self.revision}/", 1)[1] for url in found[split]]
+        if split not in splits:
+            raise UserError(f"{self.name} has no split {split!r}. Set --source_split to one of: {', '.join(splits)}.")
+        paths = [url.split(f"@{self.revision}/", 1)[1] for url in splits[split]]
         if wrong := [path for path in paths if kind_of(Path(path)) not in KINDS]:
             raise UserError(f"{wrong[0]} of {self.name} is not a {', '.join(KINDS)} file. Pass another dataset.")
-        with self._listing():
-            entries = self._api.get_paths_info(self.name, paths, repo_type="dataset", revision=self.revision)
-        by_path = {entry.path: entry for entry in entries}
-        return [self._file(by_path[path], form) for path in paths]
+        return self._files(paths, form)
 
-    def _file(self, entry: Any, form: TextForm) -> SourceFile:
+    def _files(self, paths: list[str], form: TextForm) -> list[SourceFile]:
+        with self._listing():
+            entries = {entry.path: entry for entry in self._api.get_paths_info(self.name, paths, **self.where)}
         form = dataclasses.replace(form, verbatim=True)  # the ids must equal those of other projects
-        return HubFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, self, form)
+        hashes = {path: entry.lfs.sha256 if entry.lfs else None for path, entry in entries.items()}
+        return [HubFile(path, entries[path].size, hashes[path], self, form) for path in paths]
 
 
 @dataclasses.dataclass
@@ -88,14 +88,15 @@ class HubFile(SourceFile):
     def fetch(self) -> None:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
+        if self.path is not None:
+            return
         repository = self.repository
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": repository.revision}
-        cached = try_to_load_from_cache(repository.name, self.name, **where)
+        cached = try_to_load_from_cache(repository.name, self.name, **repository.where)
         if isinstance(cached, str):
             self.path = Path(cached)
             return
         with hub_errors(f"fetch {self.name} of {repository.name}"):
-            path = Path(hf_hub_download(repository.name, self.name, local_dir=repository.folder, **where))
+            path = Path(hf_hub_download(repository.name, self.name, local_dir=repository.folder, **repository.where))
         if path.stat().st_size != self.size or (self.sha256 is not None and sha256_of(path) != self.sha256):
             path.resolve().unlink()  # in the cache, the blob that the path links to
             path.unlink(missing_ok=True)

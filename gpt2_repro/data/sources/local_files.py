@@ -39,18 +39,14 @@ class LocalFile(SourceFile):
 
     def identity(self) -> tuple[str, ...]:
         """Return a key that is equal for all links to the same file."""
-        status = Path(self.name).stat()
-        return str(status.st_dev), str(status.st_ino), "" if self.name.endswith(".bin") else self.form.text_column
+        return str(Path(self.name).resolve()), "" if self.name.endswith(".bin") else self.form.text_column
 
     def parts(self) -> list[Part]:
         path = Path(self.name)
-        kind = kind_of(path)
-        if kind == ".bin":
+        if (kind := kind_of(path).replace(".md", ".txt")) == ".bin":
             return [read_header(path)]
         if kind == ".parquet":
             return parquet_parts(path, self.size, self.form, PART_BYTES)
-        if kind == ".md":
-            kind = ".txt"
         if kind == ".json" and not is_json_array(path):
             kind = ".jsonl"
         by_line = kind == ".jsonl" or (kind == ".txt" and self.form.sample_by == "line")
@@ -60,13 +56,12 @@ class LocalFile(SourceFile):
         return [TextPart(self.name, kind, self.form, start, stop, stop - start) for start, stop in ranges]
 
 
-@dataclasses.dataclass(frozen=True)
 class JoinedFiles(WholeFile):
     """Consecutive small files, read in a single part to save time."""
 
-    name: str
-    size: int
-    files: Sequence[SourceFile]
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        self.files, self.size = files, sum(file.size for file in files)
+        self.name = f"{files[0].name} to {files[-1].name}"
 
     def read(self) -> Iterator[Batch]:
         for file in self.files:
@@ -87,8 +82,7 @@ def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
             groups.append([])
             group_size = size
         groups[-1].append(file)
-    joined = [JoinedFiles(f"{g[0].name} to {g[-1].name}", sum(file.size for file in g), g) for g in groups]
-    return [group[0] if len(group) == 1 else file for group, file in zip(groups, joined, strict=True)]
+    return [group[0] if len(group) == 1 else JoinedFiles(group) for group in groups]
 
 
 def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: str) -> Source:

@@ -78,14 +78,15 @@ class SourceOpener:
     """Open the sources that a recipe names: look up their files and revisions."""
 
     args: DataArguments
-    downloads: Path  # folder for downloaded files
-    keep_downloads: bool  # whether to download files to the local Hugging Face cache instead
+    folder: Path  # for a file that is not from the Hub
+    downloads: Path | None  # folder for files of the Hub, or None for the local Hugging Face cache
     revisions: dict[str, str]  # for each Hub repository, the revision that an interrupted preparation used
 
     def open_all(self) -> Sources:
         """Open all sources in the recipe section `data:`."""
         if self.args.data_files:
-            training = [self._local("files", self.args.data_files)]
+            form = TextForm(self.args.text_column, self.args.sample_by)
+            training = [local_source("files", self.args.data_files, form, split=self.args.split)]
         else:
             pairs = mixed(self.args.source)
             training = [dataclasses.replace(self.open(name), weight=weight) for name, weight in pairs]
@@ -97,36 +98,27 @@ class SourceOpener:
         `#COLUMN` at the end of `text` selects the text column.
         """
         name, _, column = text.partition("#")
-        described: dict[str, Any] = {"name": name}
-        if name in PRESETS:
-            preset = PRESETS[name]
+        form = TextForm(column or self.args.text_column, self.args.sample_by)
+        if preset := PRESETS.get(name):
             repository = self._repository(preset.repository)
-            described |= {"repository": repository.name, "files": preset.train, "revision": repository.revision}
-            own = repository.files(preset.validation, preset.form) if preset.validation else []
-            return Source(described, repository.files(preset.train, preset.form), own)
+            described = {"repository": repository.name, "files": preset.train, "revision": repository.revision}
+            form = TextForm(first_row=preset.first_row)
+            own = repository.files(preset.validation, form) if preset.validation else []
+            return Source({"name": name, **described}, repository.files(preset.train, form), own)
         if name == "tiny-shakespeare":
-            folder = str(self.downloads)
-            train, validation = Shakespeare(0, TRAINING, folder), Shakespeare(TRAINING, CHARACTERS, folder)
-            return Source(described, [train], [validation])
+            parts = [Shakespeare(0, TRAINING, str(self.folder)), Shakespeare(TRAINING, CHARACTERS, str(self.folder))]
+            return Source({"name": name}, [parts[0]], [parts[1]])
         if name == "embedded":
-            return Source(described | {"python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
+            return Source({"name": name, "python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
         if kind_of(Path(name)) in (*KINDS, ".bin") or glob.glob(name, recursive=True):
-            return self._local(name, [name], column)
+            return local_source(name, [name], form, split=self.args.split)
         if match := _HUB_ID.fullmatch(name):
             repository, split = self._repository(match["name"], match["revision"]), self.args.source_split
-            files = repository.resolve(match["config"], split, self._form(column))
-            described |= {"repository": repository.name, "config": match["config"], "split": split}
-            return Source(described | {"revision": repository.revision}, files, [])
-        raise UserError(
-            f"Unknown source {name!r}. {did_you_mean(name, SOURCE_NAMES)} For a Hub dataset, pass OWNER/NAME."
-        )
-
-    def _form(self, column: str) -> TextForm:
-        return TextForm(column or self.args.text_column, self.args.sample_by)
+            described = {"repository": repository.name, "config": match["config"], "split": split}
+            described |= {"revision": repository.revision}
+            return Source({"name": name, **described}, repository.resolve(match["config"], split, form), [])
+        hint = did_you_mean(name, SOURCE_NAMES)
+        raise UserError(f"Unknown source {name!r}. {hint} For a Hub dataset, pass OWNER/NAME.")
 
     def _repository(self, name: str, revision: str | None = None) -> Repository:
-        folder = None if self.keep_downloads else self.downloads
-        return Repository(name, self.revisions.get(name, revision), folder)
-
-    def _local(self, name: str, patterns: list[str], column: str = "") -> Source:
-        return local_source(name, patterns, self._form(column), split=self.args.split)
+        return Repository(name, self.revisions.get(name, revision), self.downloads)

@@ -1,7 +1,6 @@
 """Divide Parquet files into parts of complete row groups, and read their text."""
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,15 +18,14 @@ def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> lis
     """
     with reading(path), pyarrow.parquet.ParquetFile(path) as table:
         place = _place(table, path, form.text_column)
-        groups = [table.metadata.row_group(number).column(place) for number in range(table.metadata.num_row_groups)]
-        sizes = [group.total_uncompressed_size for group in groups]
-    if form.first_row:
-        part_bytes = sys.maxsize  # a single part, because a page must not be divided between two parts
+        groups = (table.metadata.row_group(number) for number in range(table.metadata.num_row_groups))
+        sizes = [group.column(place).total_uncompressed_size for group in groups]
     parts: list[Part] = []
     start, held, total = 0, 0, max(1, sum(sizes))
     for number, of_group in enumerate(sizes, 1):
         held += of_group
-        if held >= part_bytes or number == len(sizes):
+        # A page of several rows must not be divided between two parts.
+        if (held >= part_bytes and not form.first_row) or number == len(sizes):
             parts.append(ParquetPart(str(path), form, start, number, int(held / total * size)))
             start, held = number, 0
     return parts
@@ -53,7 +51,6 @@ class ParquetPart(Part):
     def _batches(self) -> Iterator[Batch]:
         path, column = Path(self.name), self.form.text_column
         with pyarrow.parquet.ParquetFile(path, buffer_size=2**20) as table:
-            _place(table, path, column)
             rows = [table.metadata.row_group(group).num_rows for group in range(self.stop)]
             before = sum(rows[: self.start])
             # Aim for batches of a megabyte, under the assumption that the text has the size of the part in the file.
@@ -81,10 +78,6 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
 
 
 def _batch(column: pa.Array, path: Path, before: int) -> Batch:
-    try:
-        return Batch([text or "" for text in column.to_pylist()])
-    except UnicodeDecodeError:
-        pass
     batch = Batch([])
     for row, text in enumerate(column, before + 1):
         try:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import yaml
 
-from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.text import Cell, Table, duration, size
 
 
@@ -28,11 +27,6 @@ class Preset:
     largest_file: float
     validation: str = ""
     first_row: str = ""
-
-    @property
-    def form(self) -> TextForm:
-        """Settings that decide how the rows of the dataset become documents."""
-        return TextForm(first_row=self.first_row)
 
     @property
     def downloads(self) -> float:

@@ -41,12 +41,6 @@ class TextPart(Part):
     size: int
 
     def read(self) -> Iterator[Batch]:
-        verbatim = self.form.verbatim and self.kind != ".txt"
-        for batch in self._batches():
-            texts = batch.documents if verbatim else [text.replace("\r\n", "\n") for text in batch.documents]
-            yield Batch(texts, batch.bad)
-
-    def _batches(self) -> Iterator[Batch]:
         path = Path(self.name)
         with reading(path), open_bytes(path) as stream:
             if self.kind == ".txt" and _is_binary(stream.peek(4096)[:4096]):  # type: ignore[attr-defined]
@@ -55,11 +49,12 @@ class TextPart(Part):
                 yield from in_batches(self._rows(stream))
 
     def _rows(self, stream: BinaryIO) -> Iterator[Row]:
+        verbatim = self.form.verbatim and self.kind != ".txt"
         for item, number in self._items(stream):
             try:
                 text = self._text_of(item)
                 text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
-                yield text, ""
+                yield text if verbatim else text.replace("\r\n", "\n"), ""
             except (ValueError, RecursionError) as error:
                 yield None, f"{self._place(number)} {in_a_line(error)}"
 
@@ -127,18 +122,15 @@ class TextPart(Part):
 
     def _paragraphs(self, lines: Iterator[Line]) -> Iterator[Line]:
         """Yield each paragraph as one text, with the number of its first line."""
-        for blank, paragraph in itertools.groupby(lines, key=lambda line: not line[0].strip()):
-            if blank:
-                continue
-            held: list[bytes] = []
-            size = first = 0
-            for line, number in paragraph:
+        for is_text, paragraph in itertools.groupby(lines, key=lambda line: bool(line[0].strip())):
+            content, first = bytearray(), 0
+            for line, number in paragraph if is_text else ():
+                content += line
                 first = first or number
-                held.append(line)
-                size += len(line)
-                if size > LONGEST_DOCUMENT:
+                if len(content) > LONGEST_DOCUMENT:
                     raise UserError(f"{self._place(first)} has a paragraph over {LONGEST_DOCUMENT:,} bytes. Split it.")
-            yield b"".join(held), first
+            if is_text:
+                yield bytes(content), first
 
     def _array(self, stream: BinaryIO) -> Iterator[Item]:
         try:
@@ -157,25 +149,23 @@ class TextPart(Part):
         """Yield the field with the text of each row, or None if the row has too many or too few fields."""
         csv.field_size_limit(LONGEST_DOCUMENT)
         column = self.form.text_column.strip()
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        # strict, because otherwise an unclosed quote would include all rows up to the next quote.
-        rows = csv.reader(text, strict=True)
         line = 0
         try:
-            header = [name.strip() for name in next(rows, [])]
-            if header.count(column) != 1:
-                fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
-                raise UserError(f"{self.name} has {header.count(column)} columns `{column}`. {fix}")
-            place, line = header.index(column), rows.line_num
-            for row in rows:
-                line = rows.line_num
-                if row:  # a blank line is not a row
-                    yield row[place] if place < len(row) <= len(header) else None, line
+            with io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+                # strict, because otherwise an unclosed quote would include all rows up to the next quote.
+                rows = csv.reader(text, strict=True)
+                header = [name.strip() for name in next(rows, [])]
+                if header.count(column) != 1:
+                    fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
+                    raise UserError(f"{self.name} has {header.count(column)} columns `{column}`. {fix}")
+                place, line = header.index(column), rows.line_num
+                for row in rows:
+                    line = rows.line_num
+                    if row:  # a blank line is not a row
+                        yield row[place] if place < len(row) <= len(header) else None, line
         except csv.Error as error:
             fix = "Check that each quote is closed."
             raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). {fix}") from None
-        finally:
-            text.detach()  # the caller closes the stream
 
 
 def _is_binary(start: bytes) -> bool:

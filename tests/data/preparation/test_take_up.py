@@ -1,6 +1,7 @@
 """An interrupted preparation resumes, and gives the same folder."""
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_small_files_share_parts_and_give_the_same_folder(
     form = {"data_files": [str(folder)], "split": split, "validation_fraction": 0.1, "validation_text": True}
     skip = PreparationOptions(max_bad_documents=1)
     args, alone = arguments("joined", **form), arguments("alone", **form)
-    killed_at(staging, "_complete_file", 40, lambda: prepare(args, skip))
+    killed_at(staging, "write_whole", 120, lambda: prepare(args, skip))
     assert 20 < len(list(Path(args.dataset_dir + ".staging").rglob("*-00000.json"))) <= 40
     prepare(args, PreparationOptions(max_bad_documents=1, num_proc=2))
     monkeypatch.setattr(local_files, "FEW_PARTS", 10**9)  # no files are joined
@@ -127,11 +128,11 @@ def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(arguments, 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-@pytest.mark.parametrize("name", ["streams/train-0/00000-00000.jsonl", "folder/validation/data-00000.arrow"])
+@pytest.mark.parametrize("name", ["streams/train-0/00000-00000.PID.partial", "folder/validation/data-00000.arrow"])
 def test_a_full_disk_is_one_line_and_work_resumes(arguments, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     args = arguments("cut", validation_text=True)
-    path = Path(args.dataset_dir + ".staging", name)
-    owner, function = (module, "stage_groups") if name.startswith("streams") else (writing, "_write_shard")
+    path = Path(args.dataset_dir + ".staging", name.replace("PID", str(os.getpid())))
+    owner, function = (staging, "stage_part") if name.startswith("streams") else (writing, "_write_shard")
     original = getattr(owner, function)
 
     def fill(*words: object, **named: object) -> object:

@@ -204,13 +204,17 @@ def test_any_dataset_by_its_id_and_a_validation_set_of_another(
         "wikitext-103-raw-v1/train-00000-of-00001.parquet": parquet(["never read"]),
         "wikitext-103-raw-v1/validation-00000-of-00001.parquet": parquet(pages),
     }
-    source = ("--source", "someone/prose:small")
-    assert not prepare_online(*source, "--text_column", "body", "--validation_sets", "wiki=wikitext-103")
+    form = ("--split", "hash", "--validation_fraction", 0.3, "--validation_text", "true")
+    source = ("--source", "someone/prose:small", "--text_column", "body", "--validation_sets", "wiki=wikitext-103")
+    assert not prepare_online(*source, *form)
+    assert hub.asked.count("small-0.jsonl.gz") == 1  # its text is read twice
     manifest = read_object(tmp_path / "out" / "manifest.json")
     assert manifest["source"]["revision"] == REVISION and manifest["source"]["config"] == "small"
     assert manifest["validation_sets"]["wiki"]["repository"] == "Salesforce/wikitext"
     assert manifest["counts"]["validation_wiki"]["documents"] == 2
-    assert not prepare_online("--data_files", *corpus, folder="local")
+    assert not prepare_online("--data_files", *corpus, *form, folder="local")
+    texts = [(tmp_path / name / "text" / "validation.jsonl").read_bytes() for name in ("out", "local")]
+    assert texts[0] == texts[1] and len(texts[0]) > 1000
     local = read_object(tmp_path / "local" / "manifest.json")["sha256"]
     assert {split: manifest["sha256"][split] for split in local} == local
     assert "someone/nothing" in prepare_online("--source", "someone/nothing", folder="wrong")
