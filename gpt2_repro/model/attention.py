@@ -93,20 +93,28 @@ def choose_attention(
         if isinstance(problem, str):
             raise UserError(f"{requested} cannot be used: {problem}. Pass --attn_implementation auto.")
         return Choice(requested, "as requested")
-    if not machine.cuda:
-        return Choice("causal_sdpa", "torch's SDPA, because there is no GPU")
     obstacles = {name: obstacle(name, machine) for name in (*flash, *SDPA)}
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
+    if not machine.cuda:
+        return Choice("causal_sdpa", "torch's SDPA, because there is no GPU")
+    if machine.document_mask:
+        usable = {name: obstacles[name] for name in flash}
+        timings: Any = usable
+        if None in usable.values():
+            timings = time_kernels(usable | {"causal_sdpa": None}, config, **how)
+        for name in flash:
+            if isinstance(timings[name], float):
+                return Choice(name, "it takes document lengths instead of a mask")
+        why = "; ".join(f"{name}: {timings[name]}" for name in flash)
+        return Choice("causal_sdpa", f"torch's SDPA with a document mask; {why}")
     if earlier in obstacles:
         if obstacles[earlier] is None:
             return Choice(earlier, "as at the start of the run")
         why = "The run began with the attention kernel %s, but %s. All usable kernels are timed again."
         logger.warning(why, earlier, obstacles[earlier])
-    timings = time_kernels(obstacles, config, **how)
-    if machine.document_mask:  # flash attention takes document lengths instead of a mask
-        timings = {name: timings[name] for name in flash if isinstance(timings[name], float)} or timings
-    return fastest(timings, f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}")
+    shape = f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}"
+    return fastest(time_kernels(obstacles, config, **how), shape)
 
 
 def fastest(timings: Mapping[str, float | str], shape: str) -> Choice:

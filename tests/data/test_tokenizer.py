@@ -117,3 +117,15 @@ def test_shakespeare_is_nanogpt_s(real_data: Path, tmp_path: Path, monkeypatch: 
     with pytest.raises(UserError, match="--data_files"):
         prepare(args)
     assert not (tmp_path / "other.staging").exists()
+
+
+def test_lost_characters_are_announced(trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Encoder(trained, separator="none")
+    assert not caplog.records
+    description = json.loads((trained / "tokenizer.json").read_text(encoding="utf-8"))
+    kept = {token: number for token, number in description["model"]["vocab"].items() if token != "Ċ"}
+    model = {"type": "BPE", "vocab": kept, "merges": []}
+    text = json.dumps(description | {"model": model, "added_tokens": []})
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    Encoder(tmp_path, separator="none", engine="tokenizers")
+    assert "1 of 256 bytes" in caplog.text

@@ -13,7 +13,15 @@ from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import attention, pretraining
 from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.model.attention import HUB_KERNEL, PACKAGE, Machine, choose_attention, fastest, obstacle, time_kernels
+from gpt2_repro.model.attention import (
+    HUB_KERNEL,
+    PACKAGE,
+    Machine,
+    choose_attention,
+    fastest,
+    obstacle,
+    time_kernels,
+)
 from gpt2_repro.model.build import build_model, compile_loss
 from gpt2_repro.model.configuration import build_config
 
@@ -93,22 +101,39 @@ def test_obstacles(name: str, machine: dict, installed: dict, reason: str, card)
 
 
 def test_auto_uses_the_fastest_usable_kernel_or_that_of_the_run(card, monkeypatch, caplog) -> None:
-    speeds = {"causal_cudnn": 10.5, "causal_efficient": 18.5, "causal_sdpa": 18.6, PACKAGE: 20.0, HUB_KERNEL: 20.0}
-    monkeypatch.setattr(
-        attention, "time_kernels", lambda names, *_, **__: {name: why or speeds[name] for name, why in names.items()}
-    )
-    masked = GPU._replace(document_mask=True)
-    for installed, flash in (({}, PACKAGE), ({"installed": False, "kernels": True}, HUB_KERNEL)):
+    timed: dict[str, str | None] = {}
+
+    def time_kernels(obstacles: dict[str, str | None], *args: Any, **kwargs: Any) -> dict[str, float]:
+        timed.clear()
+        timed.update(obstacles)
+        return {name: 10.5 if name == "causal_cudnn" else 18.5 for name in obstacles}
+
+    monkeypatch.setattr(attention, "time_kernels", time_kernels)
+    for installed, unusable in (({"kernels": True}, HUB_KERNEL), ({"installed": False, "kernels": True}, PACKAGE)):
         card(**installed)
-        assert choose_attention("auto", GPU, config(), rows=64).name == "causal_cudnn"
-        assert choose_attention("auto", masked, config(), rows=2).name == flash
+        choice = choose_attention("auto", GPU, config(), rows=64)
+        assert choice.name == "causal_cudnn" and "18.50" in choice.reason
+        assert [name for name, why in timed.items() if why] == [unusable]
     kept = choose_attention("auto", GPU, config(), rows=2, earlier="causal_efficient")
     assert kept.name == "causal_efficient"
-    assert choose_attention("auto", GPU, config(), rows=2, earlier=PACKAGE).name == "causal_cudnn"
-    assert PACKAGE in caplog.text
-    card(installed=False)
-    assert choose_attention("auto", masked, config(), rows=2).name == "causal_efficient"
+    chosen = choose_attention("auto", GPU, config(), rows=2, earlier=PACKAGE)
+    assert chosen.name == "causal_cudnn" and PACKAGE in caplog.text
     assert choose_attention("auto", GPU._replace(cuda=False), config(), rows=2).name == "causal_sdpa"
+
+
+def test_document_masks_prefer_flash_attention(card, monkeypatch: pytest.MonkeyPatch) -> None:
+    masked, result = GPU._replace(document_mask=True), [1.5]
+    monkeypatch.setattr(
+        attention, "time_kernels", lambda names, *_, **__: {name: why or result[0] for name, why in names.items()}
+    )
+    for installed, name in (({}, PACKAGE), ({"installed": False, "kernels": True}, HUB_KERNEL)):
+        card(**installed)
+        assert choose_attention("auto", masked, config(), rows=2).name == name
+        assert choose_attention(name, masked, config(), rows=2).name == name
+    result[0] = "it differs by 0.400"
+    assert choose_attention("auto", masked, config(), rows=2).name == "causal_sdpa"
+    with pytest.raises(UserError, match=r"0\.400"):
+        choose_attention(HUB_KERNEL, masked, config(), rows=2)
 
 
 @pytest.mark.parametrize("document_mask", [False, True])

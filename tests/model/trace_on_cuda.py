@@ -48,7 +48,7 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 
 
 def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
-    """Print the graphs' operations, and the bytes saved for backward.
+    """Print the graphs' operations, their FLOPs, and the bytes saved for backward.
 
     `head` lists the operations whose result is an fp32 tensor with the shape of the output embedding.
     """
@@ -58,6 +58,7 @@ def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensorMode
+    from torch.utils.flop_counter import flop_registry
     from transformers import AttentionInterface
 
     from gpt2_repro.model.build import build_model
@@ -101,12 +102,19 @@ def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
             loss = model(input_ids=ids, shift_labels=ids).loss
         loss.backward()
 
-    calls = [[node for node in graph.nodes if node.op == "call_function"] for graph in graphs]
-    found: dict[str, Any] = {"operations": [sorted({str(node.target) for node in nodes}) for nodes in calls]}
+    found: dict[str, Any] = {"operations": [], "flops": {}}
+    for graph in graphs:
+        calls = [node for node in graph.nodes if node.op == "call_function"]
+        found["operations"].append(sorted({str(node.target) for node in calls}))
+        for node in calls:
+            if (count := flop_registry.get(getattr(node.target, "overloadpacket", None))) is not None:
+                values = [getattr(each, "meta", {}).get("val", each) for each in node.args]
+                name = str(node.target).split(".")[1]
+                found["flops"][name] = found["flops"].get(name, 0) + count(*values, out_val=node.meta["val"])
     head = model.get_output_embeddings().weight.shape
-    made = [node for node in calls[0] if isinstance(node.meta.get("val"), torch.Tensor)]
+    made = [node for node in graphs[0].nodes if isinstance(node.meta.get("val"), torch.Tensor)]
     sums = [node for node in made if (node.meta["val"].shape, node.meta["val"].dtype) == (head, torch.float32)]
-    found["head"] = [str(node.target) for node in sums]
+    found["head"] = [str(node.target) for node in sums if node.op == "call_function"]
     saved = {node for node in graphs[0].find_nodes(op="output")[0].args[0] if hasattr(node, "meta")}
     values = [node.meta["val"] for node in saved if node.op != "placeholder"]
     found["saved"] = sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from gpt2_repro.data.sources import local_files, text_files
 from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.local_files import LocalFile
+from gpt2_repro.data.sources.text_files import TextPart
 from gpt2_repro.errors import UserError
 
 
@@ -186,3 +188,14 @@ def test_files_that_cannot_be_read_are_named(
     with pytest.raises(UserError) as error:
         read(path)
     assert str(path) in str(error.value) and named in str(error.value)
+
+
+def test_a_part_inside_a_long_line_does_not_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(2**25 * b"x" + b"\nnext")
+    part = TextPart(str(path), ".txt", TextForm(sample_by="line"), start=10, stop=2**25 + 5, size=2**25)
+    tracemalloc.start()
+    assert [batch.documents for batch in part.read()] == [["next"]]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**23

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.errors import UserError
 
@@ -89,3 +91,14 @@ def test_ids_of_gpt2_are_accepted(real_data: Path, tmp_path: Path) -> None:
     for content in (text[:300_000], text[:1000], "one two " * 2000, "12+34=46\n" * 2000, "а б в г д е\n" * 500):
         np.array(tokenizer.encode(content).ids, np.uint16).tofile(tmp_path / "a.bin")
         read_header(tmp_path / "a.bin").check(50_257)
+
+
+def test_token_files_without_end_of_text_ids_are_announced(real_data: Path, tmp_path: Path, caplog) -> None:
+    ids = np.random.default_rng(1).integers(0, 32_000, 20_000).astype(np.uint16)
+    for name, first in (("none", 7), ("some", 50_256)):
+        ids[0] = first
+        ids.tofile(tmp_path / f"{name}.bin")
+        words = {"sequence_length": 8, "validation_tokens": 100, "dataset_dir": str(tmp_path / name)}
+        prepare(DataArguments(data_files=[str(tmp_path / f"{name}.bin")], tokenizer=str(real_data / "gpt2"), **words))
+        assert ("another tokenizer" in caplog.text) == (name == "none")
+        caplog.clear()
