@@ -95,7 +95,8 @@ def size_keys(model: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
         keys |= {"num_key_value_heads": model.n_head}
     gpt2 = gpt2_parameters(n_layer=model.n_layer, n_embd=width, n_positions=sequence_length, vocab_size=0)
     exact = ((gpt2 - width) / model.n_layer - block) / (3 * width * experts)
-    multiple = 1 << max(0, int(exact / 16).bit_length() - 1)  # 128 for 2,080: a power of two suits matrix products
+    # 128 for 2,080: a power of two suits matrix products. Those of experts need strides of 16 bytes (torch 2.13).
+    multiple = 1 << max(3, int(exact / 16).bit_length() - 1)
     return keys | {"intermediate_size": max(1, round(exact / multiple)) * multiple}
 
 
