@@ -64,7 +64,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
             if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
                 raise
             start = error
-    args = to_training_arguments(settings, plan)
+    args = to_training_arguments(settings, plan)  # starts the process group
 
     from accelerate.utils import broadcast_object_list
     from transformers import set_seed
@@ -80,8 +80,9 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     from gpt2_repro.training.trainer import PretrainingTrainer
     from gpt2_repro.training.when import validates_at_start
 
-    path = deepspeed_json()
-    further = {"plan": plan, "eval_tokens": settings.eval_tokens, "DeepSpeed JSON": path and path.read_bytes()}
+    zero_config = deepspeed_json()
+    further = {"plan": plan, "eval_tokens": settings.eval_tokens}
+    further |= {"DeepSpeed JSON": zero_config and zero_config.read_bytes()}
     (start,) = broadcast_object_list([start])
     if isinstance(start, UserError):
         raise start
