@@ -8,6 +8,7 @@ the separator of the rows, never with tokens that a post-processor adds.
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from gpt2_repro.files import write_whole
 
 
 if TYPE_CHECKING:  # slow to import
+    import numpy as np
+    from numpy.typing import NDArray
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
@@ -214,3 +217,34 @@ def is_same(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") ->
         return encode(one, [PROBE]) == encode(other, [PROBE])
     except UserError:  # a character tokenizer, which has only its vocabulary
         return True
+
+
+def bytes_of_ids(tokenizer: "PreTrainedTokenizerBase") -> "NDArray[np.int64]":
+    """Return the number of UTF-8 bytes that each id stands for, of shape [2, ids].
+
+    The second row is for an id at the start of a document, where many tokenizers add a space to the text. Special
+    tokens stand for no bytes. Text that a normalizer changes counts as it is after the change.
+    """
+    import numpy as np
+
+    vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
+    added, sizes = tokenizer.added_tokens_decoder, np.zeros((2, max(vocabulary.values()) + 1), np.int64)
+    # With this decoder, each character of a token is a byte.
+    is_byte_level = tokenizer.is_fast and '"ByteLevel"' in json.dumps(
+        json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
+    )
+
+    def size(*ids: int) -> int:
+        return len(tokenizer.decode(ids, clean_up_tokenization_spaces=False).encode())
+
+    other = min(set(vocabulary.values()) - special - added.keys())
+    for token, number in vocabulary.items():
+        if number in special:
+            continue
+        if number in added:
+            sizes[:, number] = len(added[number].content.encode())
+        elif is_byte_level or re.fullmatch("<0x[0-9A-F]{2}>", token):
+            sizes[:, number] = len(token) if is_byte_level else 1
+        else:
+            sizes[:, number] = size(other, number) - size(other), size(number)
+    return sizes

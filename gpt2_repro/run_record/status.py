@@ -13,7 +13,7 @@ from typing import Any
 
 import gpt2_repro
 from gpt2_repro.files import from_json
-from gpt2_repro.run_record.events import is_number
+from gpt2_repro.run_record.events import LOSSES, is_number
 from gpt2_repro.run_record.supervision import ENDED, SINCE, noted
 from gpt2_repro.run_record.time_breakdown import PARTS
 
@@ -35,7 +35,7 @@ class RunStatus:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":
         """Return the status in a JSON object, or an empty one if a type is wrong."""
-        losses = {key: value for key, value in document.items() if key.endswith("_loss") and is_number(value)}
+        losses = {key: value for key, value in document.items() if key.endswith(LOSSES) and is_number(value)}
         return from_json(cls, {**document, "losses": losses}, default=cls())
 
 

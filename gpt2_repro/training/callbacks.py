@@ -84,6 +84,8 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
     """
     if "eval_loss" in event:
         line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
+        if "eval_bits_per_byte" in event:
+            line += f", {event['eval_bits_per_byte']:.4f} bits per byte"
         for name in [key[len("eval_") : -len("_tokens")] for key in event if re.fullmatch("eval_.+_tokens", key)]:
             line += f"; {name} {event[f'eval_{name}_loss']:.4f} over {event[f'eval_{name}_tokens']:,}"
         if "hellaswag_acc" in event:

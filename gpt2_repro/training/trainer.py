@@ -282,7 +282,7 @@ class PretrainingTrainer(Trainer):
                 self.control.should_save = not is_saved
                 return {}
             self.log(metrics | {"tokens": self.tokens_trained})
-            losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
+            losses = {key: value for key, value in metrics.items() if key.endswith(events.LOSSES)}
             self.eval_losses = losses | {"step": self.state.global_step}
             self.record("running")
             if is_saved and self.is_world_process_zero():

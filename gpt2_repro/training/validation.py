@@ -13,6 +13,7 @@ from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.evaluation.hellaswag import HellaSwag
+from gpt2_repro.tokenization import bytes_of_ids, start_id
 from gpt2_repro.training.inputs import Inputs
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.when import NOTHING, StepControl
@@ -31,6 +32,7 @@ class Validation:
         self.sets, self.hellaswag, self.args, self.when = inputs.validation, inputs.hellaswag, args, when
         self.length = plan.sequence_length
         self._positions = args.per_device_eval_batch_size * self.length  # positions of one forward pass
+        self._bytes, self._start = torch.from_numpy(bytes_of_ids(inputs.tokenizer)), start_id(inputs.tokenizer)
 
     def _hellaswag(self, step: int) -> HellaSwag | None:
         return self.hellaswag if self.when.scores_hellaswag(step) else None
@@ -68,9 +70,11 @@ class Validation:
         if not self._continues():
             return None
         metrics: dict[str, float] = {}
-        for name, (nll, targets) in zip(self.sets, reduce(sums, reduction="sum").tolist(), strict=True):
+        for name, (nll, targets, size) in zip(self.sets, reduce(sums, reduction="sum").tolist(), strict=True):
             key = f"{prefix}_{name}" if name else prefix
             metrics |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
+            # The loss on separators is included: it is the price of the ends of documents.
+            metrics |= {f"{key}_bits_per_byte": nll / math.log(2) / size} if size else {}
             if not math.isfinite(nll):
                 logger.warning("The validation loss %s_loss is not finite at step %d.", key, step)
         if endings is not None and hellaswag is not None:
@@ -82,9 +86,9 @@ class Validation:
 
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
-        """Return this rank's sum of losses and number of targets, in fp64 of shape [2]."""
+        """Return this rank's sum of losses, targets and bytes of the targets' text, in fp64 of shape [3]."""
         device, on_gpu = self.args.device, self.args.device.type == "cuda"
-        total = torch.zeros(2, dtype=torch.float64, device=device)
+        total = torch.zeros(3, dtype=torch.float64, device=device)
         for batch, targets in validation_batches(
             rows,
             process=self.args.process_index,
@@ -101,6 +105,9 @@ class Validation:
             )
             total[0] += model(input_ids=ids, shift_labels=labels, num_items_in_batch=1).loss.double()
             total[1] += targets
+            scored = batch["labels"] != IGNORED
+            begins = (batch["input_ids"] == (-1 if self._start is None else self._start)).long()
+            total[2] += self._bytes[begins[scored], batch["labels"][scored]].sum()
             after_batch()
         return total
 
