@@ -1,6 +1,6 @@
 """Read the rows of a split as views of memory-mapped files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,12 @@ class Rows:
     def lengths(self) -> np.ndarray:
         """Return an array of shape [rows] with the number of ids of each row."""
         return np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for _, ends in self._chunks)])
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """Yield the ids of consecutive rows. Of rows with one length, the first id is left out, as it repeats one."""
+        for ids, ends in self._chunks:
+            whole = ids[ends[0] : ends[-1]]
+            yield whole.reshape(len(ends) - 1, -1)[:, 1:].reshape(-1) if isinstance(ends, range) else whole
 
     def joined(self) -> Block:
         """Return two arrays: the concatenated ids of all rows, and the rows' lengths."""

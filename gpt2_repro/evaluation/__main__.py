@@ -7,24 +7,36 @@ bash evaluate.sh runs/gpt2_124m/checkpoint-5000 runs/gpt2_124m --tasks hellaswag
 bash evaluate.sh runs/gpt2_124m --all_checkpoints --baseline none         scores of each checkpoint
 bash evaluate.sh openai-community/gpt2 --baseline none --limit 20
 bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_perplexity --baseline untrained
+bash evaluate.sh runs/a-seed1 runs/a-seed2 runs/b-seed1 runs/b-seed2 --baseline runs/a-seed1 --suite standard
+bash evaluate.sh runs/gpt2_124m --bits_per_byte texts/                    bits per byte of each file and folder in texts/
 """
 
+import argparse
 import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
-from gpt2_repro.evaluation.harness import choose_device, fetch_data, score_models
-from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
+from gpt2_repro.evaluation.core import CoreTask, find_bundle, read_bundle
+from gpt2_repro.evaluation.harness import (
+    choose_device,
+    fetch_data,
+    overlapping_documents,
+    score_models,
+    task_files,
+)
+from gpt2_repro.evaluation.models import LoadedModel, common_window, open_average, open_model
 from gpt2_repro.evaluation.references import SCORES
-from gpt2_repro.evaluation.scores import compare, published_baseline
-from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, own_documents, with_completion
+from gpt2_repro.evaluation.scores import add_clean, compare, core_score, join_seeds, published_baseline
+from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, own_documents, text_domains, with_completion
 from gpt2_repro.launchers import forget_variables
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoint import Checkpoint, all_checkpoints, resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
 
@@ -37,40 +49,85 @@ logger = logging.getLogger("gpt2_repro.evaluation")
 
 def main(argv: list[str]) -> None:
     """Score checkpoints and the baseline, and write the table (called by evaluate.sh)."""
+    # --- What to score
     forget_variables()
     options = parse_options(argv, description=__doc__)
-    checkpoints: dict[str, Checkpoint] = {}
-    for name in options.checkpoints:
-        every = all_checkpoints(name) if options.all_checkpoints else [resolve_checkpoint(name, unfinished=True)]
-        checkpoints |= {checkpoint.name: checkpoint for checkpoint in every}
-    first = next(iter(checkpoints.values()))
-    run = next((checkpoint.run for checkpoint in checkpoints.values() if checkpoint.run), None)
+    checkpoints = _find_checkpoints(options)
+    run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
-    tasks = with_completion(arguments.tasks)
-    folder = options.local_data or own_documents(run, tasks)
-    local = find_local_files(folder, tasks) if folder else {}
-    check_tasks(tasks, local)
-    if from_hub := [task for task in tasks if task not in local]:
-        fetch_data(from_hub)
+    tasks, bundle = _open_tasks(options, arguments.tasks, run)
     device = choose_device(options.device)
-    models = [open_model(checkpoint) for checkpoint in checkpoints.values()]
-    baseline = _open_baseline(arguments.baseline, first, models)
+    models = [open_model(checkpoint) for checkpoint in checkpoints]
+    models += [open_average(name, options.average) for name in options.checkpoints if options.average]
+    baseline = _open_baseline(arguments.baseline, checkpoints[0], models)
     window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
     sizes = {"max_length": window, "batch_size": options.batch_size or (4 if device == "cpu" else 32)}
     settings = EvaluationSettings(**sizes, seed=SEED, device=device, limit=options.limit)
-    output_dir = options.output_dir or output.default_output_dir(first, smoke_test=options.limit is not None)
+    output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=options.limit is not None)
     output.check_output(output_dir)
 
-    scored = score_models(models, tasks, local, settings, output_dir / "lm_eval", cached=not options.no_cache)
+    # --- Scores
+    with task_files(tasks, bundle) as (folder, hashes):
+        results, cached = output_dir / "lm_eval", not options.no_cache
+        scored = score_models(models, tasks, folder, hashes, settings, results, cached=cached)
+        trained_on = _training_data(run) if options.limit is None else None
+        flagged = overlapping_documents(trained_on, tasks, folder, hashes) if trained_on else None
+    scored = [(model, add_clean([*metrics, *core_score(metrics, bundle)], flagged or ())) for model, metrics in scored]
+    scored = join_seeds(scored, {model.column.name: model.setting for model in models})
+    # The baseline may be one of several seeds.
+    baseline = baseline and next(m for m, _ in scored if baseline.source in (m.source, *m.source.split(", ")))
     if not baseline and (published := published_baseline(arguments.baseline, window, scored[0][1])):
         baseline = published[0]
         scored.append(published)
-    comparison = compare(scored, baseline, settings, output.run_metadata("bash evaluate.sh", argv))
+
+    # --- Table
+    comparison = compare(scored, baseline, settings, output.run_metadata("bash evaluate.sh", argv), flagged)
     table = output.comparison_markdown(comparison)
     print(f"\n{table}")  # first, because the scores took hours and the disk may be full
     print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
     for line in comparison.warnings:
         logger.error(line)
+
+
+def _find_checkpoints(options: argparse.Namespace) -> list[Checkpoint]:
+    checkpoints: dict[str, Checkpoint] = {}
+    for name in options.checkpoints:
+        every = all_checkpoints(name) if options.all_checkpoints else [resolve_checkpoint(name, unfinished=True)]
+        checkpoints |= {checkpoint.name: checkpoint for checkpoint in every}
+    return list(checkpoints.values())
+
+
+def _open_tasks(
+    options: argparse.Namespace, names: list[str], run: Path | None
+) -> tuple[dict[str, Path | None], list[CoreTask]]:
+    """Return the local data file of each task (None: on the Hub), and the tasks of CORE."""
+    domains, bundle = text_domains(options.bits_per_byte) if options.bits_per_byte else {}, []
+    if options.suite == "core":
+        bundle, names = read_bundle(find_bundle(options.local_data)), []
+    elif options.bits_per_byte and not options.tasks and not options.suite:
+        names = []
+    missing = [task for task in bundle if not task.data.is_file()]
+    if missing and not options.skip_missing:
+        raise UserError(f"{missing[0].data} is missing. To score the other tasks, pass --skip_missing.")
+    names = with_completion(names)
+    folder = options.local_data or own_documents(run, names)
+    local = find_local_files(folder, names) if folder and names else {}
+    local |= domains | {task.name: task.data for task in bundle if task not in missing}
+    check_tasks(names, local)
+    if from_hub := [task for task in names if task not in local]:
+        absent = fetch_data(from_hub, skip=options.skip_missing)
+        names = [task for task in names if task not in absent]
+    return {name: local.get(name) for name in [*names, *local]}, bundle
+
+
+def _training_data(run: Path | None) -> PreparedData | None:
+    """Return the prepared folder of a run, or None if it is not here any more."""
+    try:
+        folder = RunRecord(run).data_folder("--local_data") if run else None
+        return PreparedData.read(folder) if folder else None
+    except UserError as error:
+        logger.warning("The overlap with the training data is unknown. %s", error)
+        return None
 
 
 def _open_baseline(name: str, first: Checkpoint, models: list[LoadedModel]) -> ComparedModel | None:

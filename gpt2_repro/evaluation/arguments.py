@@ -11,7 +11,15 @@ from transformers.hf_argparser import HfArg
 
 from gpt2_repro.cli import CommandParser, positive_count
 from gpt2_repro.config import Recipe, parse_recipe, values_of
+from gpt2_repro.errors import UserError
 from gpt2_repro.run_record.layout import RECIPE
+
+
+SUITES = {
+    "quick": ["lambada_openai", "hellaswag", "wikitext"],
+    "standard": ["lambada_openai", "hellaswag", "piqa", "arc_easy", "sciq", "blimp", "wikitext"],
+    "core": [],  # the tasks of the evaluation bundle, see core.py
+}
 
 
 @dataclasses.dataclass
@@ -21,7 +29,7 @@ class EvaluationArguments:
     _argument_group_name: ClassVar[str] = "section evaluation of the recipe"
 
     tasks: list[str] = HfArg(
-        default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
+        default_factory=lambda: list(SUITES["quick"]),
         help="lm-eval tasks to score. last_word and document_perplexity use the run's validation documents.",
     )
     baseline: str = HfArg(
@@ -51,6 +59,14 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
         text = f"{EvaluationArguments.__dataclass_fields__[name].metadata['help']} (default: {shown})"
         recipe.add_argument(f"--{name}", type=positive_count if name == "max_length" else str, nargs=nargs, help=text)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
+    suite = "Tasks to score: quick is the default of --tasks, core the 22 tasks of DCLM's evaluation bundle."
+    parser.add_argument("--suite", choices=SUITES, help=suite)
+    bits = "Also score the text files in DIR: bits per byte of each file and each folder."
+    parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help=bits)
+    skip = "Score the other tasks if the data of a task is missing."
+    parser.add_argument("--skip_missing", action="store_true", help=skip)
+    average = "Also score the mean of the weights of each run's last N checkpoints."
+    parser.add_argument("--average", type=positive_count, metavar="N", help=average)
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")
     parser.add_argument("--limit", type=positive_count, metavar="N", help="Smoke test of N documents per task.")
@@ -72,6 +88,10 @@ def arguments_of_run(run: Path | None) -> EvaluationArguments:
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
     """Return the recipe section `evaluation:`, with values replaced by passed options, and each task once."""
+    if options.suite:
+        if options.tasks:
+            raise UserError("--suite and --tasks both choose the tasks. Pass one of them.")
+        options.tasks = SUITES[options.suite]
     passed = {name: value for name in values_of(section) if (value := getattr(options, name)) is not None}
     arguments = dataclasses.replace(section, **passed)
     return dataclasses.replace(arguments, tasks=list(dict.fromkeys(arguments.tasks)))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ MARGINS = {
     **dict.fromkeys(("bits_per_byte", "nats_per_token"), 0.014),
     "byte_perplexity": 0.01,
 }
+CLEAN = " (clean)"  # end of the name of a metric without the documents that overlap with the training data
 ARROWS = {True: " ↑", False: " ↓", None: ""}
 MOST_COLUMNS = 4  # models; a table of more models has one row per model
 DIAGNOSIS_TABLES = {
@@ -40,6 +42,7 @@ class Score:
 
     value: float | None
     stderr: float | None = None
+    seeds: list[float] = dataclasses.field(default_factory=list)  # the scores of several seeds, whose mean `value` is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +55,20 @@ class Difference:
     high: float | None = None  # upper end of the interval
     # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if not judged
     verdict: str | None = None
+    documents: int | None = None
+    needed: int | None = None  # if inconclusive: documents that would probably decide, 0 if only seeds can
+    one_seed: bool = False  # whether the model has one seed, so that the interval does not contain seeds
+
+    @property
+    def words(self) -> str:
+        """The verdict as text, with what it rests on."""
+        if self.kind in ("better", "worse") and self.one_seed:
+            return f"{self.verdict} (one seed)"
+        if self.needed == 0:
+            return f"{self.verdict} (more seeds needed)"
+        if self.needed and self.documents:
+            return f"{self.verdict} ({self.documents:,} of about {self.needed:,} documents)"
+        return self.verdict or ""
 
     @property
     def kind(self) -> str:
@@ -77,11 +94,15 @@ class ComparedModel:
 
 @dataclasses.dataclass(frozen=True)
 class TaskDetails:
-    """A task's version, data source and number of documents (None for a group of tasks)."""
+    """A task's version, data source and number of documents (None for a group of tasks).
+
+    `overlap` is the number of documents that share text with the training data, None if unknown.
+    """
 
     version: Any
     documents: int | None
     data: str | None
+    overlap: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +127,14 @@ class ComparisonRow:
         scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
         decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
         error = "" if number.stderr is None else f" ± {number.stderr:,.{decimals}f}"
+        if isinstance(number, Score) and len(number.seeds) > 1:
+            error += f"; {len(number.seeds)} seeds ± {statistics.stdev(number.seeds):,.{decimals}f}"
         return (f"{number.value:{sign},.{decimals}f}" + error).replace("-", "−")
 
     def change(self, model: str) -> Cell:
         """Return the difference between a model and the baseline, with the verdict."""
         difference = self.difference.get(model, NO_DIFFERENCE)
-        return Cell(f"{self.show(difference, sign='+')} {difference.verdict or ''}".rstrip(), difference.kind)
+        return Cell(f"{self.show(difference, sign='+')} {difference.words}".rstrip(), difference.kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,6 +152,11 @@ class EvaluationSettings:
     seed: int = 0
     device: str = ""
     limit: int | None = None
+
+    @property
+    def positions(self) -> int:
+        """Tokens of a forward pass, with padding."""
+        return self.batch_size * self.max_length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,7 +218,7 @@ class Comparison(EvaluationSettings):
             cells = [Cell(model.name), Cell(tokens, "number")]
             for row in self.rows:
                 difference = row.difference.get(model.name, NO_DIFFERENCE)
-                verdict = f" ({difference.verdict})" if difference.verdict else ""
+                verdict = f" ({difference.words})" if difference.verdict else ""
                 score = row.show(row.values.get(model.name, NO_SCORE))
                 cells.append(Cell(score + verdict, difference.kind or "number"))
             rows.append(cells)

@@ -12,32 +12,33 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware, tokenization
 from gpt2_repro.cli import Progress
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
+from gpt2_repro.evaluation import core
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name
+from gpt2_repro.evaluation.overlap import find_overlaps
 from gpt2_repro.evaluation.scores import COMPLETION, Job, Metric, ScoredModel, completion_scores, read_scores
-from gpt2_repro.evaluation.tasks import LOCAL_TASKS, OWN_STANDARD_ERRORS, task_index, write_task_files
+from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, local_task, task_index, write_task_files
 from gpt2_repro.files import from_json, read_object, to_json, write_whole
 from gpt2_repro.hardware import check_hub
 from gpt2_repro.launchers import LAUNCHERS, ROOT
-from gpt2_repro.tokenization import encode, load, start_id
+from gpt2_repro.tokenization import encode, load
 
 
 logger = logging.getLogger(__name__)
 
-NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 CACHE = Path(".cache/evaluation")
-READING = 3  # increase it if the same model gets other scores from the same samples or texts
-POSITIONS = 4096  # of a forward pass of HellaSwag, with padding; logits of GPT-2's vocabulary take 0.8 GB
+READING = 4  # increase it if the same model gets other scores from the same samples or texts
 # The harness's results of a task, and the scores that were read from the results and samples.
 Results = tuple[dict[str, Any], list[Metric]]
 
@@ -57,10 +58,22 @@ def choose_device(name: str | None) -> str:
     return name
 
 
+@contextlib.contextmanager
+def task_files(
+    tasks: Mapping[str, Path | None], bundle: Sequence[core.CoreTask]
+) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Write the task files to a temporary folder (see `write_task_files`). Yield the folder and the hashes."""
+    local = {task: path for task, path in tasks.items() if path}
+    # Temporary, so that several evaluations can run at the same time.
+    with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
+        yield (folder := Path(scratch, "tasks")), write_task_files(local, folder, list(tasks), bundle)
+
+
 def score_models(
     models: Sequence[LoadedModel],
-    tasks: list[str],
-    local: Mapping[str, Path],
+    tasks: Mapping[str, Path | None],
+    folder: Path,
+    definitions: Mapping[str, str],
     settings: EvaluationSettings,
     output: Path,
     *,
@@ -71,38 +84,85 @@ def score_models(
     If `cached` is true, scores in .cache/evaluation are reused, and new scores are added there.
 
     Args:
-        local: the local data file of each task that does not read from the Hub.
+        tasks: the local data file of each task, None for a task that reads from the Hub.
+        folder, definitions: see `task_files`.
     """
     scored = []
-    # Task files are temporary, so that several evaluations can run at the same time.
-    with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
-        definitions = write_task_files(local, folder := Path(scratch, "tasks"), tasks)
-        for model in models:
-            scores: list[Metric] = []
-            load, name, revision = functools.cache(model.load), model.column.name, str(model.column.revision)
-            for task in tasks:
-                # Everything that the scores depend on.
-                key = dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING}
-                key |= {"model": revision, "task": task, "definition": definitions.get(task, "stock")}
-                digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
-                path = CACHE / f"{task}-{digest}.json"
-                stored = read_object(path) if cached else {}
-                if stored.get("key") == key:
-                    logger.info("%s: reusing the cached scores of model %r", task, name)
-                else:
-                    logger.info("%s: scoring on %s: model %r", task, settings.device, name)
-                    results, measured = _score_task(*load(), Job(task, settings, folder), Path(scratch, revision))
-                    stored = {"key": key, "results": results, "scores": list(map(dataclasses.asdict, measured))}
-                    if cached:
-                        _write(path, json.dumps(stored))
-                if stored["results"]:
-                    _write(output / file_name(name) / f"{task}.json", to_json(stored["results"], indent=2) + "\n")
-                # The harness reads a copy of the local file. The comparison names the original file.
-                source = str(local[task]) if task in local else None
-                measured = from_json(list[Metric], stored["scores"])
-                scores += [dataclasses.replace(one, data=source or one.data) for one in measured]
-            scored.append((model.column, scores))
+    for model in models:
+        scores: list[Metric] = []
+        load, name, revision = functools.cache(model.load), model.column.name, str(model.column.revision)
+        for task, source in tasks.items():
+            # Everything that the scores depend on.
+            key = dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING}
+            key |= {"model": revision, "task": task, "definition": definitions.get(task, "stock")}
+            digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
+            path = CACHE / f"{task}-{digest}.json"
+            stored = read_object(path) if cached else {}
+            if stored.get("key") == key:
+                logger.info("%s: reusing the cached scores of model %r", task, name)
+            else:
+                logger.info("%s: scoring on %s: model %r", task, settings.device, name)
+                results, measured = _score_task(*load(), Job(task, settings, folder), folder.parent / revision)
+                stored = {"key": key, "results": results, "scores": list(map(dataclasses.asdict, measured))}
+                if cached:
+                    _write(path, json.dumps(stored))
+            if stored["results"]:
+                _write(output / file_name(name) / f"{task}.json", to_json(stored["results"], indent=2) + "\n")
+            # The harness reads a copy of the local file. The comparison names the original file.
+            measured = from_json(list[Metric], stored["scores"])
+            scores += [dataclasses.replace(one, data=str(source) if source else one.data) for one in measured]
+        scored.append((model.column, scores))
     return scored
+
+
+def overlapping_documents(
+    prepared: PreparedData, tasks: Iterable[str], folder: Path, definitions: Mapping[str, str]
+) -> set[str]:
+    """Return the hashes of the documents of tasks that share text with training rows (see overlap.py).
+
+    The result is stored in overlap.json in the prepared folder.
+    """
+    path = prepared.path / "overlap.json"
+    stored = read_object(path)
+    keys = {task: f"{task} {definitions.get(task, version('lm_eval'))}" for task in tasks}
+    if missing := [task for task, key in keys.items() if key not in stored]:
+        texts = {task: _texts_of(task, folder) for task in missing}
+        ids = {name: encode(prepared.tokenizer, both) for each in texts.values() for name, both in each.items()}
+        total = prepared.manifest.counts["train"].row_tokens
+        flagged = find_overlaps(ids, prepared.rows("train").pieces(), total=total)
+        stored |= {keys[task]: sorted(flagged & texts[task].keys()) for task in missing}
+        _write(path, json.dumps(stored))
+    return {name for key in keys.values() for name in stored[key]}
+
+
+def _texts_of(task: str, folder: Path) -> dict[str, list[str]]:
+    """Return all texts that a model gets for each document of a task, by the hash of the document."""
+    from lm_eval.utils import handle_non_serializable, hash_string
+
+    if task == COMPLETION:
+        from gpt2_repro.evaluation.hellaswag import read_items
+
+        items = read_items(_completion_source(folder))
+        return {_hash_of(item): [f"{item.ctx} {ending}" for ending in item.endings] for item in items}
+    texts: dict[str, list[str]] = {}
+    with _one_line_errors(task):
+        for loaded in task_index(folder, task).load([task])["tasks"].values():
+            loaded.build_all_requests()
+            for request in loaded.instances:
+                form = {"indent": 2, "default": handle_non_serializable, "ensure_ascii": False}
+                name = hash_string(json.dumps(request.doc, **form))  # as in lm_eval/evaluator.py (0.4.13)
+                texts.setdefault(name, []).append("".join(request.args))
+    return texts
+
+
+def _completion_source(folder: Path) -> str:
+    from gpt2_repro.evaluation.hellaswag import HUB_ID
+
+    return str(next(folder.glob(f"{COMPLETION}-*.jsonl"), HUB_ID))
+
+
+def _hash_of(item: Any) -> str:
+    return hashlib.sha256(repr(item).encode()).hexdigest()
 
 
 def _write(path: Path, text: str) -> None:
@@ -151,23 +211,24 @@ def _score_completion(model: Any, tokenizer: Any, job: Job, accelerator: Any) ->
     """Score HellaSwag as during training."""
     import torch
 
-    from gpt2_repro.evaluation.hellaswag import HUB_ID, HellaSwag, read_items, target_losses
+    from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items, target_losses
+    from gpt2_repro.evaluation.scorer import added_start
 
-    source = str(next(job.folder.glob(f"{COMPLETION}-*.jsonl"), HUB_ID))
+    source = _completion_source(job.folder)
     items = read_items(source)[: job.settings.limit]
-    scorer = HellaSwag(items, tokenizer, window=job.settings.max_length, start=_added_start(tokenizer))
+    scorer = HellaSwag(items, tokenizer, window=job.settings.max_length, start=added_start(tokenizer))
     rank, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
-    passes = -(-len(scorer.batches(POSITIONS)) // processes)
+    passes = -(-len(scorer.batches(job.settings.positions)) // processes)
     bar = Progress(desc="HellaSwag, completion style", total=passes, unit=" passes", hidden=rank > 0)
     options: dict[str, Any] = {"process": rank, "processes": processes, "after_batch": bar.update}
-    options |= {"positions": POSITIONS, "device": model.device}
+    options |= {"positions": job.settings.positions, "device": model.device}
     with torch.inference_mode(), bar:
         losses = scorer.losses(functools.partial(target_losses, model), **options)
     if accelerator:
         losses = accelerator.reduce(losses, reduction="sum")
     if (right := scorer.right(losses)) is None:
         raise RunFailed(f"{COMPLETION}: the loss of an ending is not finite. Check the run's metrics for such steps.")
-    return completion_scores(right.tolist(), source, [hashlib.sha256(repr(one).encode()).hexdigest() for one in items])
+    return completion_scores(right.tolist(), source, list(map(_hash_of, items)))
 
 
 def evaluate_model(
@@ -177,14 +238,17 @@ def evaluate_model(
     from lm_eval import simple_evaluate
     from lm_eval.utils import handle_non_serializable
 
+    from gpt2_repro.evaluation.scorer import Scorer
+
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
     settings = job.settings
     options: dict[str, Any] = {"batch_size": settings.batch_size, "device": settings.device, "limit": settings.limit}
     options |= dict.fromkeys(SEEDS, settings.seed)
     options |= {"bootstrap_iters": 0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000}
-    sizes = {"max_length": settings.max_length, "batch_size": settings.batch_size}
-    scorer = _scorer_class()(pretrained=model, tokenizer=tokenizer, **sizes)
+    sizes = {"max_length": settings.max_length, "batch_size": settings.batch_size, "positions": settings.positions}
+    ranks_options = job.task.startswith(core.PREFIX)
+    scorer = Scorer(pretrained=model, tokenizer=tokenizer, compares_options=ranks_options, **sizes)
     if accelerator:
         # HFLM (lm_eval 0.4.13) shares documents among processes only if it loads the model itself, and only on GPUs.
         scorer.accelerator = accelerator
@@ -198,16 +262,27 @@ def evaluate_model(
     return json.loads(json.dumps(results, default=handle_non_serializable)), samples
 
 
-def fetch_data(tasks: Sequence[str]) -> None:
-    """Load the data of tasks from the Hub into the cache, or raise UserError, before models are scored for hours."""
+def fetch_data(tasks: Sequence[str], *, skip: bool = False) -> list[str]:
+    """Load the data of tasks from the Hub into the cache, before models are scored for hours.
+
+    Returns the tasks whose data is missing. Without `skip`, raises UserError instead.
+    """
+    absent = []
     check_hub()
     with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
         # hellaswag_completion has the data of hellaswag.
         names = dict.fromkeys("hellaswag" if task == COMPLETION else task for task in tasks)
         write_task_files({}, Path(scratch), names)
         for task in names:
-            with _one_line_errors(task):
-                task_index(Path(scratch), task).load([task])
+            try:
+                with _one_line_errors(task):
+                    task_index(Path(scratch), task).load([task])
+            except UserError as error:
+                if not skip:
+                    raise
+                logger.warning("%s is not scored. %s", task, error)
+                absent += [task, *([COMPLETION] if task == "hellaswag" else [])]
+    return absent
 
 
 @contextlib.contextmanager
@@ -219,66 +294,12 @@ def _one_line_errors(task: str) -> Iterator[None]:
             yield
     except (ConnectionError, DatasetsError) as error:
         fix = f"Check the network, or remove {task} from --tasks."
-        if task in LOCAL_TASKS:
-            fix = f"Pass a folder with {LOCAL_TASKS[task].files[0]} as --local_data."
+        if own := local_task(task):
+            fix = f"Pass a folder with {own.files[0]} as --local_data."
         raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
     except OverflowError:
         why = f"{task}: a perplexity is too large to compute, because the model has diverged."
         raise RunFailed(f"{why} Score the other models without it.") from None
-
-
-def _added_start(tokenizer: Any) -> list[int]:
-    """Return the start token that the tokenizer of another project adds to all text."""
-    # The models of such tokenizers need it. Ours add none.
-    first: list[int] = tokenizer("")["input_ids"][:1]
-    return first if first == [tokenizer.bos_token_id] else []
-
-
-@functools.cache
-def _scorer_class() -> Any:
-    """Return a subclass of lm-eval's HFLM that encodes text as rows do."""
-    from lm_eval.models.huggingface import HFLM
-
-    class Scorer(HFLM):
-        @property
-        def prefix_token_id(self) -> int:
-            start = start_id(self.tokenizer)
-            return NO_SEPARATOR if start is None else start
-
-        def tok_encode(self, string: str, *_: Any, left_truncate_len: int | None = None, **__: Any) -> list[int]:
-            # HFLM (lm_eval 0.4.13) would add the tokens of the post-processor, and score them in rolling windows
-            # (lm-evaluation-harness#3333).
-            return encode(self.tokenizer, [string])[0][-(left_truncate_len or 0) :]
-
-        def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-            before, after = super()._encode_pair(context, continuation)
-            return [*self._start, *before], after
-
-        @functools.cached_property
-        def _start(self) -> list[int]:
-            return _added_start(self.tokenizer)
-
-        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-            hidden = disable_tqdm or self.rank > 0
-            with Progress(desc="Running rolling loglikelihood", unit=" windows", hidden=hidden) as self.windows:
-                return super().loglikelihood_rolling(requests, disable_tqdm=True)
-
-        def _loglikelihood_tokens(self, requests: Any, **options: Any) -> list[tuple[float, bool]]:
-            # HFLM (lm_eval 0.4.13) would draw a new bar for each batch of windows.
-            if options.get("override_bs") is not None:  # set only for rolling windows
-                self.windows.update(len(requests))
-                options["disable_tqdm"] = True
-            # Without a separator, the first token of a document is only context, and a single token is not scored.
-            alone = [before == [NO_SEPARATOR] and len(after) < 2 for _, before, after in requests]
-            scorable = [
-                (key, after[:1], after[1:]) if before == [NO_SEPARATOR] else (key, before, after)
-                for (key, before, after), skipped in zip(requests, alone, strict=True)
-                if not skipped
-            ]
-            scored = iter(super()._loglikelihood_tokens(scorable, **options))
-            return [(0.0, True) if skipped else next(scored) for skipped in alone]
-
-    return Scorer
 
 
 def launch_command(job: Path, num_processes: int) -> list[str]:

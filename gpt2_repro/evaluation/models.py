@@ -11,7 +11,7 @@ from typing import Any
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.model.size import max_positions
-from gpt2_repro.run_record.checkpoint import Checkpoint
+from gpt2_repro.run_record.checkpoint import Checkpoint, all_checkpoints
 from gpt2_repro.tokenization import start_id
 
 
@@ -28,6 +28,7 @@ class LoadedModel:
     load: Callable[[], tuple[Any, Any]]  # returns the model in fp32 on the CPU, and its tokenizer
     positions: int  # maximum input length in tokens
     window: int  # length of the training sequences in tokens
+    setting: str = ""  # the same text for models that differ only in the seed
 
 
 def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | None = None) -> LoadedModel:
@@ -48,7 +49,29 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     has_separator = start_id(tokenizer) is not None
     column = ComparedModel(*described, fingerprint(model, tokenizer), has_separator=has_separator)
-    return LoadedModel(column, load, positions, checkpoint.window(positions))
+    return LoadedModel(column, load, positions, checkpoint.window(positions), _setting_of(checkpoint))
+
+
+def open_average(run: str, count: int) -> LoadedModel:
+    """Return the mean of the weights of the last `count` checkpoints of a run, as a model to score.
+
+    Raises UserError if the run has fewer checkpoints.
+    """
+    from gpt2_repro.model.export import load_average
+
+    last = [one for one in all_checkpoints(run) if one.form == "training"][-count:]
+    if len(last) < count:
+        raise UserError(f"{run} has only {len(last)} complete checkpoints. Pass a smaller --average, or keep more.")
+    checkpoint = dataclasses.replace(last[-1], name=f"mean of {count} checkpoints ({run})")
+    return open_model(checkpoint, functools.partial(load_average, [one.source for one in last]))
+
+
+def _setting_of(checkpoint: Checkpoint) -> str:
+    if not checkpoint.record or not (identity := checkpoint.record.environment.run_identity):
+        return checkpoint.name
+    kept = {key: value for key, value in identity.items() if not key.endswith("seed")}
+    kind = checkpoint.name.partition("(")[0]  # such as checkpoint-100, final, or a mean of checkpoints
+    return json.dumps([kind, checkpoint.record.step, kept], sort_keys=True, default=str)
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation import statistics
 from gpt2_repro.evaluation.comparison import (
+    CLEAN,
     NO_SCORE,
     ComparedModel,
     Comparison,
@@ -22,11 +23,13 @@ from gpt2_repro.evaluation.comparison import (
     Score,
     TaskDetails,
 )
+from gpt2_repro.evaluation.core import CoreTask, centred
 from gpt2_repro.evaluation.references import published_scores
 from gpt2_repro.tokenization import encode, start_id
 
 
 COMPLETION = "hellaswag_completion"
+BITS = "bits_per_byte_"  # begins the names of tasks of local text files
 WHOLE_DOCUMENTS = ("word_perplexity", "byte_perplexity", "bits_per_byte", "nats_per_token")
 
 
@@ -56,6 +59,7 @@ class Metric:
     num_documents: int | None = None
     version: Any = None
     data: str | None = None
+    seeds: list[float] = dataclasses.field(default_factory=list)  # the scores of several seeds
 
     def array(self) -> NDArray[np.float64]:
         """Return `values` with shape [documents], or [documents, 2] with weights."""
@@ -84,14 +88,123 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
         metrics = [_metric(results, task, key, logged) for key in numbers if "_stderr," not in key]
         if any(metric.name == "word_perplexity" for metric in metrics):
             metrics.append(_nats_per_token(task, logged, tokenizer))
+        if task.startswith(BITS):
+            metrics = [metric for metric in metrics if metric.name == "bits_per_byte"]
         shared = {
             "documents": [sample["doc_hash"] for sample in logged],
             "num_documents": results.get("n-samples", {}).get(task, {}).get("effective"),
             "version": results.get("versions", {}).get(task),
             "data": results.get("configs", {}).get(task, {}).get("dataset_path"),
         }
-        scores += [dataclasses.replace(metric, **shared) for metric in metrics]
-    return scores
+        scores += [_in_blocks(dataclasses.replace(metric, **shared), logged) for metric in metrics]
+    return _join_groups(scores, results.get("group_subtasks", {}))
+
+
+def _join_groups(scores: Sequence[Metric], groups: Mapping[str, Sequence[str]]) -> list[Metric]:
+    """Leave out the tasks of groups. A group whose score is the mean over all documents gets their values."""
+    inside = {task for members in groups.values() for task in members}
+    joined = []
+    for metric in (metric for metric in scores if metric.task not in inside):
+        parts = [one for one in scores if one.task in groups.get(metric.task, ()) and one.name == metric.name]
+        values = [value for part in parts for value in part.values if part.aggregation == statistics.MEAN]
+        if values and metric.value is not None and math.isclose(np.mean(values), metric.value):
+            metric = dataclasses.replace(
+                metric,
+                stderr=statistics.standard_error(statistics.MEAN, values),
+                higher_is_better=parts[0].higher_is_better,
+                aggregation=statistics.MEAN,
+                values=values,
+                documents=[name for part in parts for name in part.documents],
+                num_documents=len(values),
+                data=parts[0].data,
+            )
+        joined.append(metric)
+    return joined
+
+
+def _in_blocks(metric: Metric, samples: Sequence[Mapping[str, Any]]) -> Metric:
+    """Replace few documents by their windows, because a single text has too few documents for an interval."""
+    if metric.name not in WHOLE_DOCUMENTS or not 0 < len(metric.values) < statistics.FEWEST:
+        return metric
+    values, names = [], []
+    for (score, weight), name, sample in zip(metric.values, metric.documents, samples, strict=True):
+        windows = sample["filtered_resps"][0].windows
+        total, tokens = sum(part for part, _ in windows), sum(scored for _, scored in windows)
+        # The words and bytes of a window are in proportion to its tokens.
+        values += [[score * part / total, weight * scored / tokens] for part, scored in windows if scored and total]
+        names += [f"{name} {number}" for number, (_, scored) in enumerate(windows) if scored and total]
+    stderr = statistics.standard_error(metric.aggregation, values)
+    return dataclasses.replace(metric, values=values, documents=names, stderr=stderr)
+
+
+def core_score(metrics: Sequence[Metric], bundle: Sequence[CoreTask]) -> list[Metric]:
+    """Return CORE, the mean of the centred accuracies, or [] if a task of the bundle was not scored."""
+    scored = {metric.task: metric for metric in metrics}
+    if not bundle or not all(task.name in scored for task in bundle):
+        return []
+    values = centred([(task, scored[task.name].values) for task in bundle])
+    documents = [name for task in bundle for name in scored[task.name].documents]
+    stderr = statistics.standard_error(statistics.MEAN, values)
+    core = Metric("core", "centred", float(np.mean(values)), stderr, True, statistics.MEAN, values, documents)
+    return [dataclasses.replace(core, num_documents=len(values), version=1.0, data=str(bundle[0].data.parents[1]))]
+
+
+def join_seeds(scored: Sequence[ScoredModel], settings: Mapping[str, str]) -> list[ScoredModel]:
+    """Join the models that differ only in the seed into one model, with the mean of their scores.
+
+    Args:
+        settings: for a model's name, a text that is the same for all models that differ only in the seed.
+    """
+    groups: dict[str, list[ScoredModel]] = {}
+    for model, metrics in scored:
+        groups.setdefault(settings.get(model.name) or model.name, []).append((model, metrics))
+    joined: list[ScoredModel] = []
+    for members in groups.values():
+        # Equal weights are not another seed.
+        several = len({model.revision for model, _ in members}) == len(members) > 1
+        joined += [_joined(members)] if several else members
+    return joined
+
+
+def _joined(members: Sequence[ScoredModel]) -> ScoredModel:
+    models = [model for model, _ in members]
+    name = f"{models[0].name}, {len(models)} seeds"
+    hashes = "+".join(str(model.revision)[:12] for model in models)
+    metrics = []
+    for same in zip(*(metrics for _, metrics in members), strict=True):
+        first, seeds = same[0], [metric.value for metric in same if metric.value is not None]
+        if len(seeds) < len(same):
+            metrics.append(dataclasses.replace(first, value=None, stderr=None, values=[]))
+            continue
+        values = np.mean([metric.array() for metric in same], axis=0) if first.aggregation else np.empty(0)
+        # The mean of the documents' log-probabilities: for perplexities, the geometric mean over the seeds.
+        value = statistics.aggregate(first.aggregation, values) if first.aggregation else float(np.mean(seeds))
+        stderr = statistics.standard_error(first.aggregation, values.tolist())
+        metrics.append(dataclasses.replace(first, value=value, stderr=stderr, values=values.tolist(), seeds=seeds))
+    return dataclasses.replace(
+        models[0], name=name, source=", ".join(m.source for m in models), revision=hashes
+    ), metrics
+
+
+def add_clean(metrics: Sequence[Metric], flagged: Collection[str]) -> list[Metric]:
+    """Add the scores on the documents that are not in `flagged`, after each metric with such documents."""
+    result = []
+    for metric in metrics:
+        result.append(metric)
+        kept = [name.split(" ")[0] not in flagged for name in metric.documents]
+        if metric.aggregation is None or all(kept) or not any(kept) or metric.task == "core":
+            continue
+        values = [value for value, is_kept in zip(metric.values, kept, strict=True) if is_kept]
+        clean = dataclasses.replace(
+            metric,
+            name=metric.name + CLEAN,
+            value=statistics.aggregate(metric.aggregation, np.asarray(values, dtype=np.float64)),
+            stderr=statistics.standard_error(metric.aggregation, values),
+            values=values,
+            documents=[name for name, is_kept in zip(metric.documents, kept, strict=True) if is_kept],
+        )
+        result.append(clean)
+    return result
 
 
 def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -160,6 +273,7 @@ def compare(
     baseline: ComparedModel | None,
     settings: EvaluationSettings,
     metadata: Mapping[str, Any],
+    flagged: Collection[str] | None = None,
 ) -> Comparison:
     """Return the scores of all models and their differences from the baseline.
 
@@ -168,6 +282,7 @@ def compare(
     Args:
         scored: models with their scores. The first model's tasks and metrics become the rows of the table.
         metadata: the result of `run_metadata`.
+        flagged: hashes of the documents that overlap with the training data, None if unknown.
     """
     first, judged = scored[0][1], settings.limit is None
     deviations = [find_deviations(model.source, settings.max_length, metrics) for model, metrics in scored]
@@ -175,12 +290,18 @@ def compare(
         **dataclasses.asdict(settings),
         **metadata,
         tasks=list(dict.fromkeys(one.task for one in first)),
-        task_details={one.task: TaskDetails(one.version, one.num_documents, one.data) for one in first},
+        task_details={one.task: _details(one, flagged) for one in first if not one.name.endswith(CLEAN)},
         baseline=baseline.name if baseline else None,
         models=[model for model, _ in scored],
         warnings=list(itertools.chain(*deviations)) if judged else [],
         rows=[_row(metric, scored, baseline, judged) for metric in first],
     )
+
+
+def _details(metric: Metric, flagged: Collection[str] | None) -> TaskDetails:
+    # Windows of a document have the hash of the document and a number.
+    overlap = {name.split(" ")[0] for name in metric.documents}.intersection(flagged or ())
+    return TaskDetails(metric.version, metric.num_documents, metric.data, None if flagged is None else len(overlap))
 
 
 def _row(metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel | None, judged: bool) -> ComparisonRow:
@@ -191,27 +312,29 @@ def _row(metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel 
     values, differences = {}, {}
     for model, _ in scored:
         ours = measured.get(model.name)
-        values[model.name] = Score(ours.value, ours.stderr) if ours else NO_SCORE
+        values[model.name] = Score(ours.value, ours.stderr, ours.seeds) if ours else NO_SCORE
         if baseline and base and ours and ours is not base and (difference := _difference(ours, base)):
             # Without a separator, the first token of each document is not scored.
             comparable = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
             verdict = difference.verdict if judged and comparable else None
-            differences[model.name] = dataclasses.replace(difference, verdict=verdict)
+            one_seed = len(ours.seeds) < 2
+            differences[model.name] = dataclasses.replace(difference, verdict=verdict, one_seed=one_seed)
     return ComparisonRow(metric.task, metric.name, metric.higher_is_better, values, differences)
 
 
 def _difference(ours: Metric, theirs: Metric) -> Difference | None:
     if ours.value is None or theirs.value is None:
         return None
-    verdict = f"too few documents (1 of {statistics.FEWEST})" if len(ours.values) == len(theirs.values) == 1 else None
-    unpaired = Difference(ours.value - theirs.value, verdict=verdict)
+    unpaired = Difference(ours.value - theirs.value)
     pairs = len(ours.values) if ours.documents == theirs.documents and len(ours.values) == len(theirs.values) else 0
     if ours.aggregation is None or pairs < 2:
         return unpaired
     mine, base = ours.array(), theirs.array()
-    if mine.ndim > 1 and not (mine[:, 1] == base[:, 1]).all():
+    if mine.ndim > 1 and not np.allclose(mine[:, 1], base[:, 1]):
         return unpaired  # scores per token, and the tokenizers differ
-    return statistics.paired(ours.name, ours.aggregation, mine, base, higher_is_better=ours.higher_is_better)
+    spread = statistics.seed_interval(ours.seeds, theirs.seeds)
+    better = ours.higher_is_better
+    return statistics.paired(ours.name, ours.aggregation, mine, base, higher_is_better=better, spread=spread)
 
 
 def find_deviations(model: str, window: int, scores: Sequence[Metric]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.evaluation.comparison import MARGINS, Difference
+from gpt2_repro.evaluation.comparison import CLEAN, MARGINS, Difference
 
 
 RESAMPLES = 10_000
@@ -32,14 +32,31 @@ def _aggregate(aggregation: str, values: Values, weights: Values | None = None, 
     return np.asarray(-mean / math.log(2) if aggregation == BITS_PER_BYTE else np.exp(-mean))
 
 
+def seed_interval(*models: Sequence[float]) -> float:
+    """Return half the 95 % interval of a difference of means over seeds (Welch's), or 0 if all have one seed."""
+    from scipy import stats
+
+    parts = [(np.var(scores, ddof=1) / len(scores), len(scores) - 1) for scores in models if len(scores) > 1]
+    variance = sum(part for part, _ in parts)
+    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts) if variance else 1.0
+    return float(stats.t.ppf(0.975, freedom) * math.sqrt(variance))
+
+
 def paired(
-    metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None
+    metric: str,
+    aggregation: str,
+    ours: Values,
+    theirs: Values,
+    *,
+    higher_is_better: bool | None,
+    spread: float = 0.0,
 ) -> Difference:
     """Return the difference of two models' scores, its standard error and a verdict.
 
     Args:
         ours, theirs: values of the same documents in the same order. The shape is [documents], or [documents, 2] with
             weights.
+        spread: half the 95 % interval that is due to seeds. It enters the interval.
     """
     from scipy import stats
 
@@ -54,7 +71,9 @@ def paired(
     else:
         bootstrapped = _bootstrap(aggregation, ours, theirs)
         stderr, (low, high) = float(bootstrapped.standard_error), map(float, bootstrapped.confidence_interval)
-    margin = MARGINS.get(metric, 0) * (1 if aggregation == MEAN else aggregate(aggregation, theirs))
+    low, high = value - math.hypot(value - low, spread), value + math.hypot(high - value, spread)
+    margin = MARGINS.get(metric.removesuffix(CLEAN), 0)
+    margin *= 1 if aggregation == MEAN else aggregate(aggregation, theirs)
     verdict = _verdict(low, high, margin, higher_is_better)
     if aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all():
         only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
@@ -65,7 +84,12 @@ def paired(
             verdict = f"too few documents ({len(ours)} of {math.ceil(3 / margin)})"
     elif verdict and len(ours) < FEWEST:
         verdict = f"too few documents ({len(ours)} of {FEWEST})"
-    return Difference(value, stderr, low, high, verdict)
+    needed, half = None, (high - low) / 2
+    # The interval decides if it is narrower than the difference, or than its distance from the margin.
+    if verdict == "inconclusive" and margin:
+        target = max(abs(value), margin - abs(value))
+        needed = math.ceil(len(ours) * (half**2 - spread**2) / (target**2 - spread**2)) if target > spread else 0
+    return Difference(value, stderr, low, high, verdict, len(ours), needed)
 
 
 def _verdict(low: float, high: float, margin: float, higher_is_better: bool | None) -> str | None:

@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 
 import yaml
 
+from gpt2_repro.data.sources.base import TextForm
+from gpt2_repro.data.sources.local_files import local_source
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.evaluation.scores import COMPLETION
+from gpt2_repro.evaluation.core import CoreTask, definition_of, rows_of
+from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.run_record import RunRecord
 
@@ -21,7 +24,7 @@ from gpt2_repro.run_record import RunRecord
 ENDINGS = 4  # of a HellaSwag item
 LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies of the data, strings in others
 # Texts that the stock task joins with other texts, so each of them may be blank.
-JOINED = ("activity_label", "ctx_a", "ctx_b")
+JOINED = ("activity_label", "ctx_a", "ctx_b", "support")
 NUM_PASSAGES = 200
 SHORTEST, LONGEST = 40, 60  # words
 SHORTEST_TARGET = 3  # letters
@@ -52,6 +55,24 @@ OWN_TASKS = ("last_word", "document_perplexity")  # made from validation documen
 # Prefixes of tasks with a perplexity per document. The harness would bootstrap the standard error 100,000 times in
 # Python, which takes minutes. scores.py computes all standard errors of these tasks. The harness's JSON has "N/A".
 OWN_STANDARD_ERRORS = ("lambada", "last_word")
+
+
+def local_task(name: str) -> LocalTask | None:
+    """Return how a task reads local files, or None if it cannot."""
+    return LOCAL_TASKS.get("document_perplexity" if name.startswith(BITS) else name)
+
+
+def text_domains(folder: Path) -> dict[str, Path]:
+    """Return a task name for each text file and each folder of text files in a folder.
+
+    Raises UserError if there are none.
+    """
+    found = (
+        {BITS + path.name.partition(".")[0]: path for path in sorted(folder.glob("[!.]*"))} if folder.is_dir() else {}
+    )
+    if not found:
+        raise UserError(f"--bits_per_byte {folder} is not a folder with text files.")
+    return found
 
 
 def with_completion(tasks: Iterable[str]) -> list[str]:
@@ -90,6 +111,8 @@ def _can_be_scored(column: str, value: Any) -> bool:
         return isinstance(value, list) and len(value) == ENDINGS and all(_can_be_scored("", text) for text in value)
     if column == "label":
         return value in LABELS
+    if column == "choices":
+        return isinstance(value, dict) and all(isinstance(value.get(key), list) for key in ("text", "label"))
     return isinstance(value, str) and (column in JOINED or bool(value.strip()))
 
 
@@ -103,7 +126,9 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
     """Raise UserError for unknown tasks, and for tasks without a needed local file."""
     for task in tasks:
-        if task in OWN_TASKS and task not in local:
+        if task in local:
+            continue
+        if task in OWN_TASKS:
             fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
             raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
         if task not in LOCAL_TASKS and task not in (names := _stock_tasks().all_tasks):
@@ -126,27 +151,38 @@ def _stock_tasks() -> Any:
     return TaskManager()  # reading 14,000 stock tasks takes ten seconds
 
 
-def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
+def write_task_files(
+    local: Mapping[str, Path], output: Path, tasks: Iterable[str], bundle: Sequence[CoreTask] = ()
+) -> dict[str, str]:
     """Write lm-eval task files for `tasks`, and a copy of the local data.
 
     Args:
         local: the data files found by `find_local_files`. The data of other tasks is loaded from the Hub.
         output: an empty folder that no other process uses.
-        tasks: names of the tasks to score. For tasks that are not in LOCAL_TASKS, no task file is written.
+        tasks: names of the tasks to score. For tasks without a `local_task`, no task file is written.
+        bundle: the tasks of CORE.
 
     Returns a hash of each task's definition and local data.
     """
     import lm_eval
 
     output.mkdir(parents=True, exist_ok=True)
+    stock, of_core = Path(lm_eval.__file__).parent / "tasks", {task.name: task for task in bundle}
     hashes = {}
-    for name, task in [(name, LOCAL_TASKS[name]) for name in tasks if name in LOCAL_TASKS]:
-        changes = {"task": name, **task.changes}
-        digest = hashlib.sha256(f"{task.stock} {sorted(changes.items())}".encode())
-        definition: dict[str, Any] = {"include": str(Path(lm_eval.__file__).parent / "tasks" / task.stock), **changes}
-        if source := local.get(name):
+    for name in tasks:
+        task, source, rows = local_task(name), local.get(name), None
+        if name in of_core:
+            definition, split, rows = definition_of(of_core[name]), "test", rows_of(of_core[name])
+        elif task is None:
+            continue
+        else:
+            definition, split = {"include": str(stock / task.stock), **task.changes}, task.split
+            rows = _read_data(name, source) if source else None
+        definition["task"] = name
+        digest = hashlib.sha256(json.dumps(definition | {"include": task and task.stock}, sort_keys=True).encode())
+        if rows is not None:
             logger.info("Data of task %s: %s", name, source)
-            content = "".join(json.dumps(row) + "\n" for row in _read_data(name, source)).encode()
+            content = "".join(json.dumps(row) + "\n" for row in rows).encode()
             # Hash the copy's content, because the original may change before lm-eval reads the copy. The copy's name
             # depends on this content: `datasets` caches by path and modification time, which `cp -p` does not change.
             digest.update(content)
@@ -155,12 +191,12 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
             cache = str(output.resolve() / "datasets")
             definition |= {
                 **{"dataset_path": "json", "dataset_name": None},
-                "dataset_kwargs": {"data_files": {task.split: str(data.resolve())}, "cache_dir": cache},
+                "dataset_kwargs": {"data_files": {split: str(data.resolve())}, "cache_dir": cache},
                 # Stock tasks read their training split for few-shot examples. These zero-shot tasks do not need them.
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
-                f"{task.split}_split": task.split,
+                f"{split}_split": split,
             }
-        if task.stock:
+        if task is None or task.stock:
             text = yaml.safe_dump(definition, sort_keys=False, width=1000)
             (output / f"{name}.yaml").write_text(text, encoding="utf-8")
         hashes[name] = digest.hexdigest()
@@ -169,7 +205,12 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
     """Return a task's rows from a data file or documents, or raise UserError."""
-    task, rows = LOCAL_TASKS[name], []
+    task, rows = local_task(name), []
+    assert task is not None
+    if name.startswith(BITS):
+        files = local_source(name, [str(source)], TextForm(), split="head").files
+        batches = (batch for file in files for part in file.parts() for batch in part.read())
+        return [{"page": text} for batch in batches for text in batch.documents if text.strip()]
     if name == "document_perplexity":
         return [{"page": text} for text in documents_to_score(read_documents(source))]
     if name == "last_word":

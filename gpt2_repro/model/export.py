@@ -4,6 +4,7 @@ Files of unknown authors are safe to load: pickles are never loaded, and remote 
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -66,6 +67,16 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
     return model.eval()
+
+
+def load_average(checkpoints: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return a model with the mean of the weights of several checkpoints, and the tokenizer of the last one."""
+    model, tokenizer = load_pair(checkpoints[-1])
+    others = [dict(load_model(checkpoint).named_parameters()) for checkpoint in checkpoints[:-1]]
+    with torch.no_grad():
+        for name, weight in model.named_parameters():  # a tied weight is listed once, and buffers are constants
+            weight.copy_(torch.stack([weight, *(other[name] for other in others)]).mean(dim=0))
+    return model, tokenizer
 
 
 def _reason(checkpoint: str, error: Exception) -> str:

@@ -5,12 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, Difference, EvaluationSettings, Score
 from gpt2_repro.evaluation.output import comparison_markdown
 from gpt2_repro.evaluation.references import DOCUMENTS
-from gpt2_repro.evaluation.scores import Metric, compare, find_deviations, read_scores
+from gpt2_repro.evaluation.scores import Metric, compare, find_deviations, join_seeds, read_scores
 
 
 OURS, GPT2 = "final (runs/demo)", "openai-community/gpt2"
@@ -53,7 +54,7 @@ def test_rows_hold_values_errors_and_paired_differences() -> None:
     assert difference.stderr == pytest.approx(np.sqrt((lost / 2000 - (lost / 2000) ** 2) / 1999))
     assert difference.low < difference.value < difference.high < 0 and difference.verdict == "worse"
     assert perplexity.difference[OURS].verdict == "worse" and perplexity.values[OURS].stderr is None
-    assert grouped.difference[OURS] == Difference(0.0)
+    assert grouped.difference[OURS] == Difference(0.0, one_seed=True)
 
 
 def test_only_the_same_documents_and_tokens_are_paired() -> None:
@@ -73,7 +74,9 @@ def test_json_and_markdown_hold_what_a_reader_needs() -> None:
     assert head == f"| task | metric | {OURS} | {GPT2} | difference |"
     own, base = (score.value for score in result.rows[0].values.values())
     assert accuracy.startswith(f"| hellaswag | acc ↑ | {own:.4f} ± 0.0102 | {base:.4f} ± 0.0102 | −{base - own:.4f} ±")
-    assert accuracy.endswith(" worse |") and perplexity.startswith("| wikitext | word_perplexity ↓ | 52.10 | 37.37 |")
+    assert accuracy.endswith(" worse (one seed) |") and perplexity.startswith(
+        "| wikitext | word_perplexity ↓ | 52.10 | 37.37 |"
+    )
     notes = "\n".join(rest)
     for part in ("1,024", "float32", "1234", "cuda", "9,890,693,120", "0123456789ab", "0.4.13", "acc 0.02"):
         assert part in notes, part
@@ -130,3 +133,44 @@ def test_published_numbers_check_what_is_measured() -> None:
         ("somebody/else", 1024, measured("hellaswag", "acc", 0.5), False),
     ):
         assert len(find_deviations(model, window, scores)) == broken, (model, window, scores)
+
+
+def test_seeds_are_one_column_and_enter_the_interval() -> None:
+    """With equal documents, only the seeds make the interval: Welch's."""
+    losses = {"a": (3.30, 3.32, 3.31), "b": (3.36, 3.40)}
+    scored = []
+    for setting, of_seeds in losses.items():
+        for seed, loss in enumerate(of_seeds):
+            pages = [[-loss * 100, 100] for _ in range(40)]
+            texts = {"documents": [f"p{page}" for page in range(40)], "num_documents": 40}
+            metric = Metric(
+                "wikitext", "bits_per_byte", loss / math.log(2), None, False, "bits_per_byte", pages, **texts
+            )
+            scored.append((ComparedModel(f"final (runs/{setting}-seed{seed})", revision=f"{loss}"), [metric]))
+    settings = {model.name: model.name.partition("-seed")[0] for model, _ in scored}
+    (a, _), (b, _) = joined = join_seeds(scored, settings)
+    assert (a.name, b.name) == ("final (runs/a-seed0), 3 seeds", "final (runs/b-seed0), 2 seeds")
+    (row,) = compare(joined, a, SETTINGS, METADATA).rows
+    in_bits = [np.array(of_seeds) / math.log(2) for of_seeds in losses.values()]
+    assert row.values[a.name].value == pytest.approx(in_bits[0].mean()) and len(row.values[b.name].seeds) == 2
+    difference, interval = (
+        row.difference[b.name],
+        stats.ttest_ind(*in_bits[::-1], equal_var=False).confidence_interval(),
+    )
+    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), abs=1e-9)
+    assert difference.words == "inconclusive (more seeds needed)"  # the difference of 0.1 bits is within the seeds
+    (row,) = compare([scored[0], scored[4]], scored[0][0], SETTINGS, METADATA).rows
+    assert row.difference["final (runs/b-seed1)"].words == "worse (one seed)"
+
+
+def test_a_group_has_the_documents_of_its_tasks() -> None:
+    right = {"a": [1.0, 0.0, 1.0], "b": [0.0, 0.0, 1.0]}
+    whole = results("g", {"acc,none": 0.5, "acc_stderr,none": 0.1})
+    del whole["configs"]["g"]
+    for task, answers in right.items():
+        part = results(task, {"acc,none": sum(answers) / 3}, "mean")
+        for key, entries in part.items():
+            whole[key] |= entries
+    samples = {task: [sample(n, [], acc=one) for n, one in enumerate(answers)] for task, answers in right.items()}
+    (group,) = read_scores(whole | {"group_subtasks": {"g": ["a", "b"]}}, samples, None)
+    assert (group.task, group.values, group.num_documents) == ("g", right["a"] + right["b"], 6)

@@ -2,18 +2,27 @@
 
 import copy
 import json
+import math
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 import yaml
+from safetensors.torch import load_file
 
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import harness
 from gpt2_repro.evaluation.__main__ import main
+from gpt2_repro.evaluation.core import read_bundle
+from gpt2_repro.evaluation.models import open_average
 from gpt2_repro.evaluation.references import DOCUMENTS, SCORES, PublishedScore
 from gpt2_repro.run_record.checkpoints import seal
+from tests.evaluation.test_scorer import write_bundle
 
 
 PUBLISHED = PublishedScore("last_word", "acc", 0.3, 0.001, "somebody", stderr=0.01, window=64)
@@ -169,7 +178,7 @@ def test_published_numbers_stand_in_for_gpt2_if_it_cannot_be_loaded(tiny_run, mo
     comparison = evaluate(f"--baseline {GPT2}", tasks="last_word")
     assert comparison["baseline"] == (name := f"{GPT2} (published)")
     accuracy = next(row for row in comparison["rows"] if row["metric"] == "acc")
-    assert accuracy["values"][name] == {"value": 0.3, "stderr": 0.01}
+    assert accuracy["values"][name] == {"value": 0.3, "stderr": 0.01, "seeds": []}
     difference = accuracy["difference"][NAME]
     assert difference["stderr"] is None and difference["verdict"] is None
     assert "published by somebody" in Path("out/comparison.md").read_text(encoding="utf-8")
@@ -206,3 +215,99 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
         main(command.split())
     assert words in str(refused.value) and "\n" not in str(refused.value)
     assert not (tiny_run / "evaluation").exists() and not Path("evaluations").exists()
+
+
+def test_suite_core_has_the_mean_of_its_tasks_and_names_a_missing_file(tiny_run, capsys) -> None:
+    write_bundle(Path("bundle"))
+    words = [
+        "runs/tiny",
+        "--local_data",
+        "bundle",
+        "--suite",
+        "core",
+        "--device",
+        "cpu",
+        "--output_dir",
+        "out",
+        "--baseline",
+        "none",
+    ]
+    main(words)
+    rows = json.loads(Path("out/comparison.json").read_text(encoding="utf-8"))["rows"]
+    *tasks, core = [(row["task"], row["values"][NAME]["value"]) for row in rows]
+    guessing = [task.guessing for task in read_bundle(Path("bundle"))]
+    centred = [(accuracy - guess) / (1 - guess) for (_, accuracy), guess in zip(tasks, guessing, strict=True)]
+    assert core == ("core", pytest.approx(sum(centred) / 4)) and tasks[0][0] == "core_choices"
+    missing = Path("bundle/eval_data/schema.jsonl")
+    missing.unlink()
+    with pytest.raises(UserError, match="schema.jsonl"):
+        main(words)
+    main([*words, "--skip_missing"])
+    rows = json.loads(Path("out/comparison.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["task"] for row in rows] == ["core_choices", "core_beginning", "core_completion"]
+
+
+def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, documents) -> None:
+    for name, text in (("a.txt", "\n".join(documents * 3)), ("b/1.txt", documents[1]), ("b/2.txt", documents[2])):
+        path = Path("texts", name)
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text, encoding="utf-8")
+    main(
+        ["runs/tiny", "--bits_per_byte", "texts", "--device", "cpu", "--output_dir", "out", "--baseline", "untrained"]
+    )
+    rows = json.loads(Path("out/comparison.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["task"] for row in rows] == ["bits_per_byte_a", "bits_per_byte_b"]
+    nats, size = 0.0, 0
+    for text in documents[1:3]:
+        ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]
+        for start in range(0, len(ids) - 1, 64):
+            end = min(start + 64, len(ids) - 1)
+            begin = max(0, end - 64)  # the last window is filled with context
+            logits = model(torch.tensor([ids[begin:end]])).logits[0, start - begin :]
+            nats += F.cross_entropy(logits, torch.tensor(ids[start + 1 : end + 1]), reduction="sum").item()
+        size += len("".join(tokenizer.convert_ids_to_tokens(ids[1:])))  # one character per byte
+    assert rows[1]["values"][NAME]["value"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+    assert rows[0]["difference"][NAME]["verdict"] == "worse"  # the windows of the one document are resampled
+
+
+def test_documents_in_the_training_text_are_counted_and_left_out(tiny_run, tokenizer, documents, capsys) -> None:
+    train = "\n".join(json.dumps({"text": text}) for text in documents[3:5])
+    Path("train.jsonl").write_text(train, encoding="utf-8")
+    Path("validation.jsonl").write_text(json.dumps({"text": documents[0] * 3}), encoding="utf-8")
+    tokenizer.save_pretrained("tokenizer")
+    data = {"data_files": ["train.jsonl", "validation.jsonl"], "split": "source", "tokenizer": "tokenizer"}
+    prepare(DataArguments(**data, dataset_dir="data/trained", sequence_length=64))
+    recipe = yaml.safe_load((tiny_run / "recipe.yaml").read_text(encoding="utf-8"))
+    recipe["data"] |= {"dataset_dir": "data/trained"}
+    (tiny_run / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    comparison = evaluate()
+    assert comparison["task_details"]["document_perplexity"]["overlap"] == 2
+    rows = {row["metric"]: row["values"][NAME]["value"] for row in comparison["rows"]}
+    Path("clean").mkdir()
+    kept = (document for number, document in enumerate(documents) if number not in (3, 4))
+    lines = "\n".join(json.dumps({"text": document}) for document in kept)
+    Path("clean/validation.jsonl").write_text(lines, encoding="utf-8")
+    clean = evaluate("--baseline none --local_data clean")["rows"]
+    for row in clean:
+        assert rows[f"{row['metric']} (clean)"] == pytest.approx(row["values"][NAME]["value"], rel=1e-6)
+    assert Path("data/trained/overlap.json").is_file()
+
+
+def test_mean_of_checkpoints_is_the_mean_of_all_weights(tiny_run, model, tokenizer) -> None:
+    """Tied embeddings are averaged once."""
+    later = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in later.parameters():
+            weight.add_(torch.randn_like(weight))
+    folder = tiny_run / "checkpoint-5"
+    later.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    seal(folder, {}, tokens=2560, run_identity={})
+    mean, _ = open_average("runs/tiny", 2).load()
+    saved = [load_file(path / "model.safetensors") for path in (tiny_run / "checkpoint-3", folder)]
+    for name, weight in mean.state_dict().items():
+        name = "transformer.wte.weight" if name == "lm_head.weight" else name
+        torch.testing.assert_close(weight, (saved[0][name] + saved[1][name]) / 2)
+    assert mean.lm_head.weight is mean.transformer.wte.weight
+    with pytest.raises(UserError, match="2 complete checkpoints"):
+        open_average("runs/tiny", 3)

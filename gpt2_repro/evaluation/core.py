@@ -1,0 +1,128 @@
+"""Read the tasks of DCLM's CORE (arXiv:2406.11794) from the evaluation bundle, and write them for lm-eval.
+
+CORE is the mean of the centred accuracies of 22 tasks: 0 for guessing, 1 for an accuracy of 100 %. Prompts, few-shot
+examples and scoring are those of nanochat/core_eval.py (at 92d63d4).
+"""
+
+import csv
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.files import read_json_lines
+
+
+PREFIX = "core_"  # of the names of the tasks
+URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
+SHUFFLE, EXAMPLES = 1337, 1234  # seeds of the order of the items, and of the examples of the first item
+# How lm-eval reads the rows of `rows_of`, for each kind of task. Options are ranked by `scorer.Scorer`.
+READING: dict[str, dict[str, Any]] = {
+    "multiple_choice": {"doc_to_text": "context", "doc_to_choice": "options", "doc_to_target": "gold"},
+    "schema": {"doc_to_text": "gold", "doc_to_choice": "options", "doc_to_target": "continuation"},
+    "language_modeling": {"doc_to_text": "context", "doc_to_target": "continuation"},
+}
+
+
+class CoreTask(NamedTuple):
+    """A task of the bundle.
+
+    Args:
+        kind: a key of READING.
+        examples: number of solved items before each item.
+        guessing: the accuracy of guessing, from 0 to 1.
+    """
+
+    name: str
+    kind: str
+    data: Path
+    examples: int
+    delimiter: str
+    guessing: float
+
+
+def find_bundle(folder: Path | None) -> Path:
+    """Return the evaluation bundle in a folder, or a downloaded one if `folder` is None, or raise UserError."""
+    if folder is None:
+        from datasets import DownloadManager
+
+        try:
+            folder = Path(DownloadManager().download_and_extract(URL))
+        except OSError as error:
+            fix = "Unpack it yourself, and pass the folder with core.yaml as --local_data."
+            raise UserError(f"{URL} cannot be downloaded ({in_a_line(error)}). {fix}") from None
+    return folder / "eval_bundle" if (folder / "eval_bundle").is_dir() else folder
+
+
+def read_bundle(folder: Path) -> list[CoreTask]:
+    """Return the tasks of an unpacked evaluation bundle. Raises UserError if core.yaml does not fit."""
+    try:
+        listed = yaml.safe_load((folder / "core.yaml").read_text(encoding="utf-8"))["icl_tasks"]
+        with (folder / "eval_meta_data.csv").open(encoding="utf-8") as file:
+            guessing = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(file)}
+        return [
+            CoreTask(
+                PREFIX + task["label"],
+                task["icl_task_type"],
+                folder / "eval_data" / task["dataset_uri"],
+                task["num_fewshot"][0],
+                task.get("continuation_delimiter", " "),
+                guessing[task["label"]],
+            )
+            for task in listed
+        ]
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
+        problem = f"{folder} is not DCLM's evaluation bundle, because core.yaml or eval_meta_data.csv cannot be read"
+        raise UserError(f"{problem} ({type(error).__name__}: {error}). Unpack {URL} there.") from None
+
+
+def rows_of(task: CoreTask) -> list[dict[str, Any]]:
+    """Return the items of a task in the order of scoring, with their examples in the context."""
+    items = [item for _, item in read_json_lines(task.data)]
+    random.Random(SHUFFLE).shuffle(items)
+    solved = ["".join(_texts(_row(item, "", task))) for item in items]
+    rows = []
+    for number, item in enumerate(items):
+        others = [index for index in range(len(items)) if index != number]
+        chosen = random.Random(EXAMPLES + number).sample(others, task.examples)
+        rows.append(_row(item, "".join(f"{solved[index]}\n\n" for index in chosen), task))
+    return rows
+
+
+def _texts(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    option = row["options"][row["gold"]] if "options" in row else ""
+    return row.get("context", ""), option, row.get("continuation", "")
+
+
+def _row(item: Mapping[str, Any], shown: str, task: CoreTask) -> dict[str, Any]:
+    if task.kind == "multiple_choice":
+        options = [task.delimiter + choice for choice in item["choices"]]
+        return {"context": shown + item["query"], "options": options, "gold": item["gold"]}
+    if task.kind == "schema":
+        options = [shown + context for context in item["context_options"]]
+        return {"options": options, "continuation": task.delimiter + item["continuation"], "gold": item["gold"]}
+    whole = f"{shown}{item['context'].strip()}{task.delimiter}"
+    return {"context": whole.strip(), "continuation": whole[len(whole.rstrip()) :] + item["continuation"]}
+
+
+def definition_of(task: CoreTask) -> dict[str, Any]:
+    """Return lm-eval's definition of a task, without its data."""
+    kind = "loglikelihood" if task.kind == "language_modeling" else "multiple_choice"
+    metric = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
+    return {"output_type": kind, "target_delimiter": "", "metric_list": [metric], **READING[task.kind]}
+
+
+def centred(accuracies: Sequence[tuple[CoreTask, Sequence[float]]]) -> list[float]:
+    """Return one value per document of all tasks, whose mean is CORE.
+
+    `accuracies` has 1 (right) or 0 (wrong) for each document of each task.
+    """
+    total = sum(len(right) for _, right in accuracies)
+    return [
+        (one - task.guessing) / (1 - task.guessing) * total / len(right) / len(accuracies)
+        for task, right in accuracies
+        for one in right
+    ]

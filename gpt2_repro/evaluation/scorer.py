@@ -1,0 +1,148 @@
+"""Score text with lm-eval, with the ids that text has in rows, and without logits that no score needs."""
+
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch.nn.utils.rnn import pad_sequence
+
+from gpt2_repro.cli import Progress
+from gpt2_repro.tokenization import encode, start_id
+
+
+NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
+Pair = tuple[Any, list[int], list[int]]  # a cache key of lm-eval, the ids of a context, and the ids to score
+
+
+def added_start(tokenizer: Any) -> list[int]:
+    """Return the start token that the tokenizer of another project adds to all text."""
+    # The models of such tokenizers need it. Ours add none.
+    first: list[int] = tokenizer("")["input_ids"][:1]
+    return first if first == [tokenizer.bos_token_id] else []
+
+
+class Rolling(float):
+    """The log-probability of a document: the sum over its windows.
+
+    Args:
+        windows: for each window, its log-probability and its number of scored tokens.
+    """
+
+    windows: list[tuple[float, int]]
+
+    def __new__(cls, windows: list[tuple[float, int]]) -> "Rolling":
+        total = super().__new__(cls, sum(score for score, _ in windows))
+        total.windows = windows
+        return total
+
+    def __reduce__(self) -> tuple[Callable[..., "Rolling"], tuple[Any]]:
+        return Rolling, (self.windows,)
+
+
+class Scorer(HFLM):
+    """lm-eval's class for models of transformers, several times as fast (docs/evaluation.md).
+
+    HFLM (lm_eval 0.4.13) computes logits and log-probabilities for contexts and padding too.
+
+    Args:
+        positions: the largest number of tokens in a forward pass, with padding.
+        compares_options: whether the options of an item are ranked by their mean log-probability per token, over the
+            tokens in which the options (or their contexts) differ, as in nanochat/core_eval.py. All contexts begin
+            with the separator.
+    """
+
+    def __init__(self, *, positions: int, compares_options: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.positions, self.compares_options = positions, compares_options
+        self._start = added_start(self.tokenizer)
+        self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+
+    @property
+    def prefix_token_id(self) -> int:
+        start = start_id(self.tokenizer)
+        return NO_SEPARATOR if start is None else start
+
+    def tok_encode(self, string: str, *_: Any, left_truncate_len: int | None = None, **__: Any) -> list[int]:
+        # HFLM would add the tokens of the post-processor, and score them in rolling windows
+        # (lm-evaluation-harness#3333).
+        return encode(self.tokenizer, [string])[0][-(left_truncate_len or 0) :]
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        before, after = super()._encode_pair(context, continuation)
+        if self.compares_options and self.prefix_token_id != NO_SEPARATOR:
+            return [self.prefix_token_id, *before], after
+        return [*self._start, *before], after
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        if not self.compares_options:
+            return super().loglikelihood(requests, disable_tqdm=True)
+        pairs: list[Pair] = []
+        for _, group in itertools.groupby(requests, key=lambda request: request.doc_id):
+            texts = [request.args for request in group]
+            if len(set(texts)) == 1:  # no options, but a continuation to complete
+                pairs += [(None, *self._encode_pair(*text)) for text in texts]
+            else:
+                pairs += self._split_options(texts)
+        answers = self._loglikelihood_tokens(pairs)
+        return [(total / len(after), greedy) for (total, greedy), (_, _, after) in zip(answers, pairs, strict=True)]
+
+    def _split_options(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
+        """Divide the ids of an item's options where they begin to differ or, with different contexts, cease to."""
+        start = [] if self.prefix_token_id == NO_SEPARATOR else [self.prefix_token_id]
+        options = [start + ids for ids in encode(self.tokenizer, ["".join(text) for text in texts])]
+        same_context = len({context for context, _ in texts}) == 1
+        turned = options if same_context else [ids[::-1] for ids in options]
+        shared = min(len(os.path.commonprefix(turned)), min(map(len, options)) - 1)
+        cuts = [shared if same_context else len(ids) - shared for ids in options]
+        return [(None, ids[:cut], ids[cut:]) for ids, cut in zip(options, cuts, strict=True)]
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        options = {"prefix_token": self.prefix_token_id, "max_seq_len": self.max_length, "context_len": 1}
+        texts = [self.tok_encode(request.args[0]) for request in requests]
+        windows = [list(map(make_disjoint_window, get_rolling_token_windows(ids, **options))) for ids in texts]
+        scored = iter(self._loglikelihood_tokens([(None, *window) for window in itertools.chain(*windows)]))
+        return [Rolling([(next(scored)[0], len(after)) for _, after in document]) for document in windows]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Pair], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation, and whether greedy decoding gives it."""
+        rows, answers = [], [(0.0, True)] * len(requests)
+        for number, (_, before, after) in enumerate(requests):
+            if before == [NO_SEPARATOR]:
+                # The first token of a document is only context, and a single token is not scored.
+                before, after = after[:1], after[1:]
+            if after:
+                rows.append((number, torch.tensor([*before, *after][-self.max_length - 1 :]), len(after)))
+        rows.sort(key=lambda row: -len(row[1]))
+        at = 0
+        with Progress(total=len(rows), desc="score", unit="row", hidden=disable_tqdm or self.rank > 0) as bar:
+            while at < len(rows):
+                batch = rows[at : at + max(1, self.positions // len(rows[at][1]))]
+                for (number, _, _), answer in zip(batch, self._score(batch), strict=True):
+                    answers[number] = answer
+                at += len(batch)
+                bar.update(len(batch))
+        return answers
+
+    @torch.inference_mode()
+    def _score(self, batch: Sequence[tuple[int, torch.Tensor, int]]) -> list[tuple[float, bool]]:
+        ids = pad_sequence([row[:-1] for _, row, _ in batch], batch_first=True).to(self.device)
+        # No position of a row attends to padding, which is on the right. The logits before the first scored token of
+        # the batch are not computed.
+        first = min(len(row) - 1 - scored for _, row, scored in batch)
+        keep = {"logits_to_keep": ids.shape[1] - first} if self._keeps else {}
+        logits = self.model(input_ids=ids, use_cache=False, **keep).logits
+        skipped = ids.shape[1] - logits.shape[1]
+        answers = []
+        for of_row, (_, row, scored) in zip(logits, batch, strict=True):
+            end, targets = len(row) - 1 - skipped, row[-scored:].to(self.device)
+            chosen = of_row[end - scored : end].float()
+            losses = torch.nn.functional.cross_entropy(chosen, targets, reduction="sum")
+            answers.append((-float(losses), bool((chosen.argmax(-1) == targets).all())))
+        return answers

@@ -1,0 +1,146 @@
+"""Scores equal those of lm-eval's own class, and CORE's those of a loop over its description."""
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from gpt2_repro.evaluation.core import CoreTask, centred, read_bundle, rows_of
+from gpt2_repro.evaluation.scorer import Scorer
+from tests.evaluation.conftest import WORDS
+
+
+def requests(kind: str, arguments: list[tuple[str, ...]]) -> list[Instance]:
+    return [Instance(kind, {}, args, 0, ("task", number, 1)) for number, args in enumerate(arguments)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("positions", [1, 200, 10_000])
+def test_scores_equal_those_of_lm_eval(positions: int, model, tokenizer, documents: list[str]) -> None:
+    options = {"pretrained": model, "tokenizer": tokenizer, "max_length": 64, "batch_size": 2}
+    ours, stock = Scorer(positions=positions, **options), HFLM(**options)
+    source = random.Random(0)
+    words = [document.split() for document in documents]
+    cuts = [(text, source.randrange(len(text) - 8), source.randrange(1, 8)) for text in words for _ in range(4)]
+    # lm-eval (0.4.13) scores the wrong tokens if a second request has the same text with a later cut.
+    cuts = list({(len(text), at + length): (text, at, length) for text, at, length in cuts}.values())
+    pairs = [(" ".join(text[:at]), " " + " ".join(text[at : at + length])) for text, at, length in cuts]
+    mine, theirs = (one.loglikelihood(requests("loglikelihood", pairs)) for one in (ours, stock))
+    assert [score for score, _ in mine] == pytest.approx([score for score, _ in theirs], abs=1e-4)
+    assert [greedy for _, greedy in mine] == [greedy for _, greedy in theirs]
+    rolling = requests("loglikelihood_rolling", [(document,) for document in documents])
+    mine, theirs = (one.loglikelihood_rolling(rolling) for one in (ours, stock))
+    assert mine == pytest.approx(theirs, rel=1e-6)
+    for score, ids in zip(mine, tokenizer(documents)["input_ids"], strict=True):
+        assert sum(number for _, number in score.windows) == len(ids)
+
+
+def write_bundle(folder: Path) -> None:
+    """Write an evaluation bundle with a task of each kind, in the format of DCLM's."""
+    source = random.Random(3)
+
+    def text(length: int) -> str:
+        return " ".join(source.choices(WORDS, k=length))
+
+    choices = [{"query": text(9), "choices": [text(3) for _ in range(3)], "gold": n % 3} for n in range(20)]
+    beginning = [{"query": text(5), "choices": [f"{text(2)} x", "x"], "gold": n % 2} for n in range(20)]
+    schema = [{"context_options": [text(6), text(7)], "continuation": text(4), "gold": n % 2} for n in range(20)]
+    completion = [{"context": f"{text(8)} ", "continuation": "the"} for _ in range(20)]
+    tasks = {
+        "choices": ("multiple_choice", choices, 2, "\nAnswer: ", 33.3),
+        "beginning": ("multiple_choice", beginning, 0, " ", 50.0),
+        "schema": ("schema", schema, 1, " ", 50.0),
+        "completion": ("language_modeling", completion, 3, " ", 0.0),
+    }
+    (folder / "eval_data").mkdir(parents=True)
+    listed = []
+    for label, (kind, rows, shots, delimiter, _) in tasks.items():
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "eval_data" / f"{label}.jsonl").write_text(lines, encoding="utf-8")
+        entry = {"label": label, "dataset_uri": f"{label}.jsonl", "num_fewshot": [shots], "icl_task_type": kind}
+        listed.append(entry | ({"continuation_delimiter": delimiter} if delimiter != " " else {}))
+    (folder / "core.yaml").write_text(yaml.safe_dump({"icl_tasks": listed}), encoding="utf-8")
+    with (folder / "eval_meta_data.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["Eval Task", "Random baseline"])
+        writer.writerows([label, task[-1]] for label, task in tasks.items())
+
+
+def core_by_hand(model, tokenizer, task: CoreTask) -> list[float]:
+    """Return 1 or 0 for each item of a task, from the description in DCLM's paper and nanochat's prompts."""
+    items: list[dict[str, Any]] = [json.loads(line) for line in task.data.read_text(encoding="utf-8").splitlines()]
+    random.Random(1337).shuffle(items)
+    right = []
+    for number, item in enumerate(items):
+        picked = random.Random(1234 + number).sample([n for n in range(len(items)) if n != number], task.examples)
+        shots, at = "", task.delimiter
+        for shot in (items[index] for index in picked):
+            if "choices" in shot:
+                shots += shot["query"] + at + shot["choices"][shot["gold"]] + "\n\n"
+            elif "context_options" in shot:
+                shots += shot["context_options"][shot["gold"]] + at + shot["continuation"] + "\n\n"
+            else:
+                shots += shot["context"].strip() + at + shot["continuation"] + "\n\n"
+        if "choices" in item:
+            texts = [shots + item["query"] + at + choice for choice in item["choices"]]
+        elif "context_options" in item:
+            texts = [shots + context + at + item["continuation"] for context in item["context_options"]]
+        else:
+            texts = [shots + item["context"].strip() + at + item["continuation"]]
+        rows = [[tokenizer.bos_token_id, *tokenizer(text)["input_ids"]] for text in texts]
+        scores = []
+        for row in rows:
+            logits = model(torch.tensor([row[:-1]])).logits[0]
+            losses = F.cross_entropy(logits, torch.tensor(row[1:]), reduction="none").tolist()
+            if "choices" in item:
+                first = next(
+                    (n for n in range(min(map(len, rows))) if len({r[n] for r in rows}) > 1), min(map(len, rows))
+                )
+                part = losses[first - 1 :]
+            elif "context_options" in item:
+                same = next(n for n in range(1, len(row)) if len({tuple(r[-n:]) for r in rows}) > 1) - 1
+                part = losses[-same:]
+            else:
+                begin = len(tokenizer((shots + item["context"].strip() + at).strip())["input_ids"]) + 1
+                right.append(float(logits[begin - 1 :].argmax(-1).tolist() == row[begin:]))
+                continue
+            scores.append(sum(part) / len(part))
+        if scores:
+            right.append(float(scores.index(min(scores)) == item["gold"]))
+    return right
+
+
+def test_core_equals_a_loop_over_its_description(model, tokenizer, tmp_path: Path) -> None:
+    write_bundle(tmp_path)
+    tasks = read_bundle(tmp_path)
+    scorer = Scorer(pretrained=model, tokenizer=tokenizer, max_length=128, positions=500, compares_options=True)
+    scored = []
+    for task in tasks:
+        right = []
+        for row in rows_of(task):
+            texts = (
+                [(row["context"], option) for option in row["options"]]
+                if "context" in row and "options" in row
+                else (
+                    [(option, row["continuation"]) for option in row["options"]]
+                    if "options" in row
+                    else [(row["context"], row["continuation"])]
+                )
+            )
+            instances = [Instance("loglikelihood", {}, text, n, ("core", 0, 1)) for n, text in enumerate(texts)]  # type: ignore[arg-type]
+            answers = scorer.loglikelihood(instances)
+            best = max(range(len(answers)), key=lambda n: answers[n][0])
+            right.append(float(best == row["gold"]) if "gold" in row else float(answers[0][1]))
+        assert right == core_by_hand(model, tokenizer, task), task.name
+        scored.append((task, right))
+    expected = [(sum(right) / 20 - task.guessing) / (1 - task.guessing) for task, right in scored]
+    values = centred(scored)
+    assert sum(values) / len(values) == pytest.approx(sum(expected) / 4)
+    assert 0 < sum(map(sum, (right for _, right in scored))) < 80
