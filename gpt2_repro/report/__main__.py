@@ -16,7 +16,7 @@ from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import findings
-from gpt2_repro.report.page import not_comparable, summary, write_page
+from gpt2_repro.report.page import label_runs, not_comparable, setting_table, summary, write_page
 from gpt2_repro.report.read import read_run
 
 
@@ -45,7 +45,10 @@ def main(argv: list[str]) -> None:
     write_page(runs, output, folder=None if options.output else output.with_suffix(""))
     for run in runs:
         print("\n".join(summary(run, output)))
-    print("".join(f"{reason}\n" for reason in not_comparable(runs)), end="")
+    if reasons := not_comparable(runs):
+        print("\n".join(reasons))
+    elif len(runs) > 1:
+        print("\n".join(setting_table(runs, label_runs(runs)).lines()))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import base64
 import dataclasses
 import datetime
+import math
+import os
 import re
 import statistics
 import textwrap
@@ -19,6 +21,7 @@ from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.text import Cell, Table, count, duration
 
 
+PERPLEXITY = re.compile("perplexity|nats_per_token")
 SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
 
 
@@ -43,6 +46,7 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
         figures=pictures,
         not_comparable=not_comparable(runs),
         run_table=run_table(runs, labels),
+        settings=setting_table(runs, labels),
         differences=recipe_differences(runs, labels),
         date=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
     )
@@ -96,7 +100,11 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
     numbers: list[tuple[str, Any, Callable[[Any], str], str]] = [
         ("validation loss (nats/token)", last.get("eval_loss"), "{:.3f}".format, at_last),
         ("best validation loss", best.get("eval_loss"), "{:.3f}".format, f"at step {best.get('step')}"),
-        *((f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, "") for name in run.further_sets),
+        ("bits per byte", last.get("eval_bits_per_byte"), "{:.4f}".format, ""),
+        *(
+            (f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, _bits(run, name))
+            for name in run.further_sets
+        ),
         ("HellaSwag", _last(run, "hellaswag_acc"), "{:.4f}".format, scores),
         ("non-finite training losses", len(run.non_finite_steps) or None, count, "steps"),
         ("parameters", run.environment.parameters or None, count, ""),
@@ -110,6 +118,11 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
     if best == last:
         del numbers[1]
     return [(label, form(value), note) for label, value, form, note in numbers if value is not None]
+
+
+def _bits(run: Run, name: str) -> str:
+    bits = _last(run, f"eval_{name}_bits_per_byte")
+    return "" if bits is None else f"{bits:.4f} bits per byte"
 
 
 def _last(run: Run, key: str) -> float | None:
@@ -148,14 +161,60 @@ def time_table(run: Run) -> Table:
 
 
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
-    """Return a table of the key numbers of several runs, one run per row."""
-    numbers = [{label: text for label, text, _ in key_numbers(run)} for run in runs]
+    """Return a table of the key numbers of several runs, the run with the lowest loss first."""
+    numbers = [{label: text for label, text, _ in key_numbers(run)} | _scores(run) for run in runs]
     columns = list(dict.fromkeys(name for row in numbers for name in row))
+    order = sorted(range(len(runs)), key=lambda number: _last(runs[number], "eval_loss") or math.inf)
     rows = []
-    for label, run, row in zip(labels, runs, numbers, strict=True):
+    for label, run, row in ((labels[number], runs[number], numbers[number]) for number in order):
         texts = [Cell(row.get(name, "–"), "number") for name in columns]
         rows.append([Cell(label), Cell(f"{run.status.state}, {progress(run)}"), *texts])
     return Table(["run", "state", *columns], rows)
+
+
+def _scores(run: Run) -> dict[str, str]:
+    """Return the scores of a run's evaluation, without perplexities."""
+    if not run.comparison or run.comparison.limit is not None:
+        return {}
+    column, rows = run.comparison.models[0].name, run.comparison.rows
+    scored = [(row, score.value) for row in rows if (score := row.values.get(column)) and score.value is not None]
+    return {f"{row.task} {row.metric}": f"{value:.4f}" for row, value in scored if not PERPLEXITY.search(row.metric)}
+
+
+def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
+    """Return the mean loss of each setting, and its difference from the setting with the lowest mean.
+
+    Runs have the same setting if they differ only in the seed. The seeds are the unit: the interval is Student's, with
+    the standard deviation of all settings together. All runs validate on the same rows.
+    """
+    from scipy import stats
+
+    groups: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        if _last(run, "eval_loss") is not None:
+            groups.setdefault(run.setting, []).append(number)
+    losses = {key: [_last(runs[number], "eval_loss") or 0.0 for number in members] for key, members in groups.items()}
+    freedom = sum(len(of_seeds) - 1 for of_seeds in losses.values())
+    squares = sum((loss - statistics.fmean(of_seeds)) ** 2 for of_seeds in losses.values() for loss in of_seeds)
+    spread = math.sqrt(squares / freedom) if freedom else math.nan
+    order = sorted(groups, key=lambda key: statistics.fmean(losses[key]))
+    rows = []
+    for key in order:
+        mean, best = statistics.fmean(losses[key]), losses[order[0]]
+        difference = mean - statistics.fmean(best)
+        half = spread * math.sqrt(1 / len(losses[key]) + 1 / len(best)) * stats.t.ppf(0.975, freedom) if freedom else 0
+        verdict = "one seed each: unknown" if not freedom else "higher" if difference > half else "within the seeds"
+        names = [labels[number] for number in groups[key]]
+        name = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*"
+        deviation = f" ± {statistics.stdev(losses[key]):.4f}" if len(names) > 1 else ""
+        compared = (
+            ["–", ""]
+            if key == order[0]
+            else [f"{difference:+.4f} ± {half:.4f}" if freedom else f"{difference:+.4f}", verdict]
+        )
+        rows.append([name, str(len(names)), f"{mean:.4f}{deviation}", *compared])
+    headers = ["setting", "seeds", "validation loss", "difference, 95 % interval", "verdict"]
+    return Table(headers, [[Cell(text) for text in row] for row in rows] if len(runs) > 1 else [])
 
 
 def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:

@@ -45,6 +45,12 @@ class Run:
         return self.path.resolve().name
 
     @property
+    def setting(self) -> str:
+        """A text that is the same for all runs that differ only in the seed."""
+        identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
+        return json.dumps([identity, self.status.step]) if identity else str(self.path)
+
+    @property
     def non_finite_steps(self) -> list[int]:
         """The optimizer steps whose training loss was not finite."""
         return [int(row["step"]) for row in self.training if math.isnan(row["loss"])]

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from gpt2_repro.report.__main__ import main
-from gpt2_repro.report.page import recipe_differences
+from gpt2_repro.report.page import recipe_differences, setting_table
 from gpt2_repro.report.read import points, read_run
 from tests.commands import ROOT
 from tests.report.conftest import SAMPLE, add, change, write_run
@@ -120,3 +121,27 @@ def test_a_backend_of_matplotlib_that_is_not_installed_is_not_needed(run_folder:
     words = [sys.executable, "-m", "gpt2_repro.report", run_folder]
     subprocess.run(words, cwd=ROOT, env=os.environ | {"MPLBACKEND": "of_a_notebook"}, check=True)
     assert (run_folder / "report.html").is_file()
+
+
+def test_runs_that_differ_only_in_the_seed_are_one_setting(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The interval of two settings is that of a t-test, with the seeds as the unit."""
+    losses = {1e-3: (4.10, 4.12, 4.13), 2e-3: (4.20, 4.19, 4.23)}
+    for rate, of_seeds in losses.items():
+        for seed, loss in enumerate(of_seeds):
+            folder = write_run(tmp_path / f"rate{rate}-seed{seed}", learning_rate=rate)
+            change(folder / "environment.json", run_identity={"learning_rate": rate, "seed": seed}, usd_per_hour=2.0)
+            add(folder, step=40, tokens=40 * 8192, loss=4.0, usd=1.5)
+            add(folder, step=40, tokens=40 * 8192, eval_loss=loss, eval_bits_per_byte=loss / 3)
+    paths = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    runs = [read_run(path) for path in paths]
+    table = setting_table(runs, [run.name for run in runs])
+    (best, other) = ([cell.text for cell in row] for row in table.rows)
+    low, high = stats.ttest_ind(losses[2e-3], losses[1e-3]).confidence_interval(0.95)
+    assert best[:3] == ["rate0.001-seed*", "3", "4.1167 ± 0.0153"]
+    assert other[3] == f"+{(low + high) / 2:.4f} ± {(high - low) / 2:.4f}" and other[4] == "higher"
+    (_, unsure) = setting_table([runs[0], runs[3]], ["a", "b"]).rows  # one seed each
+    assert unsure[3].text == "+0.1000" and "unknown" in unsure[4].text
+    monkeypatch.chdir(tmp_path)
+    main(list(map(str, paths)))
+    assert "1.3667" in _Page(tmp_path / "report.html").text  # bits per byte of the first run
+    assert (tmp_path / "report" / "cost.png").is_file() and "rate0.001-seed*" in capsys.readouterr().out
