@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.evaluation import __main__ as evaluation
-from gpt2_repro.evaluation.harness import _scorer_class
+from gpt2_repro.evaluation.scorer import Scorer
 from gpt2_repro.model.export import load_tokenizer
 from gpt2_repro.tokenization import encode, for_rows, start_ids
 
@@ -238,7 +238,7 @@ def test_folders_with_ids_of_earlier_versions_are_refused(tmp_path: Path, type_w
 
 def test_without_a_separator_one_token_is_only_context(model_folder: Path) -> None:
     tokenizer, model = load_tokenizer(str(model_folder)), AutoModelForCausalLM.from_pretrained(model_folder)
-    scorer = _scorer_class()(pretrained=model, tokenizer=tokenizer, max_length=16, batch_size=2)
+    scorer = Scorer(pretrained=model, tokenizer=tokenizer, max_length=16, batch_size=2, positions=32)
     texts = ["a", "", "def f(x)"]
     instances = [Instance("loglikelihood_rolling", {}, (text,), number) for number, text in enumerate(texts)]
     one, none, scored = scorer.loglikelihood_rolling(instances)

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     models += [open_average(name, options.average) for name in options.checkpoints if options.average]
     baseline = _open_baseline(arguments.baseline, checkpoints[0], models)
     window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
-    sizes = {"max_length": window, "batch_size": options.batch_size or (4 if device == "cpu" else 32)}
+    sizes = {"max_length": window, "batch_size": options.batch_size or (1 if device == "cpu" else 32)}
     settings = EvaluationSettings(**sizes, seed=SEED, device=device, limit=options.limit)
     output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=options.limit is not None)
     output.check_output(output_dir)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware, tokenization
-from gpt2_repro.cli import Progress
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation import core
@@ -211,24 +210,44 @@ def _score_completion(model: Any, tokenizer: Any, job: Job, accelerator: Any) ->
     """Score HellaSwag as during training."""
     import torch
 
-    from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items, target_losses
+    from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
     from gpt2_repro.evaluation.scorer import added_start
 
     source = _completion_source(job.folder)
     items = read_items(source)[: job.settings.limit]
-    scorer = HellaSwag(items, tokenizer, window=job.settings.max_length, start=added_start(tokenizer))
+    hellaswag = HellaSwag(items, tokenizer, window=job.settings.max_length, start=added_start(tokenizer))
     rank, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
-    passes = -(-len(scorer.batches(job.settings.positions)) // processes)
-    bar = Progress(desc="HellaSwag, completion style", total=passes, unit=" passes", hidden=rank > 0)
-    options: dict[str, Any] = {"process": rank, "processes": processes, "after_batch": bar.update}
-    options |= {"positions": job.settings.positions, "device": model.device}
-    with torch.inference_mode(), bar:
-        losses = scorer.losses(functools.partial(target_losses, model), **options)
+    own = hellaswag.rows[rank::processes]
+    answers = _open_scorer(model, tokenizer, job, accelerator)._loglikelihood_tokens(
+        [(None, ids[:-targets], ids[-targets:]) for ids, targets in own]
+    )
+    losses = torch.zeros(len(hellaswag.rows), dtype=torch.float64, device=model.device)
+    means = [-total / targets for (total, _), (_, targets) in zip(answers, own, strict=True)]
+    losses[rank::processes] = torch.tensor(means, dtype=torch.float64, device=model.device)
     if accelerator:
         losses = accelerator.reduce(losses, reduction="sum")
-    if (right := scorer.right(losses)) is None:
+    if (right := hellaswag.right(losses.view(len(items), -1))) is None:
         raise RunFailed(f"{COMPLETION}: the loss of an ending is not finite. Check the run's metrics for such steps.")
     return completion_scores(right.tolist(), source, list(map(_hash_of, items)))
+
+
+def _open_scorer(model: Any, tokenizer: Any, job: Job, accelerator: Any) -> Any:
+    from gpt2_repro.evaluation.scorer import Scorer
+
+    settings = job.settings
+    scorer = Scorer(
+        pretrained=model,
+        tokenizer=tokenizer,
+        max_length=settings.max_length,
+        batch_size=settings.batch_size,
+        positions=settings.positions,
+        compares_options=job.task.startswith(core.PREFIX),
+    )
+    if accelerator:
+        # HFLM (lm_eval 0.4.13) shares documents among processes only if it loads the model itself, and only on GPUs.
+        scorer.accelerator = accelerator
+        scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
+    return scorer
 
 
 def evaluate_model(
@@ -238,21 +257,13 @@ def evaluate_model(
     from lm_eval import simple_evaluate
     from lm_eval.utils import handle_non_serializable
 
-    from gpt2_repro.evaluation.scorer import Scorer
-
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
     settings = job.settings
     options: dict[str, Any] = {"batch_size": settings.batch_size, "device": settings.device, "limit": settings.limit}
     options |= dict.fromkeys(SEEDS, settings.seed)
     options |= {"bootstrap_iters": 0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000}
-    sizes = {"max_length": settings.max_length, "batch_size": settings.batch_size, "positions": settings.positions}
-    ranks_options = job.task.startswith(core.PREFIX)
-    scorer = Scorer(pretrained=model, tokenizer=tokenizer, compares_options=ranks_options, **sizes)
-    if accelerator:
-        # HFLM (lm_eval 0.4.13) shares documents among processes only if it loads the model itself, and only on GPUs.
-        scorer.accelerator = accelerator
-        scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
+    scorer = _open_scorer(model, tokenizer, job, accelerator)
     with _one_line_errors(job.task):
         index = task_index(job.folder, job.task)
         results = simple_evaluate(model=scorer, tasks=[job.task], task_manager=index, **options)

@@ -168,9 +168,3 @@ class HellaSwag:
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}
         return {"hellaswag_acc": round(int(right.sum()) / len(right), 6), "hellaswag_items": len(right)}
-
-
-def target_losses(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
-    """Return a stock model's losses [targets], for `HellaSwag.losses`."""
-    logits, chosen = model(input_ids=ids, use_cache=False).logits, labels != IGNORED
-    return torch.nn.functional.cross_entropy(logits[chosen].float(), labels[chosen], reduction="none")

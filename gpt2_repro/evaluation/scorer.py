@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from gpt2_repro.tokenization import encode, start_id
 
 
 NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
+# Architectures whose attention takes any mask, so that texts with a common beginning can share a row.
+SHARING = ("gpt2", "llama", "mixtral")
 Pair = tuple[Any, list[int], list[int]]  # a cache key of lm-eval, the ids of a context, and the ids to score
 
 
@@ -47,7 +49,7 @@ class Rolling(float):
 class Scorer(HFLM):
     """lm-eval's class for models of transformers, several times as fast (docs/evaluation.md).
 
-    HFLM (lm_eval 0.4.13) computes logits and log-probabilities for contexts and padding too.
+    HFLM (lm_eval 0.4.13) computes each context once per continuation, and logits for contexts and padding too.
 
     Args:
         positions: the largest number of tokens in a forward pass, with padding.
@@ -61,6 +63,7 @@ class Scorer(HFLM):
         self.positions, self.compares_options = positions, compares_options
         self._start = added_start(self.tokenizer)
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        self._shares = self.model.config.model_type in SHARING
 
     @property
     def prefix_token_id(self) -> int:
@@ -112,37 +115,89 @@ class Scorer(HFLM):
         self, requests: Sequence[Pair], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation, and whether greedy decoding gives it."""
-        rows, answers = [], [(0.0, True)] * len(requests)
+        answers = [(0.0, True)] * len(requests)
+        texts = []
         for number, (_, before, after) in enumerate(requests):
+            assert after, "An ending without tokens would be the most likely one."
             if before == [NO_SEPARATOR]:
                 # The first token of a document is only context, and a single token is not scored.
                 before, after = after[:1], after[1:]
             if after:
-                rows.append((number, torch.tensor([*before, *after][-self.max_length - 1 :]), len(after)))
-        rows.sort(key=lambda row: -len(row[1]))
-        at = 0
-        with Progress(total=len(rows), desc="score", unit="row", hidden=disable_tqdm or self.rank > 0) as bar:
-            while at < len(rows):
-                batch = rows[at : at + max(1, self.positions // len(rows[at][1]))]
-                for (number, _, _), answer in zip(batch, self._score(batch), strict=True):
+                ids = [*before, *after][-self.max_length - 1 :]
+                texts.append((ids, min(len(after), len(ids) - 1), number))
+        rows: list[Row] = []
+        for ids, scored, number in sorted(texts):  # texts with a common beginning are neighbours
+            if not (self._shares and rows and rows[-1].add(ids, scored, number, most=self.max_length)):
+                rows.append(Row(ids, scored, number))
+        rows.sort(key=lambda row: -len(row.ids))
+        with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm or self.rank > 0) as bar:
+            while rows:
+                size = max(1, self.positions // len(rows[0].ids))
+                batch, rows = rows[:size], rows[size:]
+                for number, answer in self._score(batch):
                     answers[number] = answer
-                at += len(batch)
-                bar.update(len(batch))
+                    bar.update()
         return answers
 
     @torch.inference_mode()
-    def _score(self, batch: Sequence[tuple[int, torch.Tensor, int]]) -> list[tuple[float, bool]]:
-        ids = pad_sequence([row[:-1] for _, row, _ in batch], batch_first=True).to(self.device)
-        # No position of a row attends to padding, which is on the right. The logits before the first scored token of
-        # the batch are not computed.
-        first = min(len(row) - 1 - scored for _, row, scored in batch)
-        keep = {"logits_to_keep": ids.shape[1] - first} if self._keeps else {}
-        logits = self.model(input_ids=ids, use_cache=False, **keep).logits
-        skipped = ids.shape[1] - logits.shape[1]
-        answers = []
-        for of_row, (_, row, scored) in zip(logits, batch, strict=True):
-            end, targets = len(row) - 1 - skipped, row[-scored:].to(self.device)
-            chosen = of_row[end - scored : end].float()
-            losses = torch.nn.functional.cross_entropy(chosen, targets, reduction="sum")
-            answers.append((-float(losses), bool((chosen.argmax(-1) == targets).all())))
-        return answers
+    def _score(self, rows: Sequence["Row"]) -> Iterator[tuple[int, tuple[float, bool]]]:
+        # The logits before the first scored token of the batch are not computed.
+        first, longest = min(row.first for row in rows), len(rows[0].ids)
+        options: dict[str, Any] = {"logits_to_keep": longest - first} if self._keeps else {}
+        # Padding is on the right, so no position of a row attends to it.
+        ids = pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True).to(self.device)
+        if any(len(row.texts) > 1 for row in rows):
+            options["position_ids"] = torch.stack([row.positions(longest) for row in rows]).to(self.device)
+            options["attention_mask"] = torch.stack([row.mask(longest) for row in rows])[:, None].to(self.device)
+        logits = self.model(input_ids=ids, use_cache=False, **options).logits
+        skipped = longest - logits.shape[1]
+        for of_row, row in zip(logits, rows, strict=True):
+            for number, places, after in row.texts:
+                chosen = of_row[torch.tensor(places, device=of_row.device) - skipped].float()
+                targets = torch.tensor(after, device=of_row.device)
+                loss = torch.nn.functional.cross_entropy(chosen, targets, reduction="sum")
+                yield number, (-float(loss), bool((chosen.argmax(-1) == targets).all()))
+
+
+class Row:
+    """A text, and other texts that branch off from it. Common beginnings are computed once.
+
+    Args:
+        ids: the ids of the first text, of which the last `scored` ids are scored.
+    """
+
+    def __init__(self, ids: list[int], scored: int, number: int) -> None:
+        self.ids, self.branches = ids[:-1], [(0, 0)]  # where each branch begins in `ids`, and where it branches off
+        self.trunk = len(self.ids)
+        self.first = self.trunk - scored  # the first position whose logits are needed
+        self.texts = [(number, list(range(self.first, self.trunk)), ids[-scored:])]
+
+    def add(self, ids: list[int], scored: int, number: int, *, most: int) -> bool:
+        """Add a text if half of it is the beginning of the row and the row then has at most `most` ids."""
+        shared = len(os.path.commonprefix([self.ids[: self.trunk], ids[:-1]]))
+        if 2 * shared < len(ids) - 1 or len(self.ids) + len(ids) - 1 - shared > most:
+            return False
+        start = len(self.ids)
+        self.branches.append((start, shared))
+        self.ids = self.ids + ids[shared:-1]
+        places = [at if at < shared else start + at - shared for at in range(len(ids) - 1 - scored, len(ids) - 1)]
+        self.first = min(self.first, *places)
+        self.texts.append((number, places, ids[-scored:]))
+        return True
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Return the position of each id, of shape [length]. Padding has position 0."""
+        found = torch.zeros(length, dtype=torch.long)
+        for (start, shared), end in zip(self.branches, self._ends(), strict=True):
+            found[start:end] = torch.arange(shared, shared + end - start)
+        return found
+
+    def mask(self, length: int) -> torch.Tensor:
+        """Return which id attends to which, of shape [length, length]."""
+        seen = torch.tril(torch.ones(length, length, dtype=torch.bool))
+        for (start, shared), end in zip(self.branches[1:], self._ends()[1:], strict=True):
+            seen[start:end, shared:start] = False
+        return seen
+
+    def _ends(self) -> list[int]:
+        return [*(start for start, _ in self.branches[1:]), len(self.ids)]

@@ -1,5 +1,6 @@
 """Bits per byte of validations and of evaluate.sh agree with ids that are decoded back to bytes."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,13 @@ def unigram_in(folder: Path, texts: list[str]) -> str:
 
 @pytest.mark.parametrize("kind", ["byte_level", "unigram"])
 def test_validations_log_bits_per_byte(
-    kind: str, tiny_recipe: Path, documents: list[str], train: Callable[..., Path], events, tmp_path: Path
+    kind: str, tiny_recipe: Path, train: Callable[..., Path], events, tmp_path: Path
 ) -> None:
     recipe = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))
     words: list[object] = []
     if kind == "unigram":
+        lines = [line for path in recipe["data"]["data_files"] for line in Path(path).read_text("utf-8").splitlines()]
+        documents = [json.loads(line)["text"] for line in lines]
         recipe["data"] |= {"dataset_dir": str(tmp_path / "data"), "tokenizer": unigram_in(tmp_path / "u", documents)}
         prepare(DataArguments(**recipe["data"]))
         words = ["--dataset_dir", tmp_path / "data"]

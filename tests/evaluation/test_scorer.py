@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from gpt2_repro.evaluation.core import CoreTask, centred, read_bundle, rows_of
 from gpt2_repro.evaluation.scorer import Scorer
@@ -23,7 +24,23 @@ def requests(kind: str, arguments: list[tuple[str, ...]]) -> list[Instance]:
 
 
 @pytest.mark.parametrize("positions", [1, 200, 10_000])
-def test_scores_equal_those_of_lm_eval(positions: int, model, tokenizer, documents: list[str]) -> None:
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mixtral", "gpt_neo"])
+def test_scores_equal_those_of_lm_eval(
+    model_type: str, positions: int, model, tokenizer, documents: list[str]
+) -> None:
+    """Continuations of one context share a row, except for architectures whose attention is not known to allow it."""
+    if model_type != "gpt2":
+        torch.manual_seed(0)
+        shape = {"vocab_size": 300, "hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 128}
+        shape |= {"num_layers": 2, "attention_types": [[["global", "local"], 1]]} if model_type == "gpt_neo" else {}
+        shape |= (
+            {"num_hidden_layers": 2, "intermediate_size": 64, "num_key_value_heads": 2}
+            if model_type != "gpt_neo"
+            else {}
+        )
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(model_type, **shape, initializer_range=0.3)
+        ).eval()
     options = {"pretrained": model, "tokenizer": tokenizer, "max_length": 64, "batch_size": 2}
     ours, stock = Scorer(positions=positions, **options), HFLM(**options)
     source = random.Random(0)
@@ -32,6 +49,10 @@ def test_scores_equal_those_of_lm_eval(positions: int, model, tokenizer, documen
     # lm-eval (0.4.13) scores the wrong tokens if a second request has the same text with a later cut.
     cuts = list({(len(text), at + length): (text, at, length) for text, at, length in cuts}.values())
     pairs = [(" ".join(text[:at]), " " + " ".join(text[at : at + length])) for text, at, length in cuts]
+    # Several continuations of one context, some longer than the window, and one of them twice.
+    pairs += [
+        ("the river", f" {' '.join(document.split()[:length])}") for document in documents for length in (1, 9, 20)
+    ]
     mine, theirs = (one.loglikelihood(requests("loglikelihood", pairs)) for one in (ours, stock))
     assert [score for score, _ in mine] == pytest.approx([score for score, _ in theirs], abs=1e-4)
     assert [greedy for _, greedy in mine] == [greedy for _, greedy in theirs]
