@@ -159,7 +159,7 @@ def write_task_files(
     Args:
         local: the data files found by `find_local_files`. The data of other tasks is loaded from the Hub.
         output: an empty folder that no other process uses.
-        tasks: names of the tasks to score. For tasks without a `local_task`, no task file is written.
+        tasks: names of the tasks to score. No task file is written for a task that lm-eval loads as it is.
         bundle: the tasks of CORE.
 
     Returns a hash of each task's definition and local data.
@@ -173,8 +173,8 @@ def write_task_files(
         task, source, rows = local_task(name), local.get(name), None
         if name in of_core:
             definition, split, rows = definition_of(of_core[name]), "test", rows_of(of_core[name])
-        elif task is None:
-            continue
+        elif task is None or not (source or task.dataset):
+            continue  # without a local file, lm-eval's own task
         else:
             definition, split = {"include": str(stock / task.stock), **task.changes}, task.split
             rows = _read_data(name, source) if source else None

@@ -46,6 +46,15 @@ def test_documents_of_a_folder_that_was_prepared_again_are_refused(tmp_path: Pat
         own_documents(run, ["last_word"])
 
 
+def test_blimp_from_the_hub_is_the_group_of_lm_eval(tmp_path: Path) -> None:
+    """A task file would replace the group of 67 tasks by one of them."""
+    tasks = ["blimp", "wikitext"]
+    assert write_task_files({}, tmp_path / "hub", tasks).keys() == {"wikitext"}
+    assert [path.name for path in (tmp_path / "hub").iterdir()] == ["wikitext.yaml"]
+    (tmp_path / "blimp.jsonl").write_text('{"sentence_good": "It is.", "sentence_bad": "It are."}\n', encoding="utf-8")
+    assert (write_tasks(tmp_path, tmp_path / "tasks", tasks) / "blimp.yaml").is_file()
+
+
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
     """Return lm-eval's results and samples of each task."""
     settings = EvaluationSettings(max_length=max_length, batch_size=4, seed=1, device="cpu", limit=limit)
