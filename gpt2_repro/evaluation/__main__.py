@@ -14,6 +14,7 @@ bash evaluate.sh runs/gpt2_124m --bits_per_byte texts/                    bits p
 import argparse
 import dataclasses
 import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,7 @@ def main(argv: list[str]) -> None:
     with task_files(tasks, bundle) as (folder, hashes):
         results, cached = output_dir / "lm_eval", not options.no_cache
         scored = score_models(models, tasks, folder, hashes, settings, results, cached=cached)
-        trained_on = _training_data(run) if options.limit is None else None
-        flagged = overlapping_documents(trained_on, tasks, folder, hashes) if trained_on else None
+        flagged = _documents_in_training(run, tasks, folder, hashes) if options.limit is None else None
     scored = [(model, add_clean([*metrics, *core_score(metrics, bundle)], flagged or ())) for model, metrics in scored]
     scored = join_seeds(scored, {model.column.name: model.setting for model in models})
     # The baseline may be one of several seeds.
@@ -120,11 +120,16 @@ def _open_tasks(
     return {name: local.get(name) for name in [*names, *local]}, bundle
 
 
-def _training_data(run: Path | None) -> PreparedData | None:
-    """Return the prepared folder of a run, or None if it is not here any more."""
+def _documents_in_training(
+    run: Path | None, tasks: Iterable[str], folder: Path, hashes: Mapping[str, str]
+) -> set[str] | None:
+    """Return `overlapping_documents` with the run's prepared folder, or None if they cannot be found.
+
+    An error does not lose the scores: it becomes a warning.
+    """
     try:
-        folder = RunRecord(run).data_folder("--local_data") if run else None
-        return PreparedData.read(folder) if folder else None
+        prepared = RunRecord(run).data_folder("--local_data") if run else None
+        return overlapping_documents(PreparedData.read(prepared), tasks, folder, hashes) if prepared else None
     except UserError as error:
         logger.warning("The overlap with the training data is unknown. %s", error)
         return None

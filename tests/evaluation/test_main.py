@@ -290,7 +290,11 @@ def test_documents_in_the_training_text_are_counted_and_left_out(tiny_run, token
     clean = evaluate("--baseline none --local_data clean")["rows"]
     for row in clean:
         assert rows[f"{row['metric']} (clean)"] == pytest.approx(row["values"][NAME]["value"], rel=1e-6)
-    assert Path("data/trained/overlap.json").is_file()
+    found = Path("data/trained/overlap.json")
+    found.unlink()
+    next(Path("data/trained/train").glob("*.arrow")).unlink()
+    damaged = evaluate()  # the table is still written
+    assert not found.exists() and damaged["task_details"]["document_perplexity"]["overlap"] is None
 
 
 def test_mean_of_checkpoints_is_the_mean_of_all_weights(tiny_run, model, tokenizer) -> None:
