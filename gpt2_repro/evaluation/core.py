@@ -80,15 +80,16 @@ def read_bundle(folder: Path) -> list[CoreTask]:
 
 
 def rows_of(task: CoreTask) -> list[dict[str, Any]]:
-    """Return the items of a task in the order of scoring, with their examples in the context."""
+    """Return the items of a task in the order of scoring, with their examples in the context and alone (`shown`)."""
     items = [item for _, item in read_json_lines(task.data)]
     random.Random(SHUFFLE).shuffle(items)
     solved = ["".join(_texts(_row(item, "", task))) for item in items]
     rows = []
     for number, item in enumerate(items):
-        others = [index for index in range(len(items)) if index != number]
+        others = [*range(number), *range(number + 1, len(items))]
         chosen = random.Random(EXAMPLES + number).sample(others, task.examples)
-        rows.append(_row(item, "".join(f"{solved[index]}\n\n" for index in chosen), task))
+        shown = "".join(f"{solved[index]}\n\n" for index in chosen)
+        rows.append(_row(item, shown, task) | {"shown": shown})
     return rows
 
 

@@ -125,7 +125,7 @@ def overlapping_documents(
     stored = read_object(path)
     keys = {task: f"{task} {definitions.get(task, version('lm_eval'))}" for task in tasks}
     if missing := [task for task, key in keys.items() if key not in stored]:
-        texts = {task: _texts_of(task, folder) for task in missing}
+        texts = {task: texts_of(task, folder) for task in missing}
         ids = {name: encode(prepared.tokenizer, both) for each in texts.values() for name, both in each.items()}
         total = prepared.manifest.counts["train"].row_tokens
         flagged = find_overlaps(ids, prepared.rows("train").pieces(), total=total)
@@ -134,8 +134,8 @@ def overlapping_documents(
     return {name for key in keys.values() for name in stored[key]}
 
 
-def _texts_of(task: str, folder: Path) -> dict[str, list[str]]:
-    """Return all texts that a model gets for each document of a task, by the hash of the document."""
+def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
+    """Return the texts of each document of a task, without few-shot examples, by the hash of the document."""
     from lm_eval.utils import handle_non_serializable, hash_string
 
     if task == COMPLETION:
@@ -150,7 +150,8 @@ def _texts_of(task: str, folder: Path) -> dict[str, list[str]]:
             for request in loaded.instances:
                 form = {"indent": 2, "default": handle_non_serializable, "ensure_ascii": False}
                 name = hash_string(json.dumps(request.doc, **form))  # as in lm_eval/evaluator.py (0.4.13)
-                texts.setdefault(name, []).append("".join(request.args))
+                text = "".join(request.args).removeprefix(request.doc.get("shown", ""))
+                texts.setdefault(name, []).append(text)
     return texts
 
 

@@ -15,7 +15,9 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gpt2_repro.evaluation.core import CoreTask, centred, read_bundle, rows_of
+from gpt2_repro.evaluation.harness import texts_of
 from gpt2_repro.evaluation.scorer import Scorer
+from gpt2_repro.evaluation.tasks import write_task_files
 from tests.evaluation.conftest import WORDS
 
 
@@ -165,3 +167,17 @@ def test_core_equals_a_loop_over_its_description(model, tokenizer, tmp_path: Pat
     values = centred(scored)
     assert sum(values) / len(values) == pytest.approx(sum(expected) / 4)
     assert 0 < sum(map(sum, (right for _, right in scored))) < 80
+
+
+def test_the_texts_of_a_core_item_have_no_examples(tmp_path: Path) -> None:
+    """Otherwise one item in the training data would count once for each item that shows it."""
+    write_bundle(tmp_path)
+    bundle = read_bundle(tmp_path)
+    write_task_files({task.name: task.data for task in bundle}, tmp_path / "tasks", [t.name for t in bundle], bundle)
+    for task in bundle:
+        texts = texts_of(task.name, tmp_path / "tasks")
+        alone = [row | {"shown": ""} for row in rows_of(task._replace(examples=0))]
+        assert len(texts) == len(alone) == 20
+        for row, found in zip(alone, texts.values(), strict=True):
+            options = row.get("options", [""])
+            assert found == [row.get("context", "") + option + row.get("continuation", "") for option in options]
