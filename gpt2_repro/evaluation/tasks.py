@@ -65,13 +65,14 @@ def local_task(name: str) -> LocalTask | None:
 def text_domains(folder: Path) -> dict[str, Path]:
     """Return a task name for each text file and each folder of text files in a folder.
 
-    Raises UserError if there are none.
+    Raises UserError if there are none, or if two of them have the same name without extension.
     """
-    found = (
-        {BITS + path.name.partition(".")[0]: path for path in sorted(folder.glob("[!.]*"))} if folder.is_dir() else {}
-    )
+    paths = sorted(folder.glob("[!.]*")) if folder.is_dir() else []
+    found = {BITS + path.name.partition(".")[0]: path for path in paths}
     if not found:
         raise UserError(f"--bits_per_byte {folder} is not a folder with text files.")
+    if same := [path.name for path in paths if path not in found.values()]:
+        raise UserError(f"{folder}/{same[0]} has the name of another text, apart from the extension. Rename it.")
     return found
 
 
