@@ -47,7 +47,7 @@ class Rolling(float):
 
 
 class Scorer(HFLM):
-    """lm-eval's class for models of transformers, several times as fast (docs/evaluation.md).
+    """lm-eval's class for models of transformers, faster (docs/evaluation.md).
 
     HFLM (lm_eval 0.4.13) computes each context once per continuation, and logits for contexts and padding too.
 

@@ -173,12 +173,13 @@ def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 
 
 def _scores(run: Run) -> dict[str, str]:
-    """Return the scores of a run's evaluation, without perplexities."""
+    """Return the scores of a run's evaluation, without perplexities and means over seeds."""
     if not run.comparison or run.comparison.limit is not None:
         return {}
-    column, rows = run.comparison.models[0].name, run.comparison.rows
-    scored = [(row, score.value) for row in rows if (score := row.values.get(column)) and score.value is not None]
-    return {f"{row.task} {row.metric}": f"{value:.4f}" for row, value in scored if not PERPLEXITY.search(row.metric)}
+    column = run.comparison.models[0].name
+    rows = [row for row in run.comparison.rows if not PERPLEXITY.search(row.metric)]
+    scored = [(row, score) for row in rows if (score := row.values.get(column)) and len(score.seeds) < 2]
+    return {f"{row.task} {row.metric}": f"{score.value:.4f}" for row, score in scored if score.value is not None}
 
 
 def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:

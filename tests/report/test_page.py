@@ -1,6 +1,7 @@
 """The report command reads complete, incomplete and damaged runs."""
 
 import html
+import json
 import math
 import os
 import re
@@ -13,7 +14,7 @@ import pytest
 from scipy import stats
 
 from gpt2_repro.report.__main__ import main
-from gpt2_repro.report.page import recipe_differences, setting_table
+from gpt2_repro.report.page import recipe_differences, run_table, setting_table
 from gpt2_repro.report.read import points, read_run
 from tests.commands import ROOT
 from tests.report.conftest import SAMPLE, add, change, write_run
@@ -87,6 +88,17 @@ def test_several_runs_share_the_figures(run_folder: Path, tmp_path: Path, monkey
     differences = recipe_differences([read_run(run_folder), read_run(other)], ["a", "b"])
     assert [[cell.text for cell in row] for row in differences.rows] == [["training.learning_rate", "0.001", "0.002"]]
     assert all("different tokenizers" in text for text in (page.text, out))
+    # The run with the lowest loss is first. A mean over seeds is not the score of a run.
+    path = other / "evaluation" / "comparison.json"
+    comparison = json.loads(path.read_text(encoding="utf-8"))
+    comparison["rows"][0]["values"]["demo"]["seeds"] = [0.2, 0.2024]
+    path.write_text(json.dumps(comparison), encoding="utf-8")
+    table = run_table([read_run(run_folder), read_run(other)], ["a", "b"])
+    columns = [table.headers.index(name) for name in ("run", "validation loss (nats/token)", "lambada_openai acc")]
+    assert [[row[column].text for column in columns] for row in table.rows] == [
+        ["b", "4.100", "–"],
+        ["a", "4.123", "0.2012"],
+    ]
 
 
 def test_published_losses_are_those_of_the_same_data(run_folder: Path) -> None:
