@@ -76,6 +76,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
     args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
+    if args.private and args.push_to_hub is None:
+        raise UserError("--private needs --push_to_hub.")
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):

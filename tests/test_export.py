@@ -60,6 +60,7 @@ def test_llm_cs_file_and_the_folder_are_the_same_model(run: Path, tmp_path: Path
         ("there", "there"),
         ("m.bin --format llmc --push_to_hub a/b", "--format hf"),
         ("--push_to_hub a/b", "HF_TOKEN"),
+        ("new --private", "--push_to_hub"),
     ],
 )
 def test_a_mistake_writes_one_line(run: Path, words: str, told: str, tmp_path: Path, monkeypatch) -> None:
