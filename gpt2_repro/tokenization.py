@@ -237,7 +237,7 @@ def bytes_of_ids(tokenizer: "PreTrainedTokenizerBase") -> "NDArray[np.int64]":
     def size(*ids: int) -> int:
         return len(tokenizer.decode(ids, clean_up_tokenization_spaces=False).encode())
 
-    other = min(set(vocabulary.values()) - special - added.keys())
+    other = min(set(vocabulary.values()) - special - added.keys(), default=0)
     for token, number in vocabulary.items():
         if number in special:
             continue

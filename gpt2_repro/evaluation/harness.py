@@ -30,6 +30,7 @@ from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, local_task, task_in
 from gpt2_repro.files import from_json, read_object, to_json, write_whole
 from gpt2_repro.hardware import check_hub
 from gpt2_repro.launchers import LAUNCHERS, ROOT
+from gpt2_repro.manifest import OVERLAP
 from gpt2_repro.tokenization import encode, load
 
 
@@ -121,7 +122,7 @@ def overlapping_documents(
 
     The result is stored in overlap.json in the prepared folder.
     """
-    path = prepared.path / "overlap.json"
+    path = prepared.path / OVERLAP
     stored = read_object(path)
     keys = {task: f"{task} {definitions.get(task, version('lm_eval'))}" for task in tasks}
     if missing := [task for task, key in keys.items() if key not in stored]:
