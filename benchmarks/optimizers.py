@@ -17,6 +17,7 @@ of the finished runs. Two calls with different `--arms` can share the folder and
 import argparse
 import json
 import math
+import resource
 import shutil
 import statistics
 import subprocess
@@ -65,61 +66,70 @@ class Curve(NamedTuple):
 
 
 class Study:
-    """Runs what is missing, in order, until the time is over."""
+    """Trains the runs of a study that are missing in its file of results, until the time is over."""
 
-    def __init__(self, folder: Path, recipe: Path, arms: list[str], deadline: float) -> None:
-        self.folder, self.recipe, self.arms, self.deadline = folder, recipe, arms, deadline
-        lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.is_file() else []
+    def __init__(self, results: Path, folder: Path, hours: float) -> None:
+        self.results, self.folder, self.deadline = results, folder, time.time() + hours * 3600
+        lines = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
         self.finished = {
             line["run"]: Curve({int(step): loss for step, loss in line["losses"].items()}, line["seconds"])
             for line in map(json.loads, lines)
         }
 
-    def curve(self, size: str, arm: str, rate: float, seed: int) -> Curve | None:
+    def curve(self, name: str, words: list[object], **recorded: object) -> Curve | None:
         """Return a run, trained now if necessary, or None if there is no time."""
-        run = self.folder / f"{size}-{arm}-{rate:g}-{seed}"
-        if run.name not in self.finished:
-            layers, width, bf16, _ = SIZES[size]
-            words = ["train.py", self.recipe, *ARMS[arm][0], "--learning_rate", rate, "--seed", seed]
-            words += ["--n_layer", layers, "--n_embd", width, "--n_head", width // 32]
-            words += ["--bf16", bf16, "--output_dir", run]
-            left = (self.deadline - time.time()) / 3600
+        if name not in self.finished:
+            run, left = self.folder / name, (self.deadline - time.time()) / 3600
             if left <= 0:
                 return None
             status = run / "run_status.json"
             used = json.loads(status.read_text(encoding="utf-8")).get("seconds", 0.0) if status.is_file() else 0.0
-            words += ["--max_hours", used / 3600 + left]
-            subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+            command = ["train.py", *words, "--output_dir", run, "--max_hours", used / 3600 + left]
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+            recorded["cpu_seconds"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
             if not (run / "final").is_dir():
                 return None
-            curve = self.finished[run.name] = read(run)
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"run": run.name, "bf16": bf16, **curve._asdict()}) + "\n")
+            curve = self.finished[name] = read(run)
+            with self.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"run": name, **recorded, **curve._asdict()}) + "\n")
             shutil.rmtree(run)
-            print(f"{run.name}: {curve.last:.4f}", flush=True)
-        return self.finished[run.name]
+            print(f"{name}: {curve.last:.4f}", flush=True)
+        return self.finished[name]
 
-    def sizes(self) -> Iterator[tuple[str, str, dict[float, Curve], list[Curve]]]:
-        """Yield size, arm, learning rates with their curves, curves of all seeds.
 
-        The curves by learning rate are of the first seed, and those of all seeds have the best rate.
-        All arms of a size come before the next size.
-        """
-        rates = {arm: rates for arm, (_, rates) in ARMS.items()}
-        for size, (*_, seeds) in SIZES.items():
-            for arm in self.arms:
-                rates[arm] = sorted({*rates[arm], *FURTHER.get((size, arm), [])})
-                curves_by_rate = {rate: self.curve(size, arm, rate, 1) for rate in rates[arm]}
-                tried = {rate: curve for rate, curve in curves_by_rate.items() if curve}
-                if len(tried) < len(rates[arm]):
-                    return
-                ranked = sorted(tried, key=lambda rate: tried[rate].last)
-                best = ranked[0]
-                curves = [self.curve(size, arm, best, seed) for seed in seeds]
-                yield size, arm, tried, [curve for curve in curves if curve]
-                # The neighbour with the lower loss is tried at the next size.
-                near = [rate for rate in ranked[1:] if abs(rates[arm].index(rate) - rates[arm].index(best)) == 1]
-                rates[arm] = sorted([best, *near[:1]])
+def sizes(study: Study, recipe: Path, arms: list[str]) -> Iterator[tuple[str, str, dict[float, Curve], list[Curve]]]:
+    """Yield size, arm, learning rates with their curves, curves of all seeds.
+
+    The curves by learning rate are of the first seed, and those of all seeds have the best rate.
+    All arms of a size come before the next size.
+    """
+
+    def curve(size: str, arm: str, rate: float, seed: int) -> Curve | None:
+        bf16 = SIZES[size][2]
+        words = [recipe, *ARMS[arm][0], "--learning_rate", rate, "--seed", seed, "--bf16", bf16, *shape(size)]
+        return study.curve(f"{size}-{arm}-{rate:g}-{seed}", words, bf16=bf16)
+
+    rates = {arm: rates for arm, (_, rates) in ARMS.items()}
+    for size, (*_, seeds) in SIZES.items():
+        for arm in arms:
+            rates[arm] = sorted({*rates[arm], *FURTHER.get((size, arm), [])})
+            curves_by_rate = {rate: curve(size, arm, rate, 1) for rate in rates[arm]}
+            tried = {rate: found for rate, found in curves_by_rate.items() if found}
+            if len(tried) < len(rates[arm]):
+                return
+            ranked = sorted(tried, key=lambda rate: tried[rate].last)
+            best = ranked[0]
+            curves = [curve(size, arm, best, seed) for seed in seeds]
+            yield size, arm, tried, [found for found in curves if found]
+            # The neighbour with the lower loss is tried at the next size.
+            near = [rate for rate in ranked[1:] if abs(rates[arm].index(rate) - rates[arm].index(best)) == 1]
+            rates[arm] = sorted([best, *near[:1]])
+
+
+def shape(size: str) -> list[object]:
+    layers, width, *_ = SIZES[size]
+    return ["--n_layer", layers, "--n_embd", width, "--n_head", width // 32]
 
 
 def read(run: Path) -> Curve:
@@ -172,13 +182,13 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=12.0, help="Time for this call. (default: 12)")
     args = parser.parse_args()
     folder = args.folder.resolve()
-    study = Study(folder, prepare(folder, args.text), args.arms, time.time() + args.hours * 3600)
+    study, recipe = Study(RESULTS, folder, args.hours), prepare(folder, args.text)
     references = BASELINE, "adamw"
     header = ["size", "arm", "last validation loss of seed 1 by learning rate", "at the best rate: mean (seeds)"]
     header += [f"share of the tokens to the mean loss of {arm}" for arm in references] + ["s per step"]
     print(f"| {' | '.join(header)} |\n{'| --- ' * len(header)}|")
     targets: dict[tuple[str, str], float] = {}
-    for size, arm, tried, curves in study.sizes():
+    for size, arm, tried, curves in sizes(study, recipe, args.arms):
         losses, seeds = mean(curves), [curve.losses for curve in curves]
         targets[size, arm] = losses[STEPS]
         cells = [size, arm, ", ".join(f"{rate:g}: {curve.last:.4f}" for rate, curve in tried.items())]

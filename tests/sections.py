@@ -15,7 +15,7 @@ from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, load_
 
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 SECTIONS = (DataArguments, ModelArguments, TrainingSection, EvaluationArguments)
 
 

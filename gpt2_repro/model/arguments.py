@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 from transformers.hf_argparser import HfArg
 
 from gpt2_repro.config import JsonObject
-from gpt2_repro.errors import UserError
-from gpt2_repro.model.size import gpt2_parameters
+from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
 
@@ -27,7 +26,7 @@ class ModelArguments:
 
     _argument_group_name: ClassVar[str] = "section model of the recipe"
 
-    model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(default="gpt2", help="Architecture, as in transformers.")
+    model_type: str = HfArg(default=GPT2, help="Causal architecture of transformers, for example llama or qwen3.")
     config_overrides: JsonObject = HfArg(
         default=JsonObject(""), help="Further keys of the model's configuration: a mapping, JSON or key=value,…"
     )
@@ -58,7 +57,13 @@ class ModelArguments:
 
 
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
-    """Raise UserError if the model's shape or the document mask is invalid."""
+    """Raise UserError if the architecture, the model's shape or the document mask is invalid."""
+    if model.model_type != GPT2:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as causal
+
+        if model.model_type not in causal:
+            fix = did_you_mean(model.model_type, causal)
+            raise UserError(f"transformers has no causal architecture {model.model_type!r}. {fix}")
     if model.n_head and model.n_embd % model.n_head:
         heads = next(n for n in range(min(model.n_head, model.n_embd), 0, -1) if model.n_embd % n == 0)
         fix = f"Pass --n_head {heads} or --n_embd {model.n_embd // model.n_head * model.n_head + model.n_head}."
@@ -73,35 +78,8 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
         )
 
 
-def size_keys(model: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
-    """Return the keys that make a Llama or a Mixtral as large as GPT-2.
-
-    The GPT-2 has the same layers, heads, width and row length. Of a mixture of experts, the parameters that a token
-    uses are counted. Keys of --config_overrides replace these keys.
-    """
-    if model.model_type == GPT2:
-        return {}
-    width, experts = model.n_embd, 1
-    # Attention and two norms per block, one norm after the blocks. The head shares its weights with the embeddings.
-    block = 4 * width**2 + 2 * width
-    keys: dict[str, Any] = {"tie_word_embeddings": True}
-    if model.model_type == "mixtral":
-        overrides = model.config_overrides.values
-        in_all, experts = (
-            value if isinstance(value := overrides.get(key), int) and value > 0 else default
-            for key, default in (("num_local_experts", 8), ("num_experts_per_tok", 2))
-        )
-        block += in_all * width  # the router
-        keys |= {"num_key_value_heads": model.n_head}
-    gpt2 = gpt2_parameters(n_layer=model.n_layer, n_embd=width, n_positions=sequence_length, vocab_size=0)
-    exact = ((gpt2 - width) / model.n_layer - block) / (3 * width * experts)
-    # 128 for 2,080: a power of two suits matrix products. Those of experts need strides of 16 bytes (torch 2.13).
-    multiple = 1 << max(3, int(exact / 16).bit_length() - 1)
-    return keys | {"intermediate_size": max(1, round(exact / multiple)) * multiple}
-
-
 def recorded_overrides(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the --config_overrides of a run, with all keys of `size_keys`.
+    """Return the --config_overrides of a run, with all keys of `configuration.size_keys`.
 
     Args:
         identity: the result of `run_identity_of` in the run's record.
@@ -119,11 +97,13 @@ def recorded_overrides(identity: Mapping[str, Any]) -> dict[str, Any]:
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
     """Return the section `model:` with the shape of `init_from`.
 
-    The shape includes the keys of `size_keys`. Fields that the user set (`stated`) are not changed.
+    The shape includes the keys of `configuration.size_keys`. Fields that the user set (`stated`) are not changed.
     """
     if not model.init_from:
         return model
     from transformers import AutoConfig
+
+    from gpt2_repro.model.configuration import size_keys
 
     try:
         config = AutoConfig.from_pretrained(resolve_checkpoint(model.init_from).source, trust_remote_code=False)

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.hardware import total_memory
+from gpt2_repro.model.architecture import scale_residual_weights
 from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.initial_weights import start_from
@@ -46,6 +47,7 @@ def build_model(
     """
     _check_memory(config)
     model = stock_model(config, attention=attention)
+    scale_residual_weights(model)
     if init_from:
         start_from(init_from, model, tokenizer)
     make_pretraining(model, vocab_size=config.true_vocab_size, documents=documents)

@@ -4,11 +4,18 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
-from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments, size_keys
-from gpt2_repro.model.size import padded_size
+from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments
+from gpt2_repro.model.scale import experts_of, measure
+from gpt2_repro.model.size import gpt2_scale, padded_size
 
 
 # Keys that --config_overrides may not set, with the reason.
@@ -17,7 +24,6 @@ OWNED = {
     "max_position_embeddings": "pass --sequence_length",
     **dict.fromkeys(("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the data's tokenizer defines it"),
     "use_cache": "training uses no cache",
-    "sliding_window": "training attends to all earlier tokens of a row",
 }
 # Options to load weights of unknown authors: no pickles, no remote code.
 SAFELY = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
@@ -32,26 +38,80 @@ def build_config(
     args: ModelArguments, *, sequence_length: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedConfig:
     """Return the training configuration with a padded vocabulary, or raise UserError."""
-    default = AutoConfig.for_model(args.model_type)
+    keys = size_keys(args, sequence_length=sequence_length)
+    return _config_with(keys, args, sequence_length=sequence_length, vocab_size=vocab_size, tokenizer=tokenizer)
+
+
+def size_keys(args: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
+    """Return the keys that make another architecture as large as GPT-2.
+
+    The GPT-2 has the same layers, heads, width, row length and vocabulary. The width of the MLP, or of the experts, is
+    derived from the FLOPs per token. Keys of --config_overrides replace these keys.
+    """
+    if args.model_type == GPT2:
+        return {}
+    kind, overrides = CONFIG_MAPPING[args.model_type], args.config_overrides.values
+    keys: dict[str, Any] = {"tie_word_embeddings": True}
+    for key, value in {"num_key_value_heads": args.n_head, "head_dim": args.n_embd // args.n_head}.items():
+        if isinstance(getattr(kind, key, None), int):
+            keys[key] = value
+    names = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner")
+    widths = [key for key in names if key in own_keys(kind)]
+    if not widths or widths[0] in overrides:
+        return keys | {key: overrides[key] for key in widths[:1]}
+    size = {"sequence_length": sequence_length, "vocab_size": 128}
+    flops = []
+    for width in (64, 128):
+        config = _config_with(keys | {widths[0]: width}, args, **size)
+        with torch.device("meta"):
+            flops.append(measure(stock_model(config, attention="eager"), sequence_length).flops_per_token)
+    if flops[0] == flops[1]:
+        return keys  # the architecture has no such MLP
+    gpt2 = gpt2_scale(n_layer=args.n_layer, n_embd=args.n_embd, pad_to_multiple_of=config.vocab_size, **size)
+    exact = 64 + 64 * (gpt2.flops_per_token - flops[0]) / (flops[1] - flops[0])
+    # A power of two suits matrix products. Those of experts need strides of 16 bytes (torch 2.13).
+    multiples = (1 << power for power in range(10, 2, -1))
+    near = (multiple for multiple in multiples if abs(round(exact / multiple) * multiple / exact - 1) < 0.005)
+    multiple = next(near, 8)
+    return keys | {widths[0]: max(1, round(exact / multiple)) * multiple}
+
+
+def _config_with(
+    keys: dict[str, Any],
+    args: ModelArguments,
+    *,
+    sequence_length: int,
+    vocab_size: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> PreTrainedConfig:
+    """Return the training configuration with `keys` from `size_keys`, or raise UserError."""
+    kind = CONFIG_MAPPING[args.model_type]
     values: dict[str, Any] = {name: getattr(args, option) for option, name in SHAPE.items()}
     values |= {"vocab_size": padded_size(vocab_size, args.pad_vocab_to_multiple_of), "use_cache": False}
     values |= {"max_position_embeddings": sequence_length, "pad_token_id": None}
-    if tokenizer is not None:
-        values |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    dropouts = [name for name in own_keys(default) if name.endswith(("pdrop", "_dropout")) and "summary" not in name]
+    values |= {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id")}
+    dropouts = [name for name in own_keys(kind) if name.endswith(("pdrop", "dropout")) and "summary" not in name]
     values |= dict.fromkeys(dropouts, args.dropout)
+    # As in GPT-2, in every architecture: the standard deviation of initial weights, and attention to the whole row.
+    if "initializer_range" in own_keys(kind):
+        values["initializer_range"] = 0.02
+    if "sliding_window" in own_keys(kind):
+        values["sliding_window"] = None
+        if "layer_types" in own_keys(kind):
+            values["layer_types"] = ["full_attention"] * args.n_layer
     if args.model_type == GPT2:
         # The same function as gelu_new, with one kernel instead of eight (transformers activations.py).
         values["activation_function"] = "gelu_pytorch_tanh"
-    values |= size_keys(args, sequence_length=sequence_length)
-    config = _with_overrides(default, values, args.config_overrides.values)
+    config = _with_overrides(kind, values | keys, args.config_overrides.values)
     config.true_vocab_size = vocab_size
     return config
 
 
-def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedConfig:
-    """Return `default` changed by `values` and `overrides`, or raise UserError."""
-    kind, keys = type(default), own_keys(default)
+def _with_overrides(
+    kind: type[PreTrainedConfig], values: dict[str, Any], overrides: dict[str, Any]
+) -> PreTrainedConfig:
+    """Return the configuration with `values` and `overrides`, or raise UserError."""
+    keys = own_keys(kind)
     owned = OWNED | {kind.attribute_map.get(name, name): reason for name, reason in OWNED.items()}
     for key in overrides:
         if key in owned:
@@ -67,8 +127,8 @@ def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if groups and heads % groups:
         raise UserError(f"num_key_value_heads {groups} is not a divisor of --n_head {heads}.")
-    if getattr(config, "num_experts_per_tok", 0) > getattr(config, "num_local_experts", 0):
-        raise UserError("num_experts_per_tok must be at most num_local_experts.")
+    if experts_of(config)[1] > experts_of(config)[0]:
+        raise UserError("num_experts_per_tok must be at most the number of experts.")
     return config
 
 
@@ -80,6 +140,6 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
         raise UserError(f"transformers cannot build this {config.model_type} model: {in_a_line(error)}") from None
 
 
-def own_keys(config: PreTrainedConfig) -> set[str]:
-    """Return the keys that the class of `config` declares, and `tie_word_embeddings`."""
-    return {*type(config).__annotations__, "tie_word_embeddings"}
+def own_keys(kind: type[PreTrainedConfig]) -> set[str]:
+    """Return the keys that a class of configurations declares, and `tie_word_embeddings`."""
+    return {*kind.__annotations__, "tie_word_embeddings"}

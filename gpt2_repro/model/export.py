@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    MixtralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -24,6 +23,7 @@ from gpt2_repro.files import read_object
 from gpt2_repro.hardware import hub_reason
 from gpt2_repro.model.configuration import FAILURES, SAFELY
 from gpt2_repro.model.pretraining import plain_config, plain_model
+from gpt2_repro.model.scale import experts_of
 from gpt2_repro.tokenization import load
 
 
@@ -87,7 +87,7 @@ def _reason(checkpoint: str, error: Exception) -> str:
 
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
     """Load a checkpoint into `model` if it is a mixture of experts. Return whether."""
-    if not isinstance(model, MixtralForCausalLM):
+    if not experts_of(model.config)[0]:
         return False
     # Trainer (5.23) would skip the experts without an error, because their names differ in checkpoint and model.
     model.load_state_dict(AutoModelForCausalLM.from_pretrained(checkpoint, **SAFELY).state_dict())

@@ -1,6 +1,7 @@
 """Replace the loss and the attention of transformers models for pre-training."""
 
 import copy
+import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -8,20 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import (
-    AttentionInterface,
-    AutoModelForCausalLM,
-    MixtralForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
-from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.model.document_mask import Documents
+from gpt2_repro.model.scale import experts_of
 from gpt2_repro.model.size import tokens_per_chunk
 
 
@@ -221,17 +216,18 @@ def make_pretraining(
 
 
 def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
-    """Return a function that computes Mixtral's load-balancing loss.
+    """Return a function that computes the load-balancing loss of a mixture of experts.
 
     The returned function takes the base model's output, which must contain router logits. The result is None if the
-    model is not a Mixtral, or if the loss has the coefficient 0.
+    architecture has no such loss, or if the loss has the coefficient 0.
     """
-    if not isinstance(model, MixtralForCausalLM) or not (coefficient := model.config.router_aux_loss_coef):
+    function = getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)
+    coefficient = getattr(model.config, "router_aux_loss_coef", 0)
+    if function is None or not coefficient:
         return None
     maybe_install_capturing_hooks(model.base_model)  # hooks for router logits; torch.compile cannot install them
-    experts = model.num_experts, model.num_experts_per_tok
     # Fedus et al. 2021, arXiv:2101.03961
-    return lambda outputs: coefficient * load_balancing_loss_func(outputs.router_logits, *experts)
+    return lambda outputs: coefficient * function(outputs.router_logits, *experts_of(model.config))
 
 
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -7,7 +7,7 @@ from gpt2_repro.model.size import ModelScale, flops_per_token, gpt2_scale
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> ModelScale:
@@ -27,18 +27,25 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
         return measure(stock_model(config, attention="eager"), sequence_length)
 
 
+def experts_of(config: "PreTrainedConfig") -> tuple[int, int]:
+    """Return the number of experts in each block, and of those that a token uses; (0, 0) for a dense model."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((number for name in names if isinstance(number := getattr(config, name, None), int)), 0)
+    return experts, getattr(config, "num_experts_per_tok", None) or 0
+
+
 def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
     """Return the parameter count and FLOPs per token of a model, also on the meta device."""
     from torch import nn
-    from transformers import MixtralForCausalLM
 
     config, head = model.config, model.get_output_embeddings().weight
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     looked_up = sum(table.numel() for table in tables if table is not head)
     trained, idle = model.num_parameters(), 0
-    if isinstance(model, MixtralForCausalLM):  # weights of experts that a single token does not use
-        experts = sum(weight.numel() for weight in model.parameters() if weight.ndim == 3)
-        idle = experts * (model.num_experts - model.num_experts_per_tok) // model.num_experts
+    experts, used = experts_of(config)
+    if experts:  # weights of experts that a single token does not use
+        stacked = [weight for weight in model.parameters() if weight.ndim == 3 and len(weight) == experts]
+        idle = sum(weight.numel() for weight in stacked) * (experts - used) // experts
     padding = (config.vocab_size - config.true_vocab_size) * head.shape[1]
     parameters = trained - padding * (1 if model.get_input_embeddings().weight is head else 2)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

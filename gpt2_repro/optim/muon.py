@@ -18,7 +18,7 @@ def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
 
     The number is 3 for the joint weight of query, key and value in GPT-2, otherwise 1.
     """
-    blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    blocks = next(part for part in model.base_model.modules() if isinstance(part, nn.ModuleList))
     # Weights of experts are stacked in one tensor. Such a tensor is not a matrix, so AdamW updates it.
     matrices = [(name, weight) for name, weight in blocks.named_parameters() if weight.ndim == 2]
     return {weight: 3 if name.endswith("c_attn.weight") else 1 for name, weight in matrices}

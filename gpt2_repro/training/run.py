@@ -69,6 +69,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     from accelerate.utils import broadcast_object_list
     from transformers import set_seed
 
+    from gpt2_repro.model.architecture import check_architecture
     from gpt2_repro.model.attention import Machine, choose_attention
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
@@ -100,6 +101,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     inputs = open_inputs(data, args)
     shape = {"sequence_length": plan.sequence_length, "vocab_size": manifest.vocab_size}
     config = build_config(model_section, **shape, tokenizer=inputs.tokenizer)
+    check_architecture(config)
     machine = Machine(
         cuda=not args.use_cpu,
         bf16=args.bf16,

@@ -12,7 +12,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator, total_memory
 from gpt2_repro.manifest import SplitCounts
-from gpt2_repro.model.arguments import check_model, recorded_overrides, size_keys
+from gpt2_repro.model.arguments import GPT2, check_model, recorded_overrides
 from gpt2_repro.preflight.memory import MemoryTrial
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_steps, output_dir_of
@@ -137,7 +137,11 @@ def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
     A run that has started keeps its own.
     """
     model, saved = recipe.model, RunRecord(output_dir_of(recipe)).environment().run_identity
-    keys = size_keys(model, sequence_length=recipe.data.sequence_length)
+    keys: dict[str, Any] = {}
+    if model.model_type != GPT2:
+        from gpt2_repro.model.configuration import size_keys  # imports torch
+
+        keys = size_keys(model, sequence_length=recipe.data.sequence_length)
     if saved.get("model_type") == model.model_type:
         recorded = recorded_overrides(saved)
         keys = {key: recorded[key] for key in keys}

@@ -1,17 +1,21 @@
 """Tests of configurations, model sizes and the load-balancing loss."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, MixtralConfig, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, MixtralConfig, PreTrainedConfig, PreTrainedModel
 
 from gpt2_repro.config import JsonObject as Overrides
-from gpt2_repro.model.arguments import ModelArguments, follow_checkpoint, size_keys
+from gpt2_repro.errors import UserError
+from gpt2_repro.model import architecture
+from gpt2_repro.model.architecture import check_architecture
+from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
 from gpt2_repro.model.build import build_model
-from gpt2_repro.model.configuration import build_config, stock_model
+from gpt2_repro.model.configuration import build_config, size_keys, stock_model
 from gpt2_repro.model.scale import measure, scale_of
 from gpt2_repro.model.size import gpt2_scale
 
@@ -79,7 +83,7 @@ def test_the_parts_of_a_model_are_counted_by_what_they_do() -> None:
     assert mixture.flops_per_token == 6 * (mixture.active + 38 * 32) + 12 * 2 * 32 * 16
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mixtral"])
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "starcoder2", "arcee", "qwen3", "exaone4", "olmo2"])
 @pytest.mark.parametrize(
     ("n_layer", "n_head", "n_embd", "length"),
     [(12, 12, 768, 1024), (2, 4, 128, 16)],
@@ -95,7 +99,7 @@ def test_another_architecture_has_the_size_of_gpt2(
         other = stock_model(build_config(args, **size), attention="eager")
     assert other.get_output_embeddings().weight is other.get_input_embeddings().weight
     assert scale_of(args, **size).active == pytest.approx(gpt2.num_parameters(), rel=0.02)
-    if model_type == "llama":
+    if model_type != "mixtral":
         assert other.num_parameters() == scale_of(args, **size).active
     # Keys of the user replace the derived keys and do not change the others.
     config = build_config(arguments(model_type, "tie_word_embeddings=false", **shape), **size)
@@ -114,3 +118,54 @@ def test_size_keys_of_a_checkpoint_replace_the_derived_ones(tmp_path: Path) -> N
     stock = MixtralConfig()
     keys = size_keys(model, sequence_length=8)
     assert keys and json.loads(model.config_overrides) == {key: getattr(stock, key) for key in keys}
+
+
+SUITABLE = ["gpt2", "gpt_neox", "starcoder2", "arcee", "llama", "qwen3", "exaone4", "olmo2", "mixtral", "olmoe"]
+
+
+@pytest.mark.parametrize("model_type", SUITABLE)
+def test_an_architecture_with_the_same_loss_is_accepted(model_type: str) -> None:
+    check_architecture(build_config(arguments(model_type), sequence_length=16, vocab_size=90))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "problem"),
+    [("nanochat", "logits are capped"), ("phi", "logits are capped, scaled or shifted"), ("bert", "not causal")],
+)
+def test_an_architecture_with_another_loss_is_refused(model_type: str, problem: str) -> None:
+    config = build_config(arguments(model_type), sequence_length=16, vocab_size=90)
+    with pytest.raises(UserError, match=f"{model_type} cannot be trained here.*{problem}"):
+        check_architecture(config)
+
+
+def test_an_unknown_architecture_is_refused() -> None:
+    with pytest.raises(UserError, match="no causal architecture 'lama'. Did you mean 'llama'"):
+        check_model(arguments("lama"), packing="concat", separator="before")
+
+
+def test_a_window_and_an_idle_weight_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build_config(arguments("qwen3"), sequence_length=16, vocab_size=90)
+    config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], 4
+    with pytest.raises(UserError, match="attention has a mask"):
+        check_architecture(config)
+
+    def with_idle(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
+        model = stock_model(config, attention=attention)
+        model.base_model.idle = torch.nn.Linear(2, 2)
+        return model
+
+    monkeypatch.setattr(architecture, "stock_model", with_idle)
+    with pytest.raises(UserError, match=r"idle\.weight gets no gradient"):
+        check_architecture(build_config(arguments("llama"), sequence_length=16, vocab_size=90))
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mixtral", "gpt_neox"])
+def test_residual_projections_start_smaller_as_in_gpt2(model_type: str) -> None:
+    model = build_model(
+        build_config(arguments(model_type, n_embd=128), sequence_length=16, vocab_size=90), attention="causal_sdpa"
+    )
+    spread = {name: weight.std().item() for name, weight in model.named_parameters() if weight.ndim > 1}
+    residual = {name for name in spread if re.search(r"c_proj|o_proj|down_proj|attention\.dense|dense_4h_to_h", name)}
+    assert len(residual) == 4
+    for name, value in spread.items():
+        assert value == pytest.approx(0.02 / 2 if name in residual else 0.02, rel=0.1), name

@@ -1,0 +1,204 @@
+"""Train each rung of recipes/ladder at two small sizes, with AdamW and with Muon.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.ladder prose.jsonl --folder ladder --hours 2
+
+A rung changes one thing of the rung before. Data, schedule, precision and shapes are those of benchmarks/optimizers.py
+(5.0M tokens). Each rung tries the same two learning rates with seed 1. The better rate trains with all seeds.
+
+The script can be interrupted at any time. The same command continues: finished runs are in
+benchmarks/results/ladder.jsonl, one line a run. The runs of rung 0 are in benchmarks/results/optimizers.jsonl. Calls
+with different `--optimizers` can share the folder and run side by side. `--hours 0` only prints the table of the
+finished runs, and draws docs/figures/ladder.png.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import platform
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import yaml
+from scipy.stats import t
+
+from benchmarks.optimizers import ARMS, CONTEXT, RESULTS, ROOT, SIZES, Curve, Study, mean, prepare, reached, shape
+from gpt2_repro.config import JsonObject
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.scale import ModelScale, scale_of
+
+
+# Each rung, and the rung that it changes.
+BEFORE = {
+    **{"0_gpt2": "", "1_rope": "0_gpt2", "2_no_bias": "1_rope", "3_rmsnorm": "2_no_bias", "4_relu2": "3_rmsnorm"},
+    **{"4_swiglu": "3_rmsnorm", "5_gqa": "4_swiglu", "5_qk_norm": "4_swiglu", "6_post_norm": "5_qk_norm"},
+    "7_moe": "4_swiglu",
+}
+FIRST = "0_gpt2"
+# The rates around the best of rung 0 in the study of the optimizers.
+RATES = {
+    ("1M", "adamw"): (4e-3, 8e-3),
+    ("1M", "muon"): (8e-3, 1.6e-2),
+    ("4M", "adamw"): (2e-3, 4e-3),
+    ("4M", "muon"): (8e-3, 1.6e-2),
+}
+
+
+class Arm(NamedTuple):
+    size: str
+    optimizer: str
+    rung: str
+
+    def run(self, rate: float, seed: int) -> str:
+        middle = () if self.rung == FIRST else (self.rung,)
+        return "-".join([self.size, *middle, self.optimizer, f"{rate:g}", str(seed)])
+
+
+class Result(NamedTuple):
+    """The curves of an arm: of seed 1 by rate, and of all seeds at the best rate."""
+
+    by_rate: dict[float, Curve]
+    rate: float
+    curves: list[Curve]
+
+    @property
+    def loss(self) -> float:
+        return statistics.mean(curve.last for curve in self.curves)
+
+
+class Ladder:
+    """The arms of the study, and the runs that they need."""
+
+    def __init__(self, study: Study, common: Path, optimizers: list[str]) -> None:
+        self.study, self.common = study, common
+        self.study.finished |= Study(RESULTS, study.folder, 0).finished
+        self.arms = [Arm(*each) for each in itertools.product(("1M", "4M"), optimizers, BEFORE)]
+
+    def model(self, arm: Arm) -> dict[str, Any]:
+        """Return the section `model:` of the rung."""
+        path = ROOT / "recipes" / "ladder" / f"{arm.rung}.yaml"
+        model: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")).get("model", {})
+        if arm.rung == "5_gqa":  # as for 124M a third, these shapes have half as many heads of keys and values
+            model["config_overrides"]["num_key_value_heads"] = SIZES[arm.size][1] // 64
+        return model
+
+    def scale(self, arm: Arm) -> ModelScale:
+        model, (layers, width, *_) = self.model(arm), SIZES[arm.size]
+        model["config_overrides"] = JsonObject(json.dumps(model.get("config_overrides", {})))
+        section = ModelArguments(**model, n_layer=layers, n_embd=width, n_head=width // 32)
+        return scale_of(section, sequence_length=CONTEXT, vocab_size=2048)
+
+    def curve(self, arm: Arm, rate: float, seed: int) -> Curve | None:
+        recipe = self.study.folder / f"{arm.size}-{arm.rung}.yaml"
+        values = yaml.safe_load(self.common.read_text(encoding="utf-8")) | {"model": self.model(arm)}
+        recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
+        words: list[object] = [recipe, *ARMS[arm.optimizer][0], "--learning_rate", rate, "--seed", seed]
+        words += ["--bf16", True, *shape(arm.size)]
+        return self.study.curve(arm.run(rate, seed), words, cpu=platform.processor() or platform.machine())
+
+    def train(self) -> None:
+        """Train what is missing: first all rungs with seed 1, then the other seeds, then the next size."""
+        for _, group in itertools.groupby(self.arms, key=lambda arm: arm.size):
+            arms = list(group)
+            for arm in arms:
+                for rate in RATES[arm.size, arm.optimizer]:
+                    self.curve(arm, rate, 1)
+            for arm in arms:
+                self.result(arm, train=True)
+
+    def result(self, arm: Arm, *, train: bool = False) -> Result | None:
+        """Return the finished runs of an arm, or None before all rates are tried."""
+
+        def find(rate: float, seed: int) -> Curve | None:
+            return self.curve(arm, rate, seed) if train else self.study.finished.get(arm.run(rate, seed))
+
+        by_rate = {rate: curve for rate in RATES[arm.size, arm.optimizer] if (curve := find(rate, 1))}
+        if len(by_rate) < len(RATES[arm.size, arm.optimizer]):
+            return None
+        rate = min(by_rate, key=lambda rate: by_rate[rate].last)
+        curves = [curve for seed in SIZES[arm.size][3] if (curve := find(rate, seed))]
+        return Result(by_rate, rate, curves)
+
+    def results(self) -> dict[Arm, Result]:
+        return {arm: result for arm in self.arms if (result := self.result(arm))}
+
+
+def interval(results: dict[Arm, Result], arm: Arm, other: Arm) -> tuple[float, float]:
+    """Return the difference of the mean losses of two arms, and half its 95 % interval.
+
+    The variance between seeds is pooled over all rungs of the same size and optimizer.
+    """
+    first, second = results[arm], results[other]
+    pool = [result.curves for each, result in results.items() if each[:2] == arm[:2] and len(result.curves) > 1]
+    freedom = sum(len(curves) - 1 for curves in pool)
+    if not freedom:
+        return first.loss - second.loss, math.nan
+    squares = sum(statistics.variance(curve.last for curve in curves) * (len(curves) - 1) for curves in pool)
+    error = math.sqrt(squares / freedom * (1 / len(first.curves) + 1 / len(second.curves)))
+    return first.loss - second.loss, float(t.ppf(0.975, freedom)) * error
+
+
+def rows(ladder: Ladder, results: dict[Arm, Result]) -> Iterator[list[str]]:
+    """Yield the lines of the table."""
+    yield ["size", "optimizer", "rung", "parameters, FLOPs of rung 0", "loss of seed 1 by learning rate"] + [
+        *("mean (seeds)", "difference to the rung before", "share of the tokens to the loss of rung 0", "s per step")
+    ]
+    for arm, result in results.items():
+        first, before = arm._replace(rung=FIRST), arm._replace(rung=BEFORE[arm.rung])
+        scale, base = ladder.scale(arm), ladder.scale(first)
+        cells = [*arm, f"{scale.active / base.active:.3f}, {scale.flops_per_token / base.flops_per_token:.3f}"]
+        cells.append(", ".join(f"{rate:g}: {curve.last:.4f}" for rate, curve in result.by_rate.items()))
+        cells.append(f"{result.loss:.4f} ({', '.join(f'{curve.last:.4f}' for curve in result.curves)})")
+        difference, half = interval(results, arm, before) if before in results else (math.nan, math.nan)
+        cells.append(f"{difference:+.4f} ± {half:.4f}" if before in results else "-")
+        cells.append(reached(mean(result.curves), results[first].loss) if first in results else "-")
+        cells.append(f"{statistics.mean(curve.seconds for curve in result.curves):.2f}")
+        yield cells
+
+
+def draw(results: dict[Arm, Result], path: Path) -> None:
+    """Draw each rung's difference to rung 0, with intervals."""
+    sizes = list(dict.fromkeys(arm.size for arm in results))
+    figure, axes = plt.subplots(1, len(sizes), figsize=(5 * len(sizes), 4.2), sharey=True, squeeze=False)
+    for plot, size in zip(axes[0], sizes, strict=True):
+        for optimizer, shift in (("adamw", 0.12), ("muon", -0.12)):
+            arms = [arm for arm in results if arm[:2] == (size, optimizer) and arm._replace(rung=FIRST) in results]
+            bars = [interval(results, arm, arm._replace(rung=FIRST)) for arm in arms if arm.rung != FIRST]
+            places = [list(BEFORE).index(arm.rung) + shift for arm in arms if arm.rung != FIRST]
+            values, halves = [bar[0] for bar in bars], [bar[1] for bar in bars]
+            plot.errorbar(values, places, xerr=halves, fmt="o", capsize=3, label=optimizer)
+        plot.axvline(0, color="grey", linewidth=0.8)
+        plot.set_yticks(range(len(BEFORE)), BEFORE)
+        plot.set_ylim(len(BEFORE) - 0.5, 0.5)
+        plot.set_xlabel("validation loss minus that of 0_gpt2")
+        plot.set_title(f"{size} parameters")
+        plot.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="Documents, .jsonl or .txt.")
+    parser.add_argument("--folder", type=Path, default=Path("ladder"), help="Folder of all runs.")
+    parser.add_argument("--optimizers", nargs="+", choices=("adamw", "muon"), default=["adamw", "muon"])
+    parser.add_argument("--hours", type=float, default=2.0, help="Time for this call. (default: 2)")
+    args = parser.parse_args()
+    study = Study(ROOT / "benchmarks" / "results" / "ladder.jsonl", args.folder.resolve(), args.hours)
+    ladder = Ladder(study, prepare(study.folder, args.text), args.optimizers)
+    ladder.train()
+    results = ladder.results()
+    header, *lines = rows(ladder, results)
+    print(f"| {' | '.join(header)} |\n{'| --- ' * len(header)}|")
+    for cells in lines:
+        print(f"| {' | '.join(cells)} |")
+    used = [json.loads(line)["cpu_seconds"] for line in study.results.read_text(encoding="utf-8").splitlines()]
+    print(f"{len(used)} runs, {sum(used) / 3600:.1f} CPU-hours")
+    draw(results, ROOT / "docs" / "figures" / "ladder.png")
+
+
+if __name__ == "__main__":
+    main()

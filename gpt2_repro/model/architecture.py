@@ -1,0 +1,87 @@
+"""Check that an architecture of transformers can be pre-trained here, and give it GPT-2's initialization."""
+
+import copy
+import math
+import re
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.model.configuration import FAILURES, stock_model
+from gpt2_repro.model.pretraining import make_pretraining
+
+
+LENGTH, VOCABULARY = 512, 256  # of the row that is checked
+LOSS_TOLERANCE = 1e-4  # nats per token
+# Weights whose product is added to the residual stream, in the families of transformers.
+RESIDUAL = re.compile(
+    r"(c_proj|o_proj|out_proj|down_proj|attention\.dense|self_attn\.dense|dense_4h_to_h)(\.weight)?$"
+)
+
+SCALED = ("gpt2", "gpt_bigcode")  # by transformers
+
+
+def scale_residual_weights(model: PreTrainedModel) -> None:
+    """Divide the initial weights of residual projections by sqrt(2 * number of blocks).
+
+    This is GPT-2's initialization (Radford et al. 2019, section 2.3). In transformers few other models have it.
+    """
+    if model.config.model_type in SCALED:
+        return
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if RESIDUAL.search(name):
+                weight.div_(math.sqrt(2 * model.config.num_hidden_layers))
+
+
+def check_architecture(config: PreTrainedConfig) -> None:
+    """Compare the pre-training loss of a small copy of a model with the loss of transformers' own model.
+
+    The copy has few blocks, a vocabulary of 256 ids, and random weights in fp32.
+
+    Raises UserError if the losses differ, a parameter gets no gradient, or a token sees later tokens.
+    """
+    small = copy.deepcopy(config)
+    kinds = getattr(config, "layer_types", None) or []
+    small.num_hidden_layers = min(config.num_hidden_layers, max([2, *(kinds.index(kind) + 1 for kind in kinds)]))
+    small.vocab_size = VOCABULARY
+    small.bos_token_id = small.eos_token_id = None
+    if hasattr(small, "output_router_logits"):
+        small.output_router_logits = False  # the stock loss would contain the load-balancing loss
+    try:
+        with torch.random.fork_rng(devices=[]):
+            problem = _difference(small)
+    except FAILURES as error:
+        problem = in_a_line(error)
+    if problem:
+        raise UserError(f"--model_type {config.model_type} cannot be trained here: {problem}.")
+
+
+def _difference(config: PreTrainedConfig) -> str | None:
+    """Return what differs from transformers' own model, or None."""
+    torch.manual_seed(0)
+    stock = stock_model(config, attention="eager").eval()
+    with torch.no_grad():
+        for weight in stock.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.1)  # larger weights make differences visible
+    ours = stock_model(copy.deepcopy(config), attention="causal_sdpa").eval()  # the copy has its own attention
+    ours.load_state_dict(stock.state_dict())
+    make_pretraining(ours, vocab_size=VOCABULARY)
+    ids = torch.randint(VOCABULARY, (1, min(LENGTH, config.max_position_embeddings)))
+    with torch.no_grad():
+        expected = stock(input_ids=ids, labels=ids)
+        hidden = ours.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        changed = ours.base_model(input_ids=torch.cat([ids[:, :-1], ids[:, -1:] ^ 1], 1), use_cache=False)
+    if not torch.allclose(hidden[:, :-1], changed.last_hidden_state[:, :-1], atol=1e-3):
+        return "its attention is not causal"
+    loss = ours(input_ids=ids[:, :-1], shift_labels=ids[:, 1:]).loss
+    if not abs(loss.item() - expected.loss.item()) <= LOSS_TOLERANCE:
+        stock_hidden = stock.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        logits = stock_hidden @ stock.get_output_embeddings().weight.T
+        plain = torch.allclose(logits, expected.logits, rtol=1e-3, atol=1e-3)
+        reason = "its attention has a mask" if plain else "its logits are capped, scaled or shifted"
+        return f"{reason}, so its loss is {expected.loss:.4f} instead of {loss:.4f}"
+    loss.backward()
+    idle = [name for name, weight in ours.named_parameters() if weight.grad is None]
+    return f"{idle[0]} gets no gradient" if idle else None
