@@ -13,9 +13,7 @@ from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.checkpoint import suggest_run
-from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, is_run
-from gpt2_repro.run_record.status import RunStatus
 from gpt2_repro.text import Table
 
 
@@ -23,22 +21,38 @@ LARGEST = 1e30  # matplotlib cannot draw larger numbers
 Row = dict[str, float]  # the numbers of one step; NaN for a value that is not finite or not a number
 
 
-@dataclasses.dataclass(frozen=True)
 class Run:
-    """The data of one run. Fields that are read from a missing file are empty."""
+    """The data of one run directory. Values that are read from a missing file are empty.
 
-    path: Path
-    recipe_text: str
-    recipe: dict[str, Any]
-    environment: Environment
-    environment_text: str
-    status: RunStatus  # values missing in the status file come from the last training event and the batch plan
-    training: list[Row]  # one row per step, in order
-    validation: list[Row]
-    samples: list[dict[str, Any]]
-    comparison: Comparison | None
-    diagnosis: dict[str, Table]
-    broken_lines: int  # damaged lines of the metrics file; a last line that a kill cut short is not counted
+    Raises UserError if a file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not is_run(path):
+            where = f"{path} is not a run directory, the --output_dir of train.py."
+            raise UserError(f"{where} {suggest_run(path)}".strip())
+        record = RunRecord(path)
+        if damaged := record.damaged():
+            raise UserError(f"{damaged} is damaged. Repair or delete the file.")
+        self.path, self.recipe, self.recipe_text = path, record.recipe(), record.recipe_text()
+        self.environment, self.environment_text = record.environment(), _read(path / ENVIRONMENT, str) or ""
+        # A last line that a kill cut short is not counted as broken.
+        metrics, self.broken_lines = events.read(record.metrics)
+        self.training = _last_per_step(row for row in metrics if "loss" in row)  # one row per step, in order
+        self.validation = _last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row))
+        # A resumed run writes some samples a second time.
+        samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
+        self.samples = sorted(samples.values(), key=lambda sample: sample["step"])
+        self.comparison: Comparison | None = _read(path / COMPARISON, Comparison.from_json)
+        tables = _read(path / DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text)))
+        self.diagnosis: dict[str, Table] = tables or {}
+        # Values missing in the status file come from the last training event and the batch plan.
+        status = record.status()
+        if self.training and not status.tokens:  # the status of step 0. The log may be further.
+            step, tokens = int(self.training[-1]["step"]), values(self.training[-1:], "tokens")
+            status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
+        planned = status.max_steps or self.environment.plan.max_steps or None
+        self.status = dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
 
     @property
     def name(self) -> str:
@@ -98,38 +112,6 @@ class Run:
             "lines": (not self.broken_lines, f"Damaged lines in {METRICS}: {self.broken_lines}."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
-
-
-def read_run(path: Path) -> Run:
-    """Return the data of a run directory. Raises UserError if a file is damaged."""
-    if not is_run(path):
-        raise UserError(f"{path} is not a run directory, the --output_dir of train.py. {suggest_run(path)}".strip())
-    record = RunRecord(path)
-    if damaged := record.damaged():
-        raise UserError(f"{damaged} is damaged. Repair or delete the file.")
-    metrics, broken_lines = events.read(record.metrics)
-    # A resumed run writes some samples a second time.
-    samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
-    training = _last_per_step(row for row in metrics if "loss" in row)
-    environment, status = record.environment(), record.status()
-    if training and not status.tokens:  # the status of step 0. The log may be further.
-        step, tokens = int(training[-1]["step"]), values(training[-1:], "tokens")
-        status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
-    planned = status.max_steps or environment.plan.max_steps or None
-    return Run(
-        path=path,
-        recipe_text=record.recipe_text(),
-        recipe=record.recipe(),
-        environment=environment,
-        environment_text=_read(path / ENVIRONMENT, str) or "",
-        status=dataclasses.replace(status, state=status.state or "unknown", max_steps=planned),
-        training=training,
-        validation=_last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row)),
-        samples=sorted(samples.values(), key=lambda sample: sample["step"]),
-        comparison=_read(path / COMPARISON, Comparison.from_json),
-        diagnosis=_read(path / DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text))) or {},
-        broken_lines=broken_lines,
-    )
 
 
 def values(rows: Sequence[Row], key: str) -> list[float]:
