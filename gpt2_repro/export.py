@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli, tokenization
-from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.comparison import Comparison
 from gpt2_repro.evaluation.model_card import model_card
@@ -65,13 +64,14 @@ def main(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
+    parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder (or llm.c file) to create.")
     formats = "Format of the export. (default: llmc if OUT ends in .bin, otherwise hf)"
     parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
-    dtypes = "Data type of the exported weights. (default: %(default)s)"
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtypes)
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="Data type of the weights."
+    )
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)

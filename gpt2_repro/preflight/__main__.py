@@ -15,10 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2_repro import hardware
+from gpt2_repro import cli, hardware
 from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.cli import positive_count, positive_number
-from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
 from gpt2_repro.hardware import Accelerator
@@ -38,11 +36,14 @@ DIST_SECONDS = 30.0
 CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
-    "n": {"type": positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {"type": positive_number, "help": "Measured speed of all GPUs. (default: published speeds)"},
+    "n": {"type": cli.positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
+    "tokens_per_second": {
+        "type": cli.positive_number,
+        "help": "Measured speed of all GPUs. (default: published speeds)",
+    },
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
-    "volume_gb": {"type": positive_number, "help": "Rented size of the network volume with the data, in GB."},
+    "volume_gb": {"type": cli.positive_number, "help": "Rented size of the network volume with the data, in GB."},
     "json": {"action": "store_true", "help": "Print the results as one JSON object."},
 }
 
@@ -212,4 +213,4 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    cli.run(main)

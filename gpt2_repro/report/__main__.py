@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from gpt2_repro import cli
-from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import findings
 from gpt2_repro.report.page import label_runs, not_comparable, setting_table, summary, write_page
@@ -25,7 +24,7 @@ def main(argv: list[str]) -> None:
 
     With --check, only print the health checks, and exit with code 1 if a run is not healthy.
     """
-    parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
+    parser = cli.CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     directory = "Run directory, the --output_dir of train.py."
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=directory)
     where = "Write this HTML file and no PNG figures. (default: RUN/report.html or, for several runs, ./report.html)"
