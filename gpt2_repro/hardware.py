@@ -148,9 +148,8 @@ def check_processes(num_processes: int) -> None:
     import torch
 
     if num_processes > (gpus := torch.cuda.device_count()):
-        raise UserError(
-            f"{num_processes} processes need as many GPUs, but there are {gpus}. Pass --num_processes {gpus}."
-        )
+        text = f"{num_processes} processes need as many GPUs, but there are {gpus}."
+        raise UserError(f"{text} Pass --num_processes {gpus}.")
 
 
 def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
-from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
+from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, baseline_of, published_loss
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.checkpoint import suggest_run
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, is_run
@@ -34,12 +34,19 @@ class Run:
         record = RunRecord(path)
         if damaged := record.damaged():
             raise UserError(f"{damaged} is damaged. Repair or delete the file.")
-        self.path, self.recipe, self.recipe_text = path, record.recipe(), record.recipe_text()
+        self.path, self.name = path, path.resolve().name
+        self.recipe, self.recipe_text = record.recipe(), record.recipe_text()
         self.environment, self.environment_text = record.environment(), _read(path / ENVIRONMENT, str) or ""
+        # The GPT-2 model whose size is nearest to the run's active parameters.
+        self.baseline = baseline_of(self.environment.active_parameters or self.environment.parameters)
         # A last line that a kill cut short is not counted as broken.
         metrics, self.broken_lines = events.read(record.metrics)
         self.training = _last_per_step(row for row in metrics if "loss" in row)  # one row per step, in order
+        self.non_finite_steps = [int(row["step"]) for row in self.training if math.isnan(row["loss"])]
         self.validation = _last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row))
+        keys = dict.fromkeys(key for row in self.validation for key in row)
+        # The names of all validation sets except the main validation set.
+        self.further_sets = [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch("eval_.+_loss", key)]
         # A resumed run writes some samples a second time.
         samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
         self.samples = sorted(samples.values(), key=lambda sample: sample["step"])
@@ -55,30 +62,10 @@ class Run:
         self.status = dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
 
     @property
-    def name(self) -> str:
-        return self.path.resolve().name
-
-    @property
     def setting(self) -> str:
         """A text that is the same for all runs that differ only in the seed."""
         identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
         return json.dumps([identity, self.status.step]) if identity else str(self.path)
-
-    @property
-    def non_finite_steps(self) -> list[int]:
-        """The optimizer steps whose training loss was not finite."""
-        return [int(row["step"]) for row in self.training if math.isnan(row["loss"])]
-
-    @property
-    def further_sets(self) -> list[str]:
-        """The names of all validation sets except the main validation set."""
-        keys = dict.fromkeys(key for row in self.validation for key in row)
-        return [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch(r"eval_.+_loss", key)]
-
-    @property
-    def baseline(self) -> Baseline:
-        """The GPT-2 model whose size is nearest to the run's active parameters."""
-        return baseline_of(self.environment.active_parameters or self.environment.parameters)
 
     @property
     def reference_losses(self) -> dict[str, float]:
