@@ -51,8 +51,7 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
     # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
     # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    log = sys.stderr if "--json" in sys.argv else sys.stdout
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=log)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr if "--json" in sys.argv else sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓
@@ -172,16 +171,15 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
-            return super()._format_action_invocation(action)
+            return str(action.metavar or action.dest)
         # HfArgumentParser adds a second spelling with "-" for "_".
         names = ", ".join(name for name in action.option_strings if "-" not in name.lstrip("-"))
         return f"{names} {self._format_args(action, action.dest.upper())}" if action.nargs != 0 else names
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = (action.help or "").replace("%", "%%")
-        if action.default in (None, "", [], argparse.SUPPRESS) or action.nargs == 0 or action.dest == "help":
-            return text
-        return f"{text} (default: {action.default})"
+        has_default = action.nargs != 0 and action.default not in (None, "", [], argparse.SUPPRESS)
+        return f"{text} (default: {action.default})" if has_default else text
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -191,8 +189,7 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        ours: dict[str, Any] = {"allow_abbrev": False, "formatter_class": _HelpFormatter}
-        super().__init__(*args, **kwargs | ours)
+        super().__init__(*args, **kwargs | {"allow_abbrev": False, "formatter_class": _HelpFormatter})
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")

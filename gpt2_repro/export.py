@@ -113,13 +113,13 @@ def push(folder: Path, repository: str, *, private: bool) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
-    token = os.environ["HF_TOKEN"]
     api = HfApi()
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
         done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of gpt2-repro")
     except (HTTPError, HFValidationError, OSError) as error:
-        reason = " ".join(str(error).split()).replace(token, "HF_TOKEN")[:300]  # a server may echo the header
+        # A server may echo the header with the token.
+        reason = " ".join(str(error).split()).replace(os.environ["HF_TOKEN"], "HF_TOKEN")[:300]
         fix = "Check the name, the network, and that HF_TOKEN has write access."
         raise UserError(f"Cannot upload to {repository}: {reason.rstrip('.')}. {fix}") from None
     print(f"Pushed: {getattr(done, 'commit_url', repository)}")

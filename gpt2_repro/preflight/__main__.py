@@ -132,7 +132,6 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
     options, folder = recipe.options, Path(recipe.data.dataset_dir)
     needs = [environment.Need("data", folder, work.missing_bytes)]
     needs.append(environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes))
-    volume_bytes = int(options.volume_gb * 1e9) if options.volume_gb else None
 
     def fit() -> str:
         data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
@@ -141,7 +140,7 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
     is_prepared = (folder / MANIFEST).is_file()
     data = _judge("data", fit) if is_prepared else Finding("!", "data", f"{folder} is not prepared yet")
     findings = [*_check_devices(recipe), *environment.check_limits(), data]
-    findings += environment.check_room(needs, volume_bytes=volume_bytes)
+    findings += environment.check_room(needs, volume_bytes=options.volume_gb and int(options.volume_gb * 1e9))
     if options.dist:
         findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
     return findings
@@ -199,13 +198,12 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
         silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": "true"}
         # Two steps: the optimizer state is allocated before the second one.
         short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
-        # Pass the folder as an option, because then only the form of its rows must match the recipe.
-        fixed = {"dataset_dir": data.dataset_dir, **silent, **short}
         for trial in memory.trials_of(asked, rows):
             tokens = 2 * trial.micro_batch * data.sequence_length * gpus  # two forward passes per step
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
-            options = fixed | {"output_dir": run, "tokens_per_step": tokens}
-            words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+            # Pass the data as an option, because then only the form of its rows must match the recipe.
+            varied = {"dataset_dir": data.dataset_dir, "output_dir": run, "tokens_per_step": tokens}
+            words = [word for name, value in (varied | silent | short).items() for word in (f"--{name}", str(value))]
             command = [*recommended_launcher().command(gpus), str(ROOT / "train.py"), str(path), *words]
             if finding := memory.try_training(command, trial):
                 return finding

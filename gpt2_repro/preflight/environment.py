@@ -44,8 +44,7 @@ def _check_package(needed: Requirement) -> Finding:
         return Finding("✓", needed.name, installed)
     least = SpecifierSet(",".join(str(its) for its in needed.specifier if its.operator == ">="))
     if not least.contains(installed, prereleases=True):
-        fix = f"{installed} is older than {least}. Run pip install -r requirements.txt"
-        return Finding("✗", needed.name, fix)
+        return Finding("✗", needed.name, f"{installed} is older than {least}. Run pip install -r requirements.txt")
     return Finding("!", needed.name, f"{installed}, but the tests used {str(needed.specifier).removeprefix('==')}")
 
 

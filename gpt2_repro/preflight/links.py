@@ -35,8 +35,7 @@ def measure(seconds: float) -> None:
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(seconds=STARTING))
-    late = f"no sum within {seconds:.0f} s: the processes cannot communicate"
-    timer = threading.Timer(seconds, _fail, [late])
+    timer = threading.Timer(seconds, _fail, [f"no sum within {seconds:.0f} s: the processes cannot communicate"])
     timer.daemon = True
     timer.start()
     rank, processes = dist.get_rank(), dist.get_world_size()

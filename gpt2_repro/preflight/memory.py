@@ -21,10 +21,9 @@ class MemoryTrial(NamedTuple):
     checkpointing: bool = False
 
     @property
-    def options(self) -> list[str]:
+    def options(self) -> str:
         """The command-line options of this memory setting."""
-        words = ["--per_device_train_batch_size", str(self.micro_batch)]
-        return [*words, "--activation_checkpointing"] if self.checkpointing else words
+        return f"--per_device_train_batch_size {self.micro_batch}{' --activation_checkpointing' * self.checkpointing}"
 
 
 # Bytes saved for the backward pass, per token, block and unit of width, with the shapes of the recipes. The compiled
@@ -102,7 +101,7 @@ def check_memory(estimate: MemoryEstimate, asked: MemoryTrial, rows: int, memory
     if estimate.fits(asked, memory_bytes):
         return Finding("✓", "memory", text)
     best = estimate.largest(asked, rows, memory_bytes)
-    fix = f"Pass {' '.join(best.options)}" if best else "Not even one row fits. Use a larger GPU"
+    fix = f"Pass {best.options}" if best else "Not even one row fits. Use a larger GPU"
     return Finding("✗", "memory", f"{text}. {fix}")
 
 
@@ -125,12 +124,11 @@ def trials_of(most: MemoryTrial, rows: int) -> list[MemoryTrial]:
 def try_training(command: Sequence[str], trial: MemoryTrial) -> Finding | None:
     """Return the result of a training command with the setting `trial`, or None if the memory is too small."""
     # A new process for each memory setting, because a process frees all its memory when it ends (llm.c, discussion 481).
-    code, output = run_command([*command, *trial.options], TRIAL_SECONDS)
+    code, output = run_command([*command, *trial.options.split()], TRIAL_SECONDS)
     # Exit codes -9 and 137: the kernel killed the process because the machine ran out of memory.
     is_full = code in (-9, 137) or (code != 0 and OUT_OF_MEMORY.search(output) is not None)
-    options = " ".join(trial.options)
-    logger.info("  %s: %s", options, "out of memory" if is_full else "failed" if code else "fits")
+    logger.info("  %s: %s", trial.options, "out of memory" if is_full else "failed" if code else "fits")
     if is_full:
         return None
-    words = f"{options} failed: {error_in(output)}" if code else f"fits: {options}"
+    words = f"{trial.options} failed: {error_in(output)}" if code else f"fits: {trial.options}"
     return Finding("✗" if code else "✓", "memory", words)

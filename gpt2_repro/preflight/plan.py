@@ -29,8 +29,7 @@ def run_lines(
     Args:
         plans: the batch plan for each number of GPUs, or the error if the step does not divide.
     """
-    is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
-    manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
+    manifest = PreparedData.read(data.dataset_dir).manifest if Path(data.dataset_dir, MANIFEST).is_file() else None
     known = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer)
     vocabulary, length, tokens_per_step = known or 50_257, data.sequence_length, work.tokens // work.steps
     scale = scale_of(model, sequence_length=length, vocab_size=vocabulary)

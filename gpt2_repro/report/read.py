@@ -60,12 +60,9 @@ class Run:
             status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
         planned = status.max_steps or self.environment.plan.max_steps or None
         self.status = dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
-
-    @property
-    def setting(self) -> str:
-        """A text that is the same for all runs that differ only in the seed."""
         identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
-        return json.dumps([identity, self.status.step]) if identity else str(self.path)
+        # The same for all runs that differ only in the seed.
+        self.setting = json.dumps([identity, self.status.step]) if identity else str(path)
 
     @property
     def reference_losses(self) -> dict[str, float]:
