@@ -110,10 +110,9 @@ def plan_by_length(
     passes = passes_by_length(tokens_per_step, rows=micro_batch_size, longest=longest, shortest=shortest)
     accumulation = -(-passes // num_processes)
     if accumulation * num_processes > tokens_per_step // longest:
-        raise UserError(
-            f"A step of {tokens_per_step:,} tokens may have fewer rows than forward passes, because rows differ in length. "
-            "Pass a larger --tokens_per_step or --per_device_train_batch_size."
-        )
+        text = f"A step of {tokens_per_step:,} tokens may have fewer rows than forward passes"
+        fix = "Pass a larger --tokens_per_step or --per_device_train_batch_size."
+        raise UserError(f"{text}, because rows differ in length. {fix}")
     return BatchPlan(
         tokens_per_step, longest, micro_batch_size, num_processes, accumulation, max_steps, by_length=True
     )
@@ -140,9 +139,7 @@ def extend_plan(
         raise UserError("--extend_to needs a run with a checkpoint. Pass --total_tokens for a new run.")
     steps = extend_to // plan.tokens_per_step
     if steps < end:
-        raise UserError(
-            f"--extend_to {extend_to} is less than the {end * plan.tokens_per_step} tokens that the run is "
-            "planned for. Pass a larger number."
-        )
+        planned = f"the {end * plan.tokens_per_step} tokens that the run is planned for"
+        raise UserError(f"--extend_to {extend_to} is less than {planned}. Pass a larger number.")
     further = [[step, steps]] if steps > end else []
     return dataclasses.replace(plan, max_steps=steps), [*extensions, *further]

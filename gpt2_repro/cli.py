@@ -10,13 +10,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 
 try:
     from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
 except ModuleNotFoundError:
     fix = "Run: source .venv/bin/activate, or pip install -r requirements.txt"
     print(f"error: {sys.executable} does not have the required packages. {fix}", file=sys.stderr)
@@ -50,8 +51,7 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
     # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
     # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    log = _LogHandler(sys.stderr if "--json" in sys.argv else sys.stdout)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[log])
+    logging.basicConfig(format="%(message)s", stream=sys.stderr if "--json" in sys.argv else sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓
@@ -61,20 +61,24 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
     # Saving a model imports DeepSpeed, which then warns on each machine without a GPU.
     logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not in record.getMessage())
     try:
-        try:
+        with logging_redirect_tqdm():  # messages appear above the progress bars
             main(sys.argv[1:])
-        except (UserError, RunFailed):
-            raise
-        except Exception as error:
-            if message := _mistake(error):
-                raise UserError(message) from None
-            raise
         sys.stdout.flush()
-    except (UserError, RunFailed) as error:
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the buffered text
+        sys.exit(1)
+    except KeyboardInterrupt:
+        if is_local_main_process():
+            print("\nInterrupted.", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if not isinstance(error, UserError | RunFailed):
+            if (mistake := _mistake(error)) is None:
+                raise
+            error = UserError(mistake)
         message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
         line = "error: " + re.sub(r"[\r\n]", lambda sign: repr(sign[0])[1:-1], message)
-        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if error_file:
+        if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
             # text, or as a mapping with the time that orders the failures.
             Path(error_file).write_text(json.dumps({"message": line}), encoding="utf-8")
@@ -87,13 +91,6 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
         else:
             time.sleep(WAIT_FOR_MESSAGE)  # the launcher ends all processes after the first exit
         sys.exit(2 if isinstance(error, UserError) else 1)
-    except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the buffered text
-        sys.exit(1)
-    except KeyboardInterrupt:
-        if is_local_main_process():
-            print("\nInterrupted.", file=sys.stderr)
-        sys.exit(130)
 
 
 def _mistake(error: Exception) -> str | None:
@@ -137,9 +134,7 @@ class Progress(tqdm):
 
     total: float | None
 
-    def __init__(
-        self, iterable: Iterable[Any] | None = None, *, desc: str, hidden: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, iterable: Any = None, *, desc: str, hidden: bool = False, **options: Any) -> None:
         in_lines = not hidden and not sys.stderr.isatty()
         super().__init__(iterable, desc=desc, disable=hidden or in_lines, dynamic_ncols=True, **options)
         self._text, self._written_at = desc if in_lines else "", time.monotonic()
@@ -161,14 +156,6 @@ class Progress(tqdm):
         return None
 
 
-class _LogHandler(logging.StreamHandler):
-    """A log handler that prints messages above the progress bars."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with tqdm.external_write_mode(self.stream):
-            super().emit(record)
-
-
 def _disable_bars() -> None:
     """Disable the progress bars of all libraries, because they would fill a log file."""
     begin = tqdm.__init__
@@ -179,6 +166,22 @@ def _disable_bars() -> None:
     tqdm.__init__ = disabled
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """A help formatter that shows the default value of each option, and one spelling of its name."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return str(action.metavar or action.dest)
+        # HfArgumentParser adds a second spelling with "-" for "_".
+        names = ", ".join(name for name in action.option_strings if "-" not in name.lstrip("-"))
+        return f"{names} {self._format_args(action, action.dest.upper())}" if action.nargs != 0 else names
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = (action.help or "").replace("%", "%%")
+        has_default = action.nargs != 0 and action.default not in (None, "", [], argparse.SUPPRESS)
+        return f"{text} (default: {action.default})" if has_default else text
+
+
 class CommandParser(argparse.ArgumentParser):
     """An argument parser that raises a UserError with a message of one line.
 
@@ -186,8 +189,7 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        ours: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
-        super().__init__(*args, **ours | kwargs)
+        super().__init__(*args, **kwargs | {"allow_abbrev": False, "formatter_class": _HelpFormatter})
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")
@@ -203,15 +205,15 @@ class CommandParser(argparse.ArgumentParser):
         return options
 
 
-def positive_count(text: str) -> int:
-    """Parse a whole number from 1 to a billion. Raises ValueError for other text."""
-    if not 1 <= (number := int(text)) <= 10**9:
-        raise ValueError(text)
+def between(least: float, most: float) -> Callable[[str], float]:
+    """Return a parser for numbers from `least` to `most`, which are whole if `least` is an int."""
+
+    def number(text: str) -> float:
+        if not least <= (value := type(least)(text)) <= most:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least} and at most {most}")
+        return value
+
     return number
 
 
-def positive_number(text: str) -> float:
-    """Parse a number from 1e-9 to 1e18. Raises ValueError for other text."""
-    if not 1e-9 <= (number := float(text)) <= 1e18:
-        raise ValueError(text)
-    return number
+positive_count, positive_number = between(1, 10**9), between(1e-9, 1e18)

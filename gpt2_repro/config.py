@@ -140,13 +140,8 @@ def parse_recipe(
     named = bool(argv) and not argv[0].startswith("-")
     path, flags = (Path(argv[0]), list(argv[1:])) if named else (DEFAULT, list(argv))
     classes: dict[str, Any] = {name: cls for name, cls in typing.get_type_hints(kind).items() if name in SECTIONS}
-    parser = _Parser(
-        classes.values(),
-        prog=prog,
-        usage=f"%(prog)s [RECIPE] [--key value ...]     default RECIPE: {DEFAULT}",
-        description=description,
-        formatter_class=_HelpFormatter,
-    )
+    usage = f"%(prog)s [RECIPE] [--key value ...]     default RECIPE: {DEFAULT}"
+    parser = _Parser(classes.values(), prog=prog, usage=usage, description=description)
     for name, keywords in (options or {}).items():
         parser.add_argument(f"--{name}", **keywords)
     written = {} if {"--help", "-h"} & set(flags) else load_sections(path)
@@ -192,17 +187,3 @@ def _defaults(
 
 class _Parser(CommandParser, HfArgumentParser):
     """HfArgumentParser with one-line errors."""
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """A help formatter that shows the default value, and one spelling of each option."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        option = next(iter(action.option_strings), action.dest)
-        return f"{option} {self._format_args(action, action.dest.upper())}".rstrip() if action.nargs != 0 else option
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text = (action.help or "").replace("%", "%%")
-        if action.default in (None, "", [], argparse.SUPPRESS) or action.nargs == 0 or action.dest == "help":
-            return text
-        return f"{text} (default: {action.default})"

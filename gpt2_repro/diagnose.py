@@ -12,7 +12,6 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import diagnosis_rows, output
 from gpt2_repro.evaluation.arguments import arguments_of_run
@@ -71,7 +70,7 @@ def main(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str]) -> Namespace:
-    parser = CommandParser(prog="python -m gpt2_repro.diagnose", description=__doc__)
+    parser = cli.CommandParser(prog="python -m gpt2_repro.diagnose", description=__doc__)
     data = "Prepared folder with validation text. (default for a run: the run's data)"
     folder = "Folder for the results. (default: diagnosis/ in the folder that evaluate.sh would use)"
     parser.add_argument("run", metavar="RUN", help="Run directory (final/ is used), checkpoint-N/, final/ or Hub id.")
@@ -81,8 +80,7 @@ def _parse(argv: list[str]) -> Namespace:
     parser.add_argument("--max_length", type=int, help="Context in tokens. (default: 1024, or a model's positions)")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help=folder)
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
-    tokens = "Number of tokens to score in each text. (default: %(default)s)"
-    parser.add_argument("--tokens", type=TokenCount, default=262_144, help=tokens)
+    parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Number of tokens to score in each text.")
     options = parser.parse(argv)
     if options.tokens < 1 or (options.max_length is not None and options.max_length < SHORTEST_WINDOW):
         raise UserError(f"--tokens must be at least 1 and --max_length at least {SHORTEST_WINDOW}.")

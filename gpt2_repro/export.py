@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli, tokenization
-from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.comparison import Comparison
 from gpt2_repro.evaluation.model_card import model_card
@@ -65,13 +64,14 @@ def main(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
+    parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder (or llm.c file) to create.")
     formats = "Format of the export. (default: llmc if OUT ends in .bin, otherwise hf)"
     parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
-    dtypes = "Data type of the exported weights. (default: %(default)s)"
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtypes)
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="Data type of the weights."
+    )
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
@@ -113,13 +113,13 @@ def push(folder: Path, repository: str, *, private: bool) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
-    token = os.environ["HF_TOKEN"]
     api = HfApi()
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
         done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of gpt2-repro")
     except (HTTPError, HFValidationError, OSError) as error:
-        reason = " ".join(str(error).split()).replace(token, "HF_TOKEN")[:300]  # a server may echo the header
+        # A server may echo the header with the token.
+        reason = " ".join(str(error).split()).replace(os.environ["HF_TOKEN"], "HF_TOKEN")[:300]
         fix = "Check the name, the network, and that HF_TOKEN has write access."
         raise UserError(f"Cannot upload to {repository}: {reason.rstrip('.')}. {fix}") from None
     print(f"Pushed: {getattr(done, 'commit_url', repository)}")

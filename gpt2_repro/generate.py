@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
@@ -25,24 +24,20 @@ logger = logging.getLogger("gpt2_repro.generate")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = CommandParser(prog="python -m gpt2_repro.generate", description=__doc__)
+    parser = cli.CommandParser(prog="python -m gpt2_repro.generate", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
     parser.add_argument("words", nargs="*", default=[], metavar="PROMPT", help="Text to continue.")
     parser.add_argument("--prompt", default="", help="Text to continue. (default: start a new document)")
-    parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to generate. (default: %(default)s)")
-    parser.add_argument("--num_samples", type=int, default=1, help="Number of samples. (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy decoding. (default: %(default)s)")
-    top_k = "Sample from the top k tokens. 0: all. (default: %(default)s)"
-    parser.add_argument("--top_k", type=int, default=50, help=top_k)
-    top_p = "Sample from the most likely tokens with this total probability. (default: %(default)s)"
-    parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
-    parser.add_argument("--seed", type=int, default=42, help="Random seed. (default: %(default)s)")
+    parser.add_argument("--max_new_tokens", type=cli.positive_count, default=100, help="Tokens to generate.")
+    parser.add_argument("--num_samples", type=cli.between(1, MOST_SAMPLES), default=1, help="Number of samples.")
+    parser.add_argument("--temperature", type=cli.between(0.0, 1000.0), default=1.0, help="0: greedy decoding.")
+    parser.add_argument(
+        "--top_k", type=cli.between(0, 10**9), default=50, help="Sample from the top k tokens. 0: all."
+    )
+    top_p = "Sample from the most likely tokens with this total probability."
+    parser.add_argument("--top_p", type=cli.between(1e-9, 1.0), default=1.0, help=top_p)
+    parser.add_argument("--seed", type=cli.between(0, 2**63 - 1), default=42, help="Random seed.")
     args = parser.parse(argv)
-    ranges: dict[str, tuple[float, float]] = {"max_new_tokens": (1, 10**9), "num_samples": (1, MOST_SAMPLES)}
-    ranges |= {"top_k": (0, 10**9), "temperature": (0, 1000), "top_p": (1e-9, 1), "seed": (0, 2**63 - 1)}
-    for name, (least, most) in ranges.items():
-        if not least <= (value := getattr(args, name)) <= most:
-            raise UserError(f"--{name} {value} must be at least {least} and at most {most}.")
     if 0 < args.temperature < 0.001:  # probabilities would overflow
         raise UserError(f"--temperature {args.temperature} must be 0 or at least 0.001.")
     if args.words and args.prompt:

@@ -73,9 +73,8 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
     import torch
 
     if torch.cuda.is_available() and not use_cpu:
-        properties = torch.cuda.get_device_properties(0)
-        name, count = properties.name, torch.cuda.device_count()
-        return Accelerator("cuda", name, count, peak_flops(name), properties.total_memory)
+        gpu = torch.cuda.get_device_properties(0)
+        return Accelerator("cuda", gpu.name, torch.cuda.device_count(), peak_flops(gpu.name), gpu.total_memory)
     return Accelerator("cpu", platform.processor() or platform.machine(), cpu_cores(), None, None)
 
 
@@ -148,9 +147,8 @@ def check_processes(num_processes: int) -> None:
     import torch
 
     if num_processes > (gpus := torch.cuda.device_count()):
-        raise UserError(
-            f"{num_processes} processes need as many GPUs, but there are {gpus}. Pass --num_processes {gpus}."
-        )
+        text = f"{num_processes} processes need as many GPUs, but there are {gpus}."
+        raise UserError(f"{text} Pass --num_processes {gpus}.")
 
 
 def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:

@@ -52,17 +52,15 @@ class Launcher(NamedTuple):
 
 
 # The recommended launchers come first.
-LAUNCHERS = {
-    launcher.name: launcher
-    for launcher in (
-        Launcher("zero1", ZERO, "zero1.json"),
-        Launcher("ddp", PLAIN),
-        Launcher("zero2", ZERO, "zero2.json"),
-        Launcher("zero3", ZERO3, "zero3.json", whole_weights=False),
-        Launcher("fsdp2", FSDP2, whole_weights=False),
-        Launcher("zero1_multinode", ZERO, "zero1.json"),
-    )
-}
+_TABLE = (
+    Launcher("zero1", ZERO, "zero1.json"),
+    Launcher("ddp", PLAIN),
+    Launcher("zero2", ZERO, "zero2.json"),
+    Launcher("zero3", ZERO3, "zero3.json", whole_weights=False),
+    Launcher("fsdp2", FSDP2, whole_weights=False),
+    Launcher("zero1_multinode", ZERO, "zero1.json"),
+)
+LAUNCHERS = {launcher.name: launcher for launcher in _TABLE}
 
 
 def recommended_launcher() -> Launcher:

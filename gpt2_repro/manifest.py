@@ -83,6 +83,4 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as a dict for manifest.json, without fields that are None."""
-        return dataclasses.asdict(
-            self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
-        )
+        return dataclasses.asdict(self, dict_factory=lambda items: {k: v for k, v in items if v is not None})

@@ -23,7 +23,6 @@ from types import FrameType
 import psutil
 
 from gpt2_repro import cli
-from gpt2_repro.cli import CommandParser, positive_count, positive_number
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.status import RunStatus
@@ -41,13 +40,13 @@ LAUNCHERS_PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "900"}
 
 def main(argv: list[str]) -> None:
     """Run a training command until it has finished, and restart it after crashes."""
-    parser = CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
-    attempts = "Give up after this number of crashes in a row without a newer checkpoint. (default: 3)"
-    parser.add_argument("--attempts", type=positive_count, default=3, help=attempts)
-    wait = "Seconds from a crash to the restart. Doubled after each crash without a newer checkpoint. (default: 10)"
-    parser.add_argument("--wait", type=positive_number, default=10.0, help=wait)
-    grace = "Kill a process that remains after the command after N seconds without writing files. (default: 60)"
-    parser.add_argument("--grace", type=positive_number, default=60.0, help=grace)
+    parser = cli.CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
+    attempts = "Give up after this number of crashes in a row without a newer checkpoint."
+    parser.add_argument("--attempts", type=cli.positive_count, default=3, help=attempts)
+    wait = "Seconds from a crash to the restart. Doubled after each crash without a newer checkpoint."
+    parser.add_argument("--wait", type=cli.positive_number, default=10, help=wait)
+    grace = "Kill a process that remains after the command after N seconds without writing files."
+    parser.add_argument("--grace", type=cli.positive_number, default=60, help=grace)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="The training command, after --")
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -90,14 +89,14 @@ class Supervisor:
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
             if failures >= self.options.attempts:
-                raise RunFailed(
-                    f"Gave up after {failures} crashes in a row without a new checkpoint. Exit code: {code}. "
-                    "Fix the error above, then run again."
-                )
+                text = f"Gave up after {failures} crashes in a row without a new checkpoint. Exit code: {code}."
+                raise RunFailed(f"{text} Fix the error above, then run again.")
             wait = min(LONGEST_WAIT, self.options.wait * 2 ** (failures - 1))
             where = f"from step {newest}" if newest >= 0 else "from the beginning"
             logger.warning("Crash %d (exit code %s). Restarting training %s in %.0f s.", failures, code, where, wait)
-            self._sleep(wait)
+            deadline = time.monotonic() + wait
+            while not self.signalled and time.monotonic() < deadline:
+                time.sleep(min(wait, 0.2))
             if self.signalled:
                 return
 
@@ -148,10 +147,8 @@ class Supervisor:
             if state == "failed" and reason == "the launcher died":
                 return True  # the signal ended it, and its workers have saved
             self._forward(everything=True)
-            raise RunFailed(
-                f"The run was ended by a signal before it saved a checkpoint (exit code {code}). "
-                "Run the same command again."
-            )
+            text = f"The run was ended by a signal before it saved a checkpoint (exit code {code})."
+            raise RunFailed(f"{text} Run the same command again.")
         if mistake := noted(MISTAKE, self.notes):
             raise UserError(mistake)
         return False
@@ -172,11 +169,6 @@ class Supervisor:
         if self.process is not None and self.process.poll() is None:
             # A launcher does not handle SIGUSR1 and would be killed by it.
             self.process.send_signal(signal.SIGTERM if number == signal.SIGUSR1 else number)
-
-    def _sleep(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not self.signalled and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, 0.2))
 
 
 def _written_mib(process: psutil.Process) -> int:

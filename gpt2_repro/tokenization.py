@@ -171,9 +171,8 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[l
     """
     try:
         if not tokenizer.is_fast:
-            return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)[
-                "input_ids"
-            ]
+            options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+            return tokenizer(list(texts), **options)["input_ids"]
         return [encoding.ids for encoding in _encoder(tokenizer).encode_batch_fast(texts, add_special_tokens=False)]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
         shown = texts[0] if len(texts) == 1 else "a text"
@@ -230,9 +229,8 @@ def bytes_of_ids(tokenizer: "PreTrainedTokenizerBase") -> "NDArray[np.int64]":
     vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
     added, sizes = tokenizer.added_tokens_decoder, np.zeros((2, max(vocabulary.values()) + 1), np.int64)
     # With this decoder, each character of a token is a byte.
-    is_byte_level = tokenizer.is_fast and '"ByteLevel"' in json.dumps(
-        json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
-    )
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] if tokenizer.is_fast else None
+    is_byte_level = '"ByteLevel"' in json.dumps(decoder)
 
     def size(*ids: int) -> int:
         return len(tokenizer.decode(ids, clean_up_tokenization_spaces=False).encode())

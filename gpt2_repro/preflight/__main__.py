@@ -15,10 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2_repro import hardware
+from gpt2_repro import cli, hardware
 from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.cli import positive_count, positive_number
-from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
 from gpt2_repro.hardware import Accelerator
@@ -36,14 +34,16 @@ logger = logging.getLogger("gpt2_repro.preflight")
 Plans = dict[int, BatchPlan | UserError]  # see `sizing.plans_of`
 DIST_SECONDS = 30.0
 CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
-PROG = "python -m gpt2_repro.preflight"
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
-    "n": {"type": positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {"type": positive_number, "help": "Measured speed of all GPUs. (default: published speeds)"},
+    "n": {"type": cli.positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
+    "tokens_per_second": {
+        "type": cli.positive_number,
+        "help": "Measured speed of all GPUs. (default: published speeds)",
+    },
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
-    "volume_gb": {"type": positive_number, "help": "Rented size of the network volume with the data, in GB."},
+    "volume_gb": {"type": cli.positive_number, "help": "Rented size of the network volume with the data, in GB."},
     "json": {"action": "store_true", "help": "Print the results as one JSON object."},
 }
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.sizing import follow_data, plans_of
     from gpt2_repro.training.workload import workload_of
 
-    requested = load_recipe(argv, description=__doc__, prog=PROG, options=OPTIONS)
+    requested = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
     from gpt2_repro.preflight.plan import measure_cpu, run_lines
 
     options = requested.options
@@ -70,13 +70,12 @@ def main(argv: list[str]) -> None:
     work, plans = workload_of(recipe), plans_of(recipe, requested, device.count, memory_bytes)
     findings = [*packages, *_check_machine(recipe, work)] if is_here else notes
     findings += _check_run(recipe, work, plans, device)
-    speed, training = options.tokens_per_second, recipe.training
-    measures = is_here and not speed and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS
-    if measures:
-        rows = training.per_device_train_batch_size
+    training, speed, basis = recipe.training, options.tokens_per_second, "typed"
+    if is_here and not speed and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS:
+        rows, basis = training.per_device_train_batch_size, "measured"
         speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, bf16=training.bf16)
     price = training.usd_per_hour
-    planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed, measured=measures)
+    planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed, basis=basis)
     if options.json:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
@@ -98,7 +97,7 @@ def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]
         raise UserError("--dist, --memory and --volume_gb check this machine, but --gpu plans for another machine.")
     cards = cost.cards_named(options.gpu)
     if not cards and not options.tokens_per_second:
-        known = ", ".join(card.card for card in cost.CARDS)
+        known = ", ".join(cost.CARDS)
         raise UserError(f"The speed of {options.gpu!r} is not known. Pass --tokens_per_second, or --gpu: {known}.")
     text = f"{options.gpu} matches {' and '.join(card.card for card in cards)}. The estimate is for the first"
     notes = [Finding("!", "card", text)] if cards[1:] else []
@@ -133,7 +132,6 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
     options, folder = recipe.options, Path(recipe.data.dataset_dir)
     needs = [environment.Need("data", folder, work.missing_bytes)]
     needs.append(environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes))
-    volume_bytes = int(options.volume_gb * 1e9) if options.volume_gb else None
 
     def fit() -> str:
         data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
@@ -142,7 +140,7 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
     is_prepared = (folder / MANIFEST).is_file()
     data = _judge("data", fit) if is_prepared else Finding("!", "data", f"{folder} is not prepared yet")
     findings = [*_check_devices(recipe), *environment.check_limits(), data]
-    findings += environment.check_room(needs, volume_bytes=volume_bytes)
+    findings += environment.check_room(needs, volume_bytes=options.volume_gb and int(options.volume_gb * 1e9))
     if options.dist:
         findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
     return findings
@@ -200,21 +198,17 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
         silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": "true"}
         # Two steps: the optimizer state is allocated before the second one.
         short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
-        # Pass the folder as an option, because then only the form of its rows must match the recipe.
-        fixed = {"dataset_dir": data.dataset_dir, **silent, **short}
-        for trial in memory.trials_of(asked.micro_batch, rows, checkpointing=asked.checkpointing):
+        for trial in memory.trials_of(asked, rows):
             tokens = 2 * trial.micro_batch * data.sequence_length * gpus  # two forward passes per step
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
-            options = fixed | {"output_dir": run, "tokens_per_step": tokens}
-            words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+            # Pass the data as an option, because then only the form of its rows must match the recipe.
+            varied = {"dataset_dir": data.dataset_dir, "output_dir": run, "tokens_per_step": tokens}
+            words = [word for name, value in (varied | silent | short).items() for word in (f"--{name}", str(value))]
             command = [*recommended_launcher().command(gpus), str(ROOT / "train.py"), str(path), *words]
-            try:
-                if memory.fits_in_memory(command, trial):
-                    return Finding("✓", "memory", f"fits: {' '.join(trial.options)}")
-            except UserError as error:
-                return Finding("✗", "memory", str(error))
+            if finding := memory.try_training(command, trial):
+                return finding
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU")
 
 
 if __name__ == "__main__":
-    run_command(main)
+    cli.run(main)

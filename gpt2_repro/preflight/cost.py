@@ -47,7 +47,7 @@ def _rows(name: str) -> list[dict[str, Any]]:
     return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
-CARDS = tuple(Card(**row) for row in _rows("cards.yaml"))
+CARDS = {row["card"]: Card(**row) for row in _rows("cards.yaml")}
 PRICES = tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 
@@ -58,10 +58,10 @@ def price_of(name: str) -> Price | None:
 
 def cards_named(name: str) -> list[Card]:
     """Return the cards that match a driver's GPU name, or words of a name in cards.yaml."""
-    if found := [row for row in CARDS if is_named(row.name, name)]:
+    if found := [card for card in CARDS.values() if is_named(card.name, name)]:
         return found[:1]
     asked = _words(name)
-    return [row for row in CARDS if asked and asked in _words(row.card)]
+    return [card for card in CARDS.values() if asked and asked in _words(card.card)]
 
 
 def _words(name: str) -> str:
@@ -127,25 +127,16 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
 
 def ranking() -> list[dict[str, Any]]:
     """Return what GPT-2 124M on 10B tokens costs at each list price, cheapest first."""
-    cards = {card.card: card for card in CARDS}
-    # Training steps only, without start-up, validation, saving and evaluation.
-    hours = {name: 10e9 / card.tokens_per_second / 3600 for name, card in cards.items()}
-    offers = [
-        price._asdict()
-        | {"usd": hours[price.card] * price.usd_per_hour, "hours": hours[price.card], "speed": cards[price.card].speed}
-        for price in PRICES
-    ]
+    offers = []
+    for price in PRICES:
+        # Training steps only, without start-up, validation, saving and evaluation.
+        hours, speed = 10e9 / CARDS[price.card].tokens_per_second / 3600, CARDS[price.card].speed
+        offers.append(price._asdict() | {"usd": hours * price.usd_per_hour, "hours": hours, "speed": speed})
     return sorted(offers, key=lambda offer: offer["usd"])
 
 
 def plan_on(
-    work: Workload,
-    name: str,
-    cards: int,
-    *,
-    usd_per_hour: float = 0,
-    speed: float | None = None,
-    measured: bool = False,
+    work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, speed: float | None = None, basis: str = "typed"
 ) -> dict[str, Any]:
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
 
@@ -154,14 +145,13 @@ def plan_on(
         cards: number of GPUs.
         usd_per_hour: price of the complete machine, 0 for the list price.
         speed: tokens per second of all GPUs together, None for the speed in cards.yaml.
-        measured: whether `speed` was measured on this CPU.
+        basis: "typed" if `speed` was passed as an option, "measured" if it was measured on this CPU.
     """
     card, price = next(iter(cards_named(name)), None), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
     is_124m = work.model_type == "gpt2" and abs(ratio - 1) <= 0.02
-    basis = "measured" if measured else "typed"
-    origin = "measured on this CPU" if measured else "passed as an option"
-    source = f"{speed:,.0f} tokens/s, {origin}" if speed else None
+    origins = {"typed": "passed as an option", "measured": "measured on this CPU"}
+    source = f"{speed:,.0f} tokens/s, {origins[basis]}" if speed else None
     # The time of a mixture of experts does not follow from its FLOPs.
     if card and not speed and work.is_fast and work.model_type != "mixtral":
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)

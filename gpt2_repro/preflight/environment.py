@@ -10,13 +10,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from gpt2_repro.text import Finding, size
-
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 
 LEAST_SHARED_MEMORY = 1e9  # bytes, for NCCL and data loading; Docker's default is 64 MB
@@ -26,8 +25,6 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_
 
 def check_python(requirements: Path) -> list[Finding]:
     """Check the versions of Python and of the packages listed in requirements.txt."""
-    from packaging.requirements import Requirement
-
     supported = sys.version_info >= (3, 11)
     words = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
     lines = requirements.read_text(encoding="utf-8").splitlines()
@@ -38,9 +35,7 @@ def check_python(requirements: Path) -> list[Finding]:
     return [Finding("✓" if supported else "✗", "python", words), *shown]
 
 
-def _check_package(needed: "Requirement") -> Finding:
-    from packaging.specifiers import SpecifierSet
-
+def _check_package(needed: Requirement) -> Finding:
     try:
         installed = version(needed.name)
     except PackageNotFoundError:
@@ -49,8 +44,7 @@ def _check_package(needed: "Requirement") -> Finding:
         return Finding("✓", needed.name, installed)
     least = SpecifierSet(",".join(str(its) for its in needed.specifier if its.operator == ">="))
     if not least.contains(installed, prereleases=True):
-        fix = f"{installed} is older than {least}. Run pip install -r requirements.txt"
-        return Finding("✗", needed.name, fix)
+        return Finding("✗", needed.name, f"{installed} is older than {least}. Run pip install -r requirements.txt")
     return Finding("!", needed.name, f"{installed}, but the tests used {str(needed.specifier).removeprefix('==')}")
 
 

@@ -20,8 +20,6 @@ from gpt2_repro.text import Finding
 NUMBERS = 16 * 2**20  # fp32 numbers per process: 64 MiB
 ROUNDS = 20
 STARTING = 120.0  # seconds for all processes to import torch; 8 processes on 2 cores took 20 s
-# Peer-to-peer transfers through an IOMMU can cause wrong sums (pytorch#84803) and hangs (NVIDIA/nccl#631, #2079).
-WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
 
 
 def measure(seconds: float) -> None:
@@ -37,8 +35,7 @@ def measure(seconds: float) -> None:
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(seconds=STARTING))
-    late = f"no sum within {seconds:.0f} s: the processes cannot communicate"
-    timer = threading.Timer(seconds, _fail, [late])
+    timer = threading.Timer(seconds, _fail, [f"no sum within {seconds:.0f} s: the processes cannot communicate"])
     timer.daemon = True
     timer.start()
     rank, processes = dist.get_rank(), dist.get_world_size()
@@ -79,7 +76,8 @@ def check_all_reduce(processes: int, *, seconds: float) -> Finding:
     if code == 0 and (speed := re.search(r"^[\d.]+ GB/s$", output, re.MULTILINE)):
         return Finding("✓", about, f"{speed[0]}, and every all-reduce gave the correct result")
     fix = "look at `nvidia-smi topo -m` and `dmesg`, or rent another machine"
-    if shutil.which("nvidia-smi") and run_command(command, limit, **WITHOUT_P2P)[0] == 0:
+    # Peer-to-peer transfers through an IOMMU can cause wrong sums (pytorch#84803) and hangs (NVIDIA/nccl#631, #2079).
+    if shutil.which("nvidia-smi") and run_command(command, limit, NCCL_P2P_DISABLE="1")[0] == 0:
         fix = "set NCCL_P2P_DISABLE=1 for the run. All-reduces are then correct, but slower"
     return Finding("✗", about, f"{error_in(output)}; {fix}")
 

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpt2_repro.errors import UserError
 from gpt2_repro.preflight.environment import error_in, run_command
 from gpt2_repro.text import Finding, size
 
@@ -22,10 +21,9 @@ class MemoryTrial(NamedTuple):
     checkpointing: bool = False
 
     @property
-    def options(self) -> list[str]:
+    def options(self) -> str:
         """The command-line options of this memory setting."""
-        words = ["--per_device_train_batch_size", str(self.micro_batch)]
-        return [*words, "--activation_checkpointing"] if self.checkpointing else words
+        return f"--per_device_train_batch_size {self.micro_batch}{' --activation_checkpointing' * self.checkpointing}"
 
 
 # Bytes saved for the backward pass, per token, block and unit of width, with the shapes of the recipes. The compiled
@@ -105,34 +103,34 @@ def check_memory(estimate: MemoryEstimate, asked: MemoryTrial, rows: int, memory
     if estimate.fits(asked, memory_bytes):
         return Finding("✓", "memory", text)
     best = estimate.largest(asked, rows, memory_bytes)
-    fix = f"Pass {' '.join(best.options)}" if best else "Not even one row fits. Use a larger GPU"
+    fix = f"Pass {best.options}" if best else "Not even one row fits. Use a larger GPU"
     return Finding("✗", "memory", f"{text}. {fix}")
 
 
-def trials_of(most: int, rows: int, *, checkpointing: bool) -> list[MemoryTrial]:
+def trials_of(most: MemoryTrial, rows: int) -> list[MemoryTrial]:
     """Return the memory settings to try, the fastest first.
 
     Args:
-        most: the largest micro-batch. The next ones are about half as large and divide `rows`, the rows per step.
-        checkpointing: whether to try activation checkpointing only. If not, it comes last, because it is slower.
+        most: the largest micro-batch, and whether activation checkpointing is required. If it is not, settings with
+            checkpointing come last, because they are slower.
+        rows: number of rows per process and optimizer step. The micro-batches divide it, and each one is about half
+            as large as the one before.
     """
-    sizes, limit = [], most
+    sizes, limit = [], most.micro_batch
     while limit:
         sizes.append(next(size for size in range(limit, 0, -1) if rows % size == 0))
         limit = sizes[-1] // 2
-    return [MemoryTrial(size, on) for on in sorted({checkpointing, True}) for size in sizes]
+    return [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]
 
 
-def fits_in_memory(command: Sequence[str], trial: MemoryTrial) -> bool:
-    """Return whether a training command succeeds with the setting `trial`.
-
-    Raises UserError if the command fails for another reason than the memory.
-    """
+def try_training(command: Sequence[str], trial: MemoryTrial) -> Finding | None:
+    """Return the result of a training command with the setting `trial`, or None if the memory is too small."""
     # A new process for each memory setting, because a process frees all its memory when it ends (llm.c, discussion 481).
-    code, output = run_command([*command, *trial.options], TRIAL_SECONDS)
+    code, output = run_command([*command, *trial.options.split()], TRIAL_SECONDS)
     # Exit codes -9 and 137: the kernel killed the process because the machine ran out of memory.
     is_full = code in (-9, 137) or (code != 0 and OUT_OF_MEMORY.search(output) is not None)
-    logger.info("  %s: %s", " ".join(trial.options), "out of memory" if is_full else "failed" if code else "fits")
-    if code and not is_full:
-        raise UserError(f"{' '.join(trial.options)} failed: {error_in(output)}")
-    return not is_full
+    logger.info("  %s: %s", trial.options, "out of memory" if is_full else "failed" if code else "fits")
+    if is_full:
+        return None
+    words = f"{trial.options} failed: {error_in(output)}" if code else f"fits: {trial.options}"
+    return Finding("✗" if code else "✓", "memory", words)

@@ -1,6 +1,6 @@
 """Describe a run: parameters, batches, length, FLOPs and sizes on disk. Measure the speed of a CPU."""
 
-import time
+import timeit
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,8 +29,7 @@ def run_lines(
     Args:
         plans: the batch plan for each number of GPUs, or the error if the step does not divide.
     """
-    is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
-    manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
+    manifest = PreparedData.read(data.dataset_dir).manifest if Path(data.dataset_dir, MANIFEST).is_file() else None
     known = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer)
     vocabulary, length, tokens_per_step = known or 50_257, data.sequence_length, work.tokens // work.steps
     scale = scale_of(model, sequence_length=length, vocab_size=vocabulary)
@@ -38,20 +37,17 @@ def run_lines(
     by_length = any(plan.by_length for plan in divided)
 
     padded = f" ({scale.trained:,} while training, with the vocabulary of {vocabulary:,} ids padded)"
-    padded = padded if scale.padded_vocab_size > vocabulary else ""
-    lines = [("parameters", f"{scale.parameters:,}{padded}")]
+    lines = [("parameters", f"{scale.parameters:,}{padded * (scale.padded_vocab_size > vocabulary)}")]
     if not known:
         lines.append(("  vocabulary", f"assumed to have {vocabulary:,} ids, because the data is not prepared"))
     if scale.active < scale.parameters:
         lines.append(("  active", f"{scale.active:,} parameters per token"))
-    shape = {"n_layer": model.n_layer, "n_embd": model.n_embd}
-    if (gpt2 := gpt2_parameters(**shape, n_positions=length, vocab_size=vocabulary)) != scale.parameters:
+    gpt2 = gpt2_parameters(n_layer=model.n_layer, n_embd=model.n_embd, n_positions=length, vocab_size=vocabulary)
+    if gpt2 != scale.parameters:
         lines.append(("  GPT-2", f"{gpt2:,} parameters with these layers and this width"))
     rows = "" if tokens_per_step % length else f" = {tokens_per_step // length:,} rows x {length:,}"
     lines.append(("tokens per step", f"{tokens_per_step:,}{' targets, without padding' if by_length else rows}"))
-    for processes, plan in plans.items():
-        label = f"  on {processes} GPU{'s' * (processes > 1)}"
-        lines.append((label, division(plan)))
+    lines += [(f"  on {count} GPU{'s' * (count > 1)}", division(plan)) for count, plan in plans.items()]
     bound = "at most " if data.packing == "wrap" and not by_length else ""
     planned = max((plan.max_steps for plan in divided), default=work.steps)
     stop = f", of the {planned:,} steps of the schedule" if planned > work.steps else ""
@@ -59,9 +55,8 @@ def run_lines(
     if manifest:
         epochs = work.tokens / max(1, manifest.counts["train"].row_tokens)
         lines.append(("epochs", f"{epochs:,.2f} of {data.dataset_dir}"))
-    per_token = f"{scale.flops_per_token / 1e6:,.1f} M per token (6N + 12LCT)"
     lines += [
-        ("FLOPs", f"{per_token}, {work.flops:.3g} in total"),
+        ("FLOPs", f"{scale.flops_per_token / 1e6:,.1f} M per token (6N + 12LCT), {work.flops:.3g} in total"),
         ("checkpoint", f"{work.checkpoint_bytes / 1e9:.2f} GB each, with DeepSpeed"),
         ("final model", f"{work.final_bytes / 1e9:.2f} GB in fp32"),
         ("disk", f"{size(work.data_bytes)} for the data, {size(work.run_bytes)} for the run"),
@@ -91,12 +86,11 @@ def measure_cpu(data: DataArguments, model: ModelArguments, work: Workload, *, r
     built = build_model(config, attention="causal_sdpa").train()
     bf16 = hardware.choose_bf16(bf16, use_cpu=True, accept_any_hardware=True)[0]
     ids = torch.randint(work.vocab_size, (rows, length))
-    fastest = float("inf")
-    for _ in range(CPU_PASSES):
-        began = time.perf_counter()
+
+    def train_pass() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = built(input_ids=ids, shift_labels=ids).loss
         loss.backward()
         built.zero_grad()
-        fastest = min(fastest, time.perf_counter() - began)
-    return ids.numel() / fastest
+
+    return ids.numel() / min(timeit.repeat(train_pass, number=1, repeat=CPU_PASSES))

@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 
 from gpt2_repro import cli
-from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import findings
 from gpt2_repro.report.page import label_runs, not_comparable, setting_table, summary, write_page
-from gpt2_repro.report.read import read_run
+from gpt2_repro.report.read import Run
 
 
 def main(argv: list[str]) -> None:
@@ -25,7 +24,7 @@ def main(argv: list[str]) -> None:
 
     With --check, only print the health checks, and exit with code 1 if a run is not healthy.
     """
-    parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
+    parser = cli.CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     directory = "Run directory, the --output_dir of train.py."
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=directory)
     where = "Write this HTML file and no PNG figures. (default: RUN/report.html or, for several runs, ./report.html)"
@@ -33,7 +32,7 @@ def main(argv: list[str]) -> None:
     modes.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
     modes.add_argument("--check", action="store_true", help="Check whether the runs are healthy; write no files.")
     options = parser.parse(argv)
-    runs = [read_run(path) for path in options.runs]
+    runs = [Run(path) for path in options.runs]
     if options.check:
         results = [finding for run in runs for finding in findings(run)]
         print("\n".join(map(str, results)))

@@ -1,10 +1,10 @@
 """Check whether a run is healthy, based on the files in its run directory."""
 
-import datetime
 import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 from gpt2_repro.evaluation.references import band, explained, verdict
 from gpt2_repro.report.page import progress
@@ -32,8 +32,7 @@ def _check_state(run: Run) -> Finding:
     if state in ("failed", "diverged"):
         return Finding("✗", "state", f"{text}: {run.status.reason or 'no reason was recorded'}")
     if state == "running" and run.status.updated:
-        updated = datetime.datetime.fromisoformat(run.status.updated)
-        silent = (datetime.datetime.now(datetime.UTC) - updated).total_seconds()
+        silent = (datetime.now(UTC) - datetime.fromisoformat(run.status.updated)).total_seconds()
         if silent > SILENT_SECONDS:
             text += f", last status update {duration(silent)} ago: the run hangs or was killed"
             return Finding("✗", "state", text)

@@ -64,7 +64,7 @@ def summary(run: Run, page: Path) -> list[str]:
     numbers = [[Cell(label), Cell(text, "number"), Cell(note)] for label, text, note in key_numbers(run)]
     lines = [*filter(None, [run.status.reason]), *Table(["", "", ""], numbers).lines()[1:]]
     if run.comparison:
-        rows = [row for row in run.comparison.rows if not re.search("perplexity|nats_per_token", row.metric)]
+        rows = [row for row in run.comparison.rows if not PERPLEXITY.search(row.metric)]
         lines += ["", *dataclasses.replace(run.comparison, rows=rows or run.comparison.rows).table().lines(), ""]
     lines += run.missing().values()
     if run.samples:
@@ -90,21 +90,18 @@ def progress(run: Run) -> str:
 
 def key_numbers(run: Run) -> list[tuple[str, str, str]]:
     """Return label, text and note of the numbers at the top of a report. Unknown numbers are omitted."""
-    validated = [row for row in run.validation if values([row], "eval_loss")]
-    last = validated[-1] if validated else {}
-    best = min(validated, key=lambda row: row["eval_loss"], default=last)
+    validated = [row for row in run.validation if values([row], "eval_loss")] or [{}]
+    last, best = validated[-1], min(validated, key=lambda row: row.get("eval_loss", math.inf))
     losses = "".join(f", {name} {loss:.3f}" for name, loss in run.reference_losses.items())
     at_last = f"at step {last.get('step')}{losses}"
+    better = best.get("eval_loss") if best != last else None
     scores = ", ".join(f"{name} {score:.4f}" for name, score in run.reference_scores.items())
-    price, seconds = run.environment.usd_per_hour or 0, run.status.seconds
+    sets, price, seconds = run.further_sets, run.environment.usd_per_hour or 0, run.status.seconds
     numbers: list[tuple[str, Any, Callable[[Any], str], str]] = [
         ("validation loss (nats/token)", last.get("eval_loss"), "{:.3f}".format, at_last),
-        ("best validation loss", best.get("eval_loss"), "{:.3f}".format, f"at step {best.get('step')}"),
+        ("best validation loss", better, "{:.3f}".format, f"at step {best.get('step')}"),
         ("bits per byte", last.get("eval_bits_per_byte"), "{:.4f}".format, ""),
-        *(
-            (f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, _bits(run, name))
-            for name in run.further_sets
-        ),
+        *((f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, _bits(run, name)) for name in sets),
         ("HellaSwag", _last(run, "hellaswag_acc"), "{:.4f}".format, scores),
         ("non-finite training losses", len(run.non_finite_steps) or None, count, "steps"),
         ("parameters", run.environment.parameters or None, count, ""),
@@ -115,8 +112,6 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
         ("time", seconds, duration, ""),
         ("cost", (seconds or 0) / 3600 * price or None, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
     ]
-    if best == last:
-        del numbers[1]
     return [(label, form(value), note) for label, value, form, note in numbers if value is not None]
 
 
@@ -164,11 +159,12 @@ def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Return a table of the key numbers of several runs, the run with the lowest loss first."""
     numbers = [{label: text for label, text, _ in key_numbers(run)} | _scores(run) for run in runs]
     columns = list(dict.fromkeys(name for row in numbers for name in row))
-    order = sorted(range(len(runs)), key=lambda number: _last(runs[number], "eval_loss") or math.inf)
-    rows = []
-    for label, run, row in ((labels[number], runs[number], numbers[number]) for number in order):
-        texts = [Cell(row.get(name, "–"), "number") for name in columns]
-        rows.append([Cell(label), Cell(f"{run.status.state}, {progress(run)}"), *texts])
+    entries = zip(runs, labels, numbers, strict=True)
+    rows = [
+        [Cell(label), Cell(f"{run.status.state}, {progress(run)}")]
+        + [Cell(row.get(name, "–"), "number") for name in columns]
+        for run, label, row in sorted(entries, key=lambda entry: _last(entry[0], "eval_loss") or math.inf)
+    ]
     return Table(["run", "state", *columns], rows)
 
 
@@ -190,32 +186,28 @@ def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """
     from scipy import stats
 
-    groups: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        if _last(run, "eval_loss") is not None:
-            groups.setdefault(run.setting, []).append(number)
-    losses = {key: [_last(runs[number], "eval_loss") or 0.0 for number in members] for key, members in groups.items()}
-    freedom = sum(len(of_seeds) - 1 for of_seeds in losses.values())
-    squares = sum((loss - statistics.fmean(of_seeds)) ** 2 for of_seeds in losses.values() for loss in of_seeds)
-    spread = math.sqrt(squares / freedom) if freedom else math.nan
-    order = sorted(groups, key=lambda key: statistics.fmean(losses[key]))
+    groups: dict[str, list[tuple[float, str]]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        if (loss := _last(run, "eval_loss")) is not None:
+            groups.setdefault(run.setting, []).append((loss, label))
+    settings = [([loss for loss, _ in group], [label for _, label in group]) for group in groups.values()]
+    settings.sort(key=lambda setting: statistics.fmean(setting[0]))
+    freedom = sum(len(losses) - 1 for losses, _ in settings)
+    squares = sum((loss - statistics.fmean(losses)) ** 2 for losses, _ in settings for loss in losses)
     rows = []
-    for key in order:
-        mean, best = statistics.fmean(losses[key]), losses[order[0]]
+    for losses, names in settings if len(runs) > 1 else ():
+        mean, best = statistics.fmean(losses), settings[0][0]
         difference = mean - statistics.fmean(best)
-        half = spread * math.sqrt(1 / len(losses[key]) + 1 / len(best)) * stats.t.ppf(0.975, freedom) if freedom else 0
-        verdict = "one seed each: unknown" if not freedom else "higher" if difference > half else "within the seeds"
-        names = [labels[number] for number in groups[key]]
+        compared = [f"{difference:+.4f}", "one seed each: unknown"]
+        if losses is best:
+            compared = ["–", ""]
+        elif freedom:
+            half = math.sqrt(squares / freedom * (1 / len(losses) + 1 / len(best))) * stats.t.ppf(0.975, freedom)
+            compared = [f"{difference:+.4f} ± {half:.4f}", "higher" if difference > half else "within the seeds"]
         name = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*"
-        deviation = f" ± {statistics.stdev(losses[key]):.4f}" if len(names) > 1 else ""
-        compared = (
-            ["–", ""]
-            if key == order[0]
-            else [f"{difference:+.4f} ± {half:.4f}" if freedom else f"{difference:+.4f}", verdict]
-        )
-        rows.append([name, str(len(names)), f"{mean:.4f}{deviation}", *compared])
-    headers = ["setting", "seeds", "validation loss", "difference, 95 % interval", "verdict"]
-    return Table(headers, [[Cell(text) for text in row] for row in rows] if len(runs) > 1 else [])
+        deviation = f" ± {statistics.stdev(losses):.4f}" if len(names) > 1 else ""
+        rows.append([Cell(text) for text in (name, str(len(names)), f"{mean:.4f}{deviation}", *compared)])
+    return Table(["setting", "seeds", "validation loss", "difference, 95 % interval", "verdict"], rows)
 
 
 def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:

@@ -10,12 +10,10 @@ from typing import Any
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
-from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
+from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, baseline_of, published_loss
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.checkpoint import suggest_run
-from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, is_run
-from gpt2_repro.run_record.status import RunStatus
 from gpt2_repro.text import Table
 
 
@@ -23,48 +21,48 @@ LARGEST = 1e30  # matplotlib cannot draw larger numbers
 Row = dict[str, float]  # the numbers of one step; NaN for a value that is not finite or not a number
 
 
-@dataclasses.dataclass(frozen=True)
 class Run:
-    """The data of one run. Fields that are read from a missing file are empty."""
+    """The data of one run directory. Values that are read from a missing file are empty.
 
-    path: Path
-    recipe_text: str
-    recipe: dict[str, Any]
-    environment: Environment
-    environment_text: str
-    status: RunStatus  # values missing in the status file come from the last training event and the batch plan
-    training: list[Row]  # one row per step, in order
-    validation: list[Row]
-    samples: list[dict[str, Any]]
-    comparison: Comparison | None
-    diagnosis: dict[str, Table]
-    broken_lines: int  # damaged lines of the metrics file; a last line that a kill cut short is not counted
+    Raises UserError if a file is damaged.
+    """
 
-    @property
-    def name(self) -> str:
-        return self.path.resolve().name
-
-    @property
-    def setting(self) -> str:
-        """A text that is the same for all runs that differ only in the seed."""
-        identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
-        return json.dumps([identity, self.status.step]) if identity else str(self.path)
-
-    @property
-    def non_finite_steps(self) -> list[int]:
-        """The optimizer steps whose training loss was not finite."""
-        return [int(row["step"]) for row in self.training if math.isnan(row["loss"])]
-
-    @property
-    def further_sets(self) -> list[str]:
-        """The names of all validation sets except the main validation set."""
+    def __init__(self, path: Path) -> None:
+        if not is_run(path):
+            where = f"{path} is not a run directory, the --output_dir of train.py."
+            raise UserError(f"{where} {suggest_run(path)}".strip())
+        record = RunRecord(path)
+        if damaged := record.damaged():
+            raise UserError(f"{damaged} is damaged. Repair or delete the file.")
+        self.path, self.name = path, path.resolve().name
+        self.recipe, self.recipe_text = record.recipe(), record.recipe_text()
+        self.environment, self.environment_text = record.environment(), _read(path / ENVIRONMENT, str) or ""
+        # The GPT-2 model whose size is nearest to the run's active parameters.
+        self.baseline = baseline_of(self.environment.active_parameters or self.environment.parameters)
+        # A last line that a kill cut short is not counted as broken.
+        metrics, self.broken_lines = events.read(record.metrics)
+        self.training = _last_per_step(row for row in metrics if "loss" in row)  # one row per step, in order
+        self.non_finite_steps = [int(row["step"]) for row in self.training if math.isnan(row["loss"])]
+        self.validation = _last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row))
         keys = dict.fromkeys(key for row in self.validation for key in row)
-        return [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch(r"eval_.+_loss", key)]
-
-    @property
-    def baseline(self) -> Baseline:
-        """The GPT-2 model whose size is nearest to the run's active parameters."""
-        return baseline_of(self.environment.active_parameters or self.environment.parameters)
+        # The names of all validation sets except the main validation set.
+        self.further_sets = [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch("eval_.+_loss", key)]
+        # A resumed run writes some samples a second time.
+        samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
+        self.samples = sorted(samples.values(), key=lambda sample: sample["step"])
+        self.comparison: Comparison | None = _read(path / COMPARISON, Comparison.from_json)
+        tables = _read(path / DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text)))
+        self.diagnosis: dict[str, Table] = tables or {}
+        # Values missing in the status file come from the last training event and the batch plan.
+        status = record.status()
+        if self.training and not status.tokens:  # the status of step 0. The log may be further.
+            step, tokens = int(self.training[-1]["step"]), values(self.training[-1:], "tokens")
+            status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
+        planned = status.max_steps or self.environment.plan.max_steps or None
+        self.status = dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
+        identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
+        # The same for all runs that differ only in the seed.
+        self.setting = json.dumps([identity, self.status.step]) if identity else str(path)
 
     @property
     def reference_losses(self) -> dict[str, float]:
@@ -98,38 +96,6 @@ class Run:
             "lines": (not self.broken_lines, f"Damaged lines in {METRICS}: {self.broken_lines}."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
-
-
-def read_run(path: Path) -> Run:
-    """Return the data of a run directory. Raises UserError if a file is damaged."""
-    if not is_run(path):
-        raise UserError(f"{path} is not a run directory, the --output_dir of train.py. {suggest_run(path)}".strip())
-    record = RunRecord(path)
-    if damaged := record.damaged():
-        raise UserError(f"{damaged} is damaged. Repair or delete the file.")
-    metrics, broken_lines = events.read(record.metrics)
-    # A resumed run writes some samples a second time.
-    samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
-    training = _last_per_step(row for row in metrics if "loss" in row)
-    environment, status = record.environment(), record.status()
-    if training and not status.tokens:  # the status of step 0. The log may be further.
-        step, tokens = int(training[-1]["step"]), values(training[-1:], "tokens")
-        status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
-    planned = status.max_steps or environment.plan.max_steps or None
-    return Run(
-        path=path,
-        recipe_text=record.recipe_text(),
-        recipe=record.recipe(),
-        environment=environment,
-        environment_text=_read(path / ENVIRONMENT, str) or "",
-        status=dataclasses.replace(status, state=status.state or "unknown", max_steps=planned),
-        training=training,
-        validation=_last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row)),
-        samples=sorted(samples.values(), key=lambda sample: sample["step"]),
-        comparison=_read(path / COMPARISON, Comparison.from_json),
-        diagnosis=_read(path / DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text))) or {},
-        broken_lines=broken_lines,
-    )
 
 
 def values(rows: Sequence[Row], key: str) -> list[float]:

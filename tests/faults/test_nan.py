@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from gpt2_repro.optim.schedule import learning_rate_factor
-from gpt2_repro.report.read import read_run
+from gpt2_repro.report.read import Run
 from tests.faults.runs import status
 
 
@@ -45,7 +45,7 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: st
     assert [logged[step]["learning_rate"] for step in range(1, 9)] == pytest.approx(rates)
     final = load_file(run / "final" / "model.safetensors")
     assert all(weight.isfinite().all() for weight in final.values())
-    assert read_run(run).non_finite_steps == [3]
+    assert Run(run).non_finite_steps == [3]
 
 
 def test_every_file_of_a_run_with_nan_is_json_and_a_resume_goes_on_with_it(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.preflight.links import check_all_reduce
-from gpt2_repro.preflight.memory import fits_in_memory, trials_of
+from gpt2_repro.preflight.memory import MemoryTrial, trials_of, try_training
 from tests.sections import ROOT
 
 
@@ -43,12 +43,12 @@ def test_two_processes_that_communicate(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_memory_settings_divide_the_step() -> None:
-    assert [trial.micro_batch for trial in trials_of(48, 512, checkpointing=True)] == [32, 16, 8, 4, 2, 1]
-    assert [trial.checkpointing for trial in trials_of(2, 30, checkpointing=False)] == [False, False, True, True]
+    assert [trial.micro_batch for trial in trials_of(MemoryTrial(48, True), 512)] == [32, 16, 8, 4, 2, 1]
+    assert [trial.checkpointing for trial in trials_of(MemoryTrial(2), 30)] == [False, False, True, True]
 
 
 def test_out_of_memory_is_not_another_failure() -> None:
-    (trial,) = trials_of(1, 1, checkpointing=True)
-    assert not fits_in_memory([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], trial)
-    with pytest.raises(Exception, match="no such data"):
-        fits_in_memory([sys.executable, "-c", "raise ValueError('no such data')"], trial)
+    (trial,) = trials_of(MemoryTrial(1, True), 1)
+    assert try_training([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], trial) is None
+    failed = try_training([sys.executable, "-c", "raise ValueError('no such data')"], trial)
+    assert failed is not None and failed.mark == "✗" and "no such data" in failed.words

@@ -15,7 +15,7 @@ from scipy import stats
 
 from gpt2_repro.report.__main__ import main
 from gpt2_repro.report.page import recipe_differences, run_table, setting_table
-from gpt2_repro.report.read import points, read_run
+from gpt2_repro.report.read import Run, points
 from tests.commands import ROOT
 from tests.report.conftest import SAMPLE, add, change, write_run
 
@@ -69,7 +69,7 @@ def test_a_run_that_has_only_begun(run_folder: Path, capsys: pytest.CaptureFixtu
         path.unlink()
     main([str(run_folder)])
     page, out = _Page(run_folder / "report.html"), capsys.readouterr().out
-    missing = read_run(run_folder).missing()
+    missing = Run(run_folder).missing()
     assert set(missing) == {"training", "validation", "samples", "evaluation", "environment"}
     assert all(sentence in page.text and sentence in out for sentence in missing.values())
     assert page.addresses == []
@@ -85,7 +85,7 @@ def test_several_runs_share_the_figures(run_folder: Path, tmp_path: Path, monkey
     page, out = _Page(tmp_path / "report.html"), capsys.readouterr().out
     assert len(page.addresses) == 3 and not (run_folder / "report.html").exists()
     assert "<h2>runs/demo</h2>" in page.source and "<h2>elsewhere/demo</h2>" in page.source
-    differences = recipe_differences([read_run(run_folder), read_run(other)], ["a", "b"])
+    differences = recipe_differences([Run(run_folder), Run(other)], ["a", "b"])
     assert [[cell.text for cell in row] for row in differences.rows] == [["training.learning_rate", "0.001", "0.002"]]
     assert all("different tokenizers" in text for text in (page.text, out))
     # The run with the lowest loss is first. A mean over seeds is not the score of a run.
@@ -93,7 +93,7 @@ def test_several_runs_share_the_figures(run_folder: Path, tmp_path: Path, monkey
     comparison = json.loads(path.read_text(encoding="utf-8"))
     comparison["rows"][0]["values"]["demo"]["seeds"] = [0.2, 0.2024]
     path.write_text(json.dumps(comparison), encoding="utf-8")
-    table = run_table([read_run(run_folder), read_run(other)], ["a", "b"])
+    table = run_table([Run(run_folder), Run(other)], ["a", "b"])
     columns = [table.headers.index(name) for name in ("run", "validation loss (nats/token)", "lambada_openai acc")]
     assert [[row[column].text for column in columns] for row in table.rows] == [
         ["b", "4.100", "–"],
@@ -103,26 +103,26 @@ def test_several_runs_share_the_figures(run_folder: Path, tmp_path: Path, monkey
 
 def test_published_losses_are_those_of_the_same_data(run_folder: Path) -> None:
     add(run_folder, step=40, hellaswag_acc=0.3, hellaswag_items=10_042, eval_tokens=10_485_760)
-    assert "GPT-2" not in read_run(run_folder).reference_losses
+    assert "GPT-2" not in Run(run_folder).reference_losses
     fineweb = {"source": "fineweb-10bt", "split": "head", "packing": "concat", "tokenizer": "openai-community/gpt2"}
     change(run_folder / "environment.json", data={"request": fineweb}, parameters=124_439_808)
-    run = read_run(run_folder)
+    run = Run(run_folder)
     assert run.reference_losses == {"GPT-2": 3.424958}
     assert run.reference_scores == {"GPT-2": 0.294463, "GPT-3": 0.337}
     add(run_folder, step=40, eval_loss=4.0, hellaswag_items=100)
-    assert read_run(run_folder).reference_scores == {}  # published scores are for all 10,042 items
+    assert Run(run_folder).reference_scores == {}  # published scores are for all 10,042 items
 
 
 def test_a_resumed_run_is_one_curve(run_folder: Path) -> None:
-    whole = read_run(run_folder)
+    whole = Run(run_folder)
     with (run_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"step": 41, "tok')
-    assert read_run(run_folder) == whole and whole.broken_lines == 0  # a kill tore the last line
+    assert vars(Run(run_folder)) == vars(whole) and whole.broken_lines == 0  # a kill tore the last line
     add(run_folder)  # the end of the torn line
     add(run_folder, step=7, loss=1.5)
     add(run_folder, step=8, loss=math.nan)
     add(run_folder, step=9, loss=None)
-    run = read_run(run_folder)
+    run = Run(run_folder)
     tokens, losses = points(run.training, "loss")
     assert tokens == [8192 * step for step in range(1, 41) if step not in (8, 9)] and losses[6] == 1.5
     assert run.non_finite_steps == [8, 9] and run.broken_lines == 1
@@ -145,7 +145,7 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(tmp_path: Path, monke
             add(folder, step=40, tokens=40 * 8192, loss=4.0, usd=1.5)
             add(folder, step=40, tokens=40 * 8192, eval_loss=loss, eval_bits_per_byte=loss / 3)
     paths = sorted(path for path in tmp_path.iterdir() if path.is_dir())
-    runs = [read_run(path) for path in paths]
+    runs = [Run(path) for path in paths]
     table = setting_table(runs, [run.name for run in runs])
     (best, other) = ([cell.text for cell in row] for row in table.rows)
     low, high = stats.ttest_ind(losses[2e-3], losses[1e-3]).confidence_interval(0.95)

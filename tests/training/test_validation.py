@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.report.plots import draw_loss
-from gpt2_repro.report.read import read_run
+from gpt2_repro.report.read import Run
 from gpt2_repro.training.tracking import FAILURES_ALLOWED
 from gpt2_repro.training.validation import validation_batches
 from tests.faults.runs import status
@@ -56,7 +56,7 @@ def test_no_name_of_a_validation_set_hides_another_loss(
     run, words = tmp_path / "run", ("--dataset_dir", tmp_path / "data", "--ema_steps", 3, "--max_steps", 4)
     assert typed(run, *words).returncode == 0
     (last,) = [event for event in events(run) if event["step"] == 4 and "eval_loss" in event]
-    losses, card = read_run(run), (run / "final" / "README.md").read_text(encoding="utf-8")
+    losses, card = Run(run), (run / "final" / "README.md").read_text(encoding="utf-8")
     assert len(losses.further_sets) == 2 * len(names) + 1
     for weights, prefix in ((run / "checkpoint-4", "eval"), (run / "final", "eval_EMA")):
         model = AutoModelForCausalLM.from_pretrained(weights).eval()
