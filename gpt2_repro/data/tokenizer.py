@@ -1,7 +1,5 @@
 """Fetch, train and save tokenizers, and encode documents as token ids."""
 
-import functools
-import importlib.util
 import json
 import logging
 import os
@@ -16,7 +14,7 @@ import numpy as np
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import write_whole
-from gpt2_repro.hardware import check_hub, hub_reason
+from gpt2_repro.hardware import check_hub
 from gpt2_repro.run_record.layout import FINAL
 from gpt2_repro.tokenization import CONFIG, END_OF_TEXT, for_rows, read_files, separator_token, without_special_tokens
 
@@ -39,7 +37,16 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     """
     destination.mkdir(parents=True, exist_ok=True)
     folders = (folder for folder in (Path(name, FINAL), Path(name, "tokenizer"), Path(name)) if folder.is_dir())
-    source = next(folders, None) or _download_tokenizer(name)
+    source = next(folders, None)
+    if source is None:
+        from huggingface_hub import snapshot_download
+
+        from gpt2_repro.data.sources.hub import hub_errors
+
+        check_hub()
+        fix = "Pass a local folder as --tokenizer, train (train a BPE) or char (one id per character)."
+        with hub_errors(f"fetch the tokenizer {name}, which is not a local folder,", fix):
+            source = Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     for file in TOKENIZER_FILES:
         if (source / file).is_file():
             shutil.copyfile(source / file, destination / file)
@@ -50,19 +57,6 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     except Exception as error:  # `tokenizers` raises plain Exception
         problem = f"The tokenizer {name} cannot be read ({in_a_line(error)})"
         raise UserError(f"{problem}. Pass another --tokenizer.") from None
-
-
-def _download_tokenizer(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HTTPError
-
-    check_hub()
-    try:
-        return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
-    except (HTTPError, HFValidationError, OSError) as error:
-        problem = f"There is no local folder {name}, and the tokenizer cannot be fetched from the Hub"
-        fix = "Pass a local folder as --tokenizer, train (train a BPE) or char (one id per character)."
-        raise UserError(f"{problem} ({hub_reason(error)}). {fix}") from None
 
 
 def _complete(folder: Path, sequence_length: int, *, separator: str = "before") -> None:
@@ -77,8 +71,6 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
     """Train and save a byte-level BPE. The last of its ids is the end-of-text token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if vocab_size < 257:
-        raise UserError(f"--tokenizer train:{vocab_size} has too few ids: 256 bytes and end-of-text need train:257.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -125,9 +117,10 @@ def obtain_tokenizer(
     name, length = args.tokenizer, args.sequence_length
     kind, _, size = name.partition(":")
     if kind == "train":
-        size = size or str(vocabulary_for(text_bytes))
-        if not size.isdecimal():
-            raise UserError(f"--tokenizer {name} must end with a number, such as train:4096.")
+        # By default, the largest power of two from 512 to 32,768 with at least 400 bytes of text per id.
+        size = size or str(1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1)))
+        if not size.isdecimal() or int(size) < 257:
+            raise UserError(f"--tokenizer {name} must end with a number from 257 (256 bytes and end-of-text).")
         logger.info("training a BPE tokenizer with at most %s ids", size)
         train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=length)
     elif name == "char":
@@ -137,12 +130,6 @@ def obtain_tokenizer(
     if args.separator == "none":
         _complete(partial, length, separator="none")
     partial.rename(destination)
-
-
-def vocabulary_for(text_bytes: float) -> int:
-    """Return a vocabulary size from 512 to 32,768 for `text_bytes` bytes of text."""
-    # the largest power of two with at least 400 bytes of text per id
-    return 1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1))
 
 
 def _beginning(documents: Iterable[str]) -> Iterator[str]:
@@ -191,31 +178,23 @@ class Encoder:
         self.end_of_text = None if separator == "none" else vocabulary.get(separator_token(config) or "")
         if separator != "none" and self.end_of_text is None:
             raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
-        self._description = without_special_tokens(description)
+        plain = without_special_tokens(description)
         # Special tokens of several characters do not occur in text, and no other id depends on them.
         if all(token.get("special") and len(token["content"]) > 1 for token in description.get("added_tokens", [])):
-            self._description["added_tokens"] = []
-        _warn_of_lost_characters(self._description, vocabulary)
+            plain["added_tokens"] = []
+        _warn_of_lost_characters(plain, vocabulary)
+        self._reference, self.engine = Tokenizer.from_str(json.dumps(plain)), "tokenizers"
         # fastokens is 20 to 100 times as fast as `tokenizers`.
-        fast = engine == "auto" and _is_byte_level_bpe(self._description, vocabulary)
-        installed = importlib.util.find_spec("fastokens") is not None
-        if fast and not installed:
-            logger.warning("fastokens is not installed. Text is encoded with `tokenizers`, which is much slower.")
-        self.engine = "fastokens" if fast and installed else "tokenizers"
+        if engine == "auto" and _is_byte_level_bpe(plain, vocabulary):
+            # Each worker is a process, so threads within a worker would only compete for cores.
+            os.environ.setdefault("RAYON_NUM_THREADS", "1")
+            try:
+                import fastokens
 
-    @functools.cached_property
-    def _fast(self) -> Any:
-        # Each worker is a process, so threads within a worker would only compete for cores.
-        os.environ.setdefault("RAYON_NUM_THREADS", "1")
-        from fastokens import Tokenizer
-
-        return Tokenizer.from_json_str(json.dumps(self._description))
-
-    @functools.cached_property
-    def _reference(self) -> Any:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_str(json.dumps(self._description))
+                self._fast, self.engine = fastokens.Tokenizer.from_json_str(json.dumps(plain)), "fastokens"
+            except Exception as error:  # not installed, or cannot load this tokenizer
+                text = "fastokens cannot be used (%s). Text is encoded with `tokenizers`, which is much slower."
+                logger.warning(text, in_a_line(error))
 
     def encode(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return two arrays: the concatenated ids, and the length of each document.
