@@ -67,17 +67,13 @@ class EpochSampler(Sampler[int]):
 
         Rows after the last complete step are included.
         """
-        if not self.shuffle:
-            for start in range(0, self.num_rows, self.WINDOW):
-                yield np.arange(start, min(start + self.WINDOW, self.num_rows))
-            return
-        source = np.random.default_rng([self.seed, self.epoch])
-        blocks = source.permutation(-(-self.num_rows // self.BLOCK))
+        order = np.random.default_rng([self.seed, self.epoch]).permutation if self.shuffle else np.asarray
+        blocks = order(np.arange(-(-self.num_rows // self.BLOCK)))
         per_window = self.WINDOW // self.BLOCK
         for start in range(0, len(blocks), per_window):
             firsts = blocks[start : start + per_window, None] * self.BLOCK
             rows = (firsts + np.arange(self.BLOCK)).ravel()
-            yield source.permutation(rows[rows < self.num_rows])
+            yield order(rows[rows < self.num_rows])
 
 
 class LengthGroupedBatches(Sampler[list[int]]):
