@@ -140,11 +140,9 @@ class PreparedData:
         """Raise UserError if file names or sizes of a split do not match the manifest."""
         here = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}
         expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
-        for name in sorted(here.keys() | expected.keys()):
-            if here.get(name) != expected.get(name):
-                file = self.path / split / name
-                sizes = f"{here.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
-                raise UserError(f"{file} has {sizes}. {COPY_AGAIN}")
+        for name, _ in sorted(here.items() ^ expected.items()):
+            sizes = f"{here.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
+            raise UserError(f"{self.path / split / name} has {sizes}. {COPY_AGAIN}")
 
     def check_tokenizer(self) -> None:
         """Raise UserError if a file of the tokenizer is missing, or if earlier versions made the ids differently."""

@@ -47,13 +47,9 @@ LOSSES = ("_loss", "_bits_per_byte")  # ends of the keys of validation losses
 
 def validation_losses(path: Path, step: int | None = None) -> dict[str, float | None]:
     """Return the losses (None if not finite) of the validation at `step`, or the last one."""
-    losses: dict[str, float | None] = {}
-    for event in read(path)[0]:
-        if "eval_loss" in event and step in (None, event.get("step")):
-            losses |= {
-                key: value if is_number(value) else None for key, value in event.items() if key.endswith(LOSSES)
-            }
-    return losses
+    validations = [event for event in read(path)[0] if "eval_loss" in event and step in (None, event.get("step"))]
+    losses = {key: value for event in validations for key, value in event.items() if key.endswith(LOSSES)}
+    return {key: value if is_number(value) else None for key, value in losses.items()}
 
 
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:

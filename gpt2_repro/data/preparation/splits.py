@@ -64,18 +64,15 @@ def check_split(args: DataArguments, sources: Sources) -> None:
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
         tokens, own = any(file.name.endswith(".bin") for file in source.files), source.validation_files
-        problem = ""
-        if not source.files:
-            problem = "has only validation files. Pass training files too"
-        elif args.split == "source" and not own:
-            problem = "has no validation files (`val` in the name). Pass --split head or hash"
-        elif args.split == "head" and tokens and own:
-            problem = "has validation files. Pass --split source to use them"
-        elif args.split == "hash" and tokens:
-            problem = "has tokens, but --split hash needs text. Pass --split source or head"
-        elif args.validation_text and tokens:
-            problem = "has tokens, so there is no text to save. Pass --validation_text false"
-        if problem:
+        problems = {
+            "has only validation files. Pass training files too": not source.files,
+            "has no validation files (`val` in the name). Pass --split head or hash": args.split == "source"
+            and not own,
+            "has validation files. Pass --split source to use them": args.split == "head" and tokens and own,
+            "has tokens, but --split hash needs text. Pass --split source or head": args.split == "hash" and tokens,
+            "has tokens, so there is no text to save. Pass --validation_text false": args.validation_text and tokens,
+        }
+        if problem := next((problem for problem, applies in problems.items() if applies), None):
             raise UserError(f"{source.description['name']} {problem}.")
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
@@ -156,10 +153,8 @@ def _is_near(tokens: float, wanted: float) -> bool:
 
 # Fields of a document: its position, whether it is held out, its length in tokens, the tokens before it in its
 # part, its stream, its part, and its number within the part.
-_DOCUMENT = np.dtype(
-    [("start", float), ("held_out", bool)]
-    + [(name, np.int64) for name in ("length", "first_token", "stream", "part", "number")]
-)
+_NUMBERS = ("length", "first_token", "stream", "part", "number")
+_DOCUMENT = np.dtype([("start", float), ("held_out", bool), *((name, np.int64) for name in _NUMBERS)])
 
 
 def order_documents(
@@ -240,7 +235,5 @@ def _spans(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> I
     follows = np.logical_and.reduce([np.diff(documents["number"]) == 1, *same])
     edges = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(codes)] if len(codes) else []
     for first, last in itertools.pairwise(edges):
-        stream, part, number, token = (
-            int(documents[name][first]) for name in ("stream", "part", "number", "first_token")
-        )
+        stream, part, number, token = documents[["stream", "part", "number", "first_token"]][first].item()
         yield DocumentSpan(stream, part, number, token, documents["length"][first:last], splits[codes[first]])

@@ -51,8 +51,7 @@ def write_folder(
     Raises UserError if a split has no row or an id that is not in the vocabulary. `described` is the result of
     `Sources.described`.
     """
-    if folder.exists():
-        shutil.rmtree(folder)  # left by an interrupted pass
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted pass
     folder.mkdir()
     counts: dict[str, SplitCounts] = {}
     shards: dict[str, list[Shard]] = {}

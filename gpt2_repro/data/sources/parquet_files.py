@@ -63,11 +63,10 @@ class ParquetPart(Part):
 
 def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     """Return the index of the text column among the primitive columns of a file."""
-    is_text = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
-    names = []
-    for field in table.schema_arrow:
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        names += [field.name] * any(is_kind(kind) for is_kind in is_text)
+    fields = table.schema_arrow
+    kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in fields]
+    texts = (pa.string(), pa.large_string(), pa.string_view())
+    names = [field.name for field, kind in zip(fields, kinds, strict=True) if kind in texts]
     if column not in names:
         raise UserError(f"{path} has no text column `{column}`. Pass --text_column with one of: {', '.join(names)}.")
     # A nested column consists of several primitive columns.
