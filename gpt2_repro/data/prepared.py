@@ -6,7 +6,6 @@ A prepared folder has the rows of token ids that prepare_data.py wrote.
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import os
 import shlex
@@ -182,8 +181,7 @@ def request_of(args: DataArguments) -> dict[str, Any]:
     These are all fields except `dataset_dir`. If `data_files` is set, `source` has the value "files".
     """
     request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
-    # Converted through JSON, like the request in a manifest.
-    return json.loads(json.dumps({"source": "files" if args.data_files else args.source, **request}))
+    return {"source": "files" if args.data_files else args.source, **request}
 
 
 def check_request(recorded: dict[str, Any], requested: dict[str, Any], folder: str, fix: str) -> None:

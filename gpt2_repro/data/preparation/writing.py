@@ -165,8 +165,8 @@ def _read(
         ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
         while first < len(span.lengths):
-            last = int(np.searchsorted(ends, ends[first] + PIECE_TOKENS, side="right")) - 1
-            start, stop = ends[first], ends[max(last, first + 1)]
+            last = max(first + 1, int(np.searchsorted(ends, ends[first] + PIECE_TOKENS, side="right")) - 1)
+            start, stop = ends[first], ends[last]
             if last > first + 1:
                 yield ids[start:stop], span.lengths[first:last]
             else:  # a longer document is cut at the boundary of rows, so the rows stay the same
@@ -174,7 +174,7 @@ def _read(
                     piece = ids[place : min(place + step + shared, stop)]
                     yield piece, np.array([len(piece)])
             bar.update(int(stop - start))
-            first = max(last, first + 1)
+            first = last
 
 
 def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> list[Shard]:

@@ -65,10 +65,9 @@ class Repository:
 
     def _files(self, paths: list[str], form: TextForm) -> list[SourceFile]:
         with self._listing():
-            entries = {entry.path: entry for entry in self._api.get_paths_info(self.name, paths, **self.where)}
+            info = {entry.path: entry for entry in self._api.get_paths_info(self.name, paths, **self.where)}
         form = dataclasses.replace(form, verbatim=True)  # the ids must equal those of other projects
-        hashes = {path: entry.lfs.sha256 if entry.lfs else None for path, entry in entries.items()}
-        return [HubFile(path, entries[path].size, hashes[path], self, form) for path in paths]
+        return [HubFile(path, info[path].size, getattr(info[path].lfs, "sha256", None), self, form) for path in paths]
 
 
 @dataclasses.dataclass
