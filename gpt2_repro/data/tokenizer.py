@@ -168,7 +168,7 @@ class Encoder:
 
     def __init__(self, folder: Path, *, separator: str, engine: str = "auto") -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer, pre_tokenizers
 
         description, config = read_files(folder)
         vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
@@ -182,7 +182,10 @@ class Encoder:
         # Special tokens of several characters do not occur in text, and no other id depends on them.
         if all(token.get("special") and len(token["content"]) > 1 for token in description.get("added_tokens", [])):
             plain["added_tokens"] = []
-        _warn_of_lost_characters(plain, vocabulary)
+        is_byte_level = '"ByteLevel"' in json.dumps(plain.get("pre_tokenizer")) and not plain["model"].get("unk_token")
+        if is_byte_level and (missing := {*pre_tokenizers.ByteLevel.alphabet()} - vocabulary.keys()):
+            text = "The tokenizer has no token for %d of 256 bytes. Characters with them are lost."
+            logger.warning(text, len(missing))
         self._reference, self.engine = Tokenizer.from_str(json.dumps(plain)), "tokenizers"
         # fastokens is 20 to 100 times as fast as `tokenizers`.
         if engine == "auto" and _is_byte_level_bpe(plain, vocabulary):
@@ -232,16 +235,6 @@ class Encoder:
             raise UserError(f"{problem}. Pass another --tokenizer.") from None
         arrays = [np.array(document.ids, dtype=self.dtype) for document in encoded]
         return np.concatenate([np.empty(0, self.dtype), *arrays]), np.array([len(array) for array in arrays], int)
-
-
-def _warn_of_lost_characters(description: dict[str, Any], vocabulary: dict[str, int]) -> None:
-    """Log a warning if a byte-level BPE has no token for some bytes, so that `tokenizers` drops characters."""
-    from tokenizers import pre_tokenizers
-
-    if '"ByteLevel"' not in json.dumps(description.get("pre_tokenizer")) or description["model"].get("unk_token"):
-        return
-    if missing := set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.keys():
-        logger.warning("The tokenizer has no token for %d of 256 bytes. Characters with them are lost.", len(missing))
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:

@@ -63,7 +63,10 @@ class RunRecord:
 
     def status(self) -> RunStatus:
         """Return run_status.json, or an empty RunStatus if missing or damaged."""
-        return RunStatus.from_json(read_object(self.path / layout.STATUS))
+        document = read_object(self.path / layout.STATUS)
+        known = {key: value for key, value in document.items() if key.endswith(events.LOSSES)}
+        losses = {key: value for key, value in known.items() if events.is_number(value)}
+        return from_json(RunStatus, document | {"losses": losses}, default=RunStatus())
 
     def data_folder(self, option: str) -> Path | None:
         """Return the prepared folder of the run, or None if it is unknown or does not exist.

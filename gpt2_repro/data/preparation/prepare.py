@@ -7,7 +7,6 @@ import glob
 import itertools
 import json
 import logging
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -209,7 +208,7 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
         text = sum(_text_bytes(file) for file in stream.files if file not in bins)
         tokens = text / bytes_per_token + sum(file.size / 2 for file in bins)
         copies = 1 if any(isinstance(file, LocalFile) for file in bins) else 2  # local token files are not copied
-        needed += copies * itemsize * min(tokens, stream.limit or math.inf)
+        needed += copies * itemsize * min(tokens, stream.limit)
         if args.validation_text and args.split == "hash":  # downloads are kept, to read them again
             needed += sum(file.size for file in stream.files if not isinstance(file, LocalFile))
     # `needed` includes the files of an interrupted preparation, so their space counts as free.

@@ -86,17 +86,16 @@ def check_split(args: DataArguments, sources: Sources) -> None:
 def groups_of(sources: Sources, args: DataArguments) -> list[Group]:
     """Return which files are tokenized for which splits."""
     named = [(number, source.description["name"], source) for number, source in enumerate(sources.training)]
-    train = [Stream(f"train-{i}", name, source.files, source.weight) for i, name, source in named]
-    groups = [Group(SPLITS, train, args.max_tokens or np.inf)]
+    most = args.max_tokens or np.inf
+    train = [Stream(f"train-{i}", name, each.files, each.weight, most * each.weight) for i, name, each in named]
+    groups = [Group(SPLITS, train, most)]
     if args.split == "source":
-        own = [Stream(f"validation-{i}", name, source.validation_files, source.weight) for i, name, source in named]
-        groups = [Group(["validation"], own), Group(["train"], train, args.max_tokens or np.inf)]
+        own = [Stream(f"validation-{i}", name, each.validation_files, each.weight) for i, name, each in named]
+        groups = [Group(["validation"], own), Group(["train"], train, most)]
     for name, source in sources.validation_sets.items():
-        stream = Stream(f"validation_{name}", source.description["name"], source.validation_files or source.files)
+        files = source.validation_files or source.files
+        stream = Stream(f"validation_{name}", source.description["name"], files, limit=args.validation_tokens)
         groups.append(Group([stream.name], [stream], args.validation_tokens))
-    for group in groups:
-        for stream in group.streams:
-            stream.limit = 0 if group.below == np.inf else int(group.below * stream.weight) + 1
     return groups
 
 
@@ -109,7 +108,7 @@ def stage_group(group: Group, args: DataArguments, stage: Callable[[Stream], Non
         if len(group.streams) > 1:
             group.below = min(group.below, stream.end())
             for other in group.streams:
-                other.limit = int(group.below * other.weight) + 1
+                other.limit = group.below * other.weight
     if group.splits == SPLITS:
         _choose_validation(group, args)
 

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -84,7 +84,7 @@ class Stream:
     source: str
     files: list[SourceFile]
     weight: float = 1.0  # share of the source in the tokens of a mixture
-    limit: int = 0  # stop after this many tokens; 0 means no limit
+    limit: float = np.inf  # stop after more than this many tokens
     parts: list[StagedPart] = dataclasses.field(default_factory=list)  # in order, as far as they are staged
 
     def total(self, key: str) -> int:
@@ -108,7 +108,7 @@ def _encoder(folder: Path, changed: int, separator: str, engine: str) -> Encoder
 
 
 def stage_part(
-    part: Part, stem: Path, *, tokenizer: Path, args: DataArguments, options: PreparationOptions, limit: int
+    part: Part, stem: Path, *, tokenizer: Path, args: DataArguments, options: PreparationOptions, limit: float
 ) -> None:
     """Tokenize one part of a source file, and write the temporary files `stem`.*."""
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
@@ -134,7 +134,7 @@ def stage_part(
                 hashed += [args.split == "hash" and is_held_out(text, args) for text in batch.documents]
                 facts["tokens"] += len(ids)
                 facts["text_bytes"] += sum(len(text.encode()) for text in batch.documents)
-                if limit and facts["tokens"] >= limit:
+                if facts["tokens"] > limit:
                     break
         sync(partial)
         partial.replace(stem.with_suffix(".ids"))
@@ -186,7 +186,7 @@ def stage(stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, o
             bad += part.facts["bad"]
             examples += part.facts["bad_examples"]
             check_bad(bad, examples, options.max_bad_documents)
-            if stream.limit and tokens >= stream.limit:
+            if tokens > stream.limit:
                 break
         background.close()
         background.join()  # otherwise the download of a file beyond the limit could outlast this function
@@ -200,15 +200,15 @@ def _parts(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[Sta
     read = 0
     for index, (file, note) in enumerate(zip(files, notes, strict=True)):
         read += file.size
-        parts: list[Part | None]
+        parts: Sequence[Part | None]
         if note.is_file():
             parts = [None] * json.loads(note.read_text(encoding="utf-8"))["parts"]
         else:
             fetch(index).get()
             # Fetch the next file only if it is needed: a byte of parquet gives about a third of a token.
-            if index + 1 < len(notes) and not notes[index + 1].is_file() and not 0 < stream.limit < read // 3:
+            if index + 1 < len(notes) and not notes[index + 1].is_file() and stream.limit >= read // 3:
                 fetch(index + 1)
-            parts = [*file.parts()]
+            parts = file.parts()
         done = functools.partial(write_whole, note, json.dumps({"name": file.name, "parts": len(parts)}))
         for number, part in enumerate(parts):
             stem = note.with_name(f"{note.stem}-{number:05d}")
