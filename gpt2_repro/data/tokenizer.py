@@ -55,8 +55,7 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     try:
         _complete(destination, sequence_length)
     except Exception as error:  # `tokenizers` raises plain Exception
-        problem = f"The tokenizer {name} cannot be read ({in_a_line(error)})"
-        raise UserError(f"{problem}. Pass another --tokenizer.") from None
+        raise UserError(f"The tokenizer {name} is invalid ({in_a_line(error)}). Pass another --tokenizer.") from None
 
 
 def _complete(folder: Path, sequence_length: int, *, separator: str = "before") -> None:
@@ -184,8 +183,7 @@ class Encoder:
             plain["added_tokens"] = []
         is_byte_level = '"ByteLevel"' in json.dumps(plain.get("pre_tokenizer")) and not plain["model"].get("unk_token")
         if is_byte_level and (missing := {*pre_tokenizers.ByteLevel.alphabet()} - vocabulary.keys()):
-            text = "The tokenizer has no token for %d of 256 bytes. Characters with them are lost."
-            logger.warning(text, len(missing))
+            logger.warning("The tokenizer has no token for %d of 256 bytes, so characters are lost.", len(missing))
         self._reference, self.engine = Tokenizer.from_str(json.dumps(plain)), "tokenizers"
         # fastokens is 20 to 100 times as fast as `tokenizers`.
         if engine == "auto" and _is_byte_level_bpe(plain, vocabulary):
@@ -196,8 +194,7 @@ class Encoder:
 
                 self._fast, self.engine = fastokens.Tokenizer.from_json_str(json.dumps(plain)), "fastokens"
             except Exception as error:  # not installed, or cannot load this tokenizer
-                text = "fastokens cannot be used (%s). Text is encoded with `tokenizers`, which is much slower."
-                logger.warning(text, in_a_line(error))
+                logger.warning("fastokens cannot be used (%s), so encoding is much slower.", in_a_line(error))
 
     def encode(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return two arrays: the concatenated ids, and the length of each document.
@@ -231,8 +228,7 @@ class Encoder:
                 return np.frombuffer(content, np.uint32).astype(self.dtype), lengths
             encoded = self._reference.encode_batch_fast(documents, add_special_tokens=False)
         except Exception as error:  # `tokenizers` raises plain Exception
-            problem = f"The tokenizer cannot encode this text ({in_a_line(error)})"
-            raise UserError(f"{problem}. Pass another --tokenizer.") from None
+            raise UserError(f"The --tokenizer cannot encode a text ({in_a_line(error)}). Pass another.") from None
         arrays = [np.array(document.ids, dtype=self.dtype) for document in encoded]
         return np.concatenate([np.empty(0, self.dtype), *arrays]), np.array([len(array) for array in arrays], int)
 

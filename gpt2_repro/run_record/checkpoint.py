@@ -81,5 +81,4 @@ def _open_folder(folder: Path) -> Checkpoint:
     run, record = folder.parent, training_record(folder)
     if not (run / RECIPE).is_file():
         return Checkpoint(str(folder), str(folder), record=record)
-    name = f"{folder.name} ({run if run.name else run.resolve().name})"
-    return Checkpoint(name, str(folder), run, record)
+    return Checkpoint(f"{folder.name} ({run if run.name else run.resolve().name})", str(folder), run, record)

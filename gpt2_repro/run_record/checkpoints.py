@@ -128,9 +128,8 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     files, identity = manifest.get("files"), manifest.get("run_identity", {})
     if not isinstance(files, dict) or not isinstance(identity, dict):
         return {}
-    if not all(isinstance(file, dict) and {"bytes", "sha256"} <= file.keys() for file in files.values()):
-        return {}
-    return manifest if manifest.get("sha256") == manifest_hash(manifest) else {}
+    intact = all(isinstance(file, dict) and {"bytes", "sha256"} <= file.keys() for file in files.values())
+    return manifest if intact and manifest.get("sha256") == manifest_hash(manifest) else {}
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:

@@ -59,9 +59,8 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
     """
 
     def stays(event: Event) -> bool:
-        again = validates_again and ("eval_loss" in event or "text" in event)
-        at = event.get("step")
-        return isinstance(at, int) and (at < step or (at == step and not again))
+        is_repeated = validates_again and ("eval_loss" in event or "text" in event)
+        return isinstance(at := event.get("step"), int) and at <= step - is_repeated
 
     if path.is_file():
         kept = (line.rstrip("\n") for line, event in _read(path) if event is not None and stays(event))

@@ -219,8 +219,7 @@ def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray, who
     Returns a new array of the dtype `_DOCUMENT`.
     """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
-    is_cut = (tokens > 0) & (tokens < documents["length"]) & ~np.isin(documents["stream"], list(whole))
-    across = np.flatnonzero(is_cut)
+    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]) & ~np.isin(documents["stream"], list(whole)))
     rest, tokens = documents[across], tokens[across]
     rest["start"], rest["held_out"] = place, False
     rest["first_token"] += tokens

@@ -124,14 +124,12 @@ def _write_split(
         few = f"The {split} split has {total['tokens']:,} tokens, but a row needs {getattr(args, option) + 1:,}"
         raise UserError(f"{few}. Pass more text, another --split or size of the split, or a smaller --{option}.")
     if (largest := max(shard.largest_id for shard in shards)) >= encoder.vocab_size:
-        problem = f"The {split} split has the id {largest}, which is not in the vocabulary"
-        raise UserError(f"{problem}. Pass another --tokenizer.")
+        raise UserError(f"The {split} split has the id {largest}, not in the vocabulary. Pass another --tokenizer.")
     if split != "train" and targets < NOISY_TOKENS:
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
     # The first id of the split (concat) or of each document (wrap) is not a target.
     dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
-    names = [stream.source for stream in group.streams]
-    named = dict(zip(names, sources, strict=True)) if len(sources) > 1 else None
+    named = dict(zip([stream.source for stream in group.streams], sources, strict=True)) if len(sources) > 1 else None
     return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=named), shards
 
 

@@ -122,5 +122,4 @@ def reading(path: Path) -> Iterator[None]:
     except PermissionError:
         raise  # reported with the path by cli.run
     except (UnicodeError, EOFError, OSError, pa.ArrowInvalid) as error:
-        fix = "It is damaged, or its name has the wrong extension."
-        raise UserError(f"{path} cannot be read ({in_a_line(error)}). {fix}") from None
+        raise UserError(f"{path} is damaged, or has the wrong extension ({in_a_line(error)}).") from None

@@ -75,8 +75,7 @@ def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
     groups: list[list[SourceFile]] = []
     group_size = 0
     for file in files:
-        joinable = isinstance(file, LocalFile) and kind_of(Path(file.name)) != ".bin"
-        size = file.size if joinable else limit + 1
+        size = file.size if isinstance(file, LocalFile) and kind_of(Path(file.name)) != ".bin" else limit + 1
         group_size += size
         if not groups or group_size > limit:
             groups.append([])

@@ -66,8 +66,7 @@ def validation_sets(args: DataArguments) -> dict[str, str]:
     for text in args.validation_sets:
         name, _, source = text.partition("=")
         if not re.fullmatch(r"[a-z0-9_]+", name) or not source or name in sets:
-            form = "Pass NAME=SOURCE with a different NAME of a-z, 0-9 and _ for each set."
-            raise UserError(f"--validation_sets {text!r} is invalid. {form}")
+            raise UserError(f"--validation_sets {text!r} is not NAME=SOURCE with a new NAME of a-z, 0-9 and _.")
         sets[name] = source
     return sets
 

@@ -50,8 +50,7 @@ class Shakespeare(WholeFile):
         write_whole(self._path, content)
 
     def read(self) -> Iterator[Batch]:
-        text = self._path.read_text(encoding="utf-8")
-        yield Batch([text[self.start : self.stop]])
+        yield Batch([self._path.read_text(encoding="utf-8")[self.start : self.stop]])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,8 +164,7 @@ class TextPart(Part):
                     if row:  # a blank line is not a row
                         yield row[place] if place < len(row) <= len(header) else None, line
         except csv.Error as error:
-            fix = "Check that each quote is closed."
-            raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). {fix}") from None
+            raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). Check its quotes.") from None
 
 
 def _is_binary(start: bytes) -> bool:
