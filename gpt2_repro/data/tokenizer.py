@@ -102,16 +102,14 @@ def _write(tokenizer: Any, destination: Path, sequence_length: int) -> None:
     _complete(destination, sequence_length)
 
 
-def obtain_tokenizer(
-    args: DataArguments, destination: Path, documents: Callable[[], Iterable[str]], text_bytes: float
-) -> None:
-    """Save the tokenizer of --tokenizer to `destination`, unless that folder exists.
+def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iterable[str]], text_bytes: float) -> None:
+    """Save the tokenizer of --tokenizer to `folder`, unless that folder exists.
 
-    `documents` returns the training text of about `text_bytes` bytes, for `train`, `train:SIZE` and `char`.
+    `texts` returns the training text of about `text_bytes` bytes, for `train`, `train:SIZE` and `char`.
     """
-    if destination.is_dir():
+    if folder.is_dir():
         return
-    partial = destination.with_name(f"{destination.name}.partial")
+    partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     name, length = args.tokenizer, args.sequence_length
     kind, _, size = name.partition(":")
@@ -121,14 +119,14 @@ def obtain_tokenizer(
         if not size.isdecimal() or int(size) < 257:
             raise UserError(f"--tokenizer {name} must end with a number from 257 (256 bytes and end-of-text).")
         logger.info("training a BPE tokenizer with at most %s ids", size)
-        train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=length)
+        train_tokenizer(_beginning(texts()), int(size), partial, sequence_length=length)
     elif name == "char":
-        count_characters(documents(), partial, sequence_length=length)
+        count_characters(texts(), partial, sequence_length=length)
     else:
         save_tokenizer(name, partial, sequence_length=length)
     if args.separator == "none":
         _complete(partial, length, separator="none")
-    partial.rename(destination)
+    partial.rename(folder)
 
 
 def _beginning(documents: Iterable[str]) -> Iterator[str]:

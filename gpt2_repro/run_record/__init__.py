@@ -206,5 +206,4 @@ class RunRecord:
 def _has_ended(holder: str) -> bool:
     """Return whether the process of a text like HOLDER ran here and has ended."""
     number = holder.partition(" on ")[0].removeprefix("process ")
-    ran_here = number.isdigit() and holder == HOLDER.format(number, platform.node())
-    return ran_here and not psutil.pid_exists(int(number))
+    return number.isdigit() and holder == HOLDER.format(number, platform.node()) and not psutil.pid_exists(int(number))

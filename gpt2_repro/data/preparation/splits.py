@@ -46,7 +46,7 @@ class Group:
 
     def spans(self, **rule: Any) -> Iterator[DocumentSpan]:
         """Yield the documents of all sources in order. `rule` replaces `self.rule`."""
-        return order_documents(self.streams, self.splits, **{"below": self.below} | (rule or self.rule))
+        return order_documents(self, **{"below": self.below} | (rule or self.rule))
 
     def counts(self, **rule: Any) -> dict[str, list[dict[str, int]]]:
         """Count documents, empty documents and tokens per split and source. `rule` as in `spans`."""
@@ -157,25 +157,20 @@ _DOCUMENT = np.dtype([("start", float), ("held_out", bool), *((name, np.int64) f
 
 
 def order_documents(
-    streams: Sequence[Stream],
-    splits: Sequence[str],
-    *,
-    head: float = np.inf,
-    cut: bool = False,
-    hashed: Collection[int] = (),
-    below: float = np.inf,
+    group: Group, *, head: float = np.inf, cut: bool = False, hashed: Collection[int] = (), below: float = np.inf
 ) -> Iterator[DocumentSpan]:
     """Yield the documents of all sources in order.
 
     Documents are sorted by position: the number of earlier tokens of the same source, divided by the source's weight.
 
     Args:
-        splits: the split of all documents, or two splits: validation, and the split of all other documents.
+        group: has the split of all documents, or two splits: validation, and the split of all other documents.
         head: position at which validation ends.
         cut: whether to cut documents in two at the position `head`.
         hashed: numbers of the sources whose validation documents --split hash chooses, instead of `head`.
         below: yield only documents whose position is below this number.
     """
+    streams, splits = group.streams, group.splits
     weights = np.array([stream.weight for stream in streams])
     loading = [_documents(stream, i, None if i in hashed else head) for i, stream in enumerate(streams)]
     waiting = [np.empty(0, _DOCUMENT) for _ in streams]

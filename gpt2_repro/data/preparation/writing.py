@@ -39,16 +39,11 @@ NOISY_TOKENS = 2_000  # the loss of a token varies by about 3, so the mean of 2,
 
 
 def write_folder(
-    folder: Path,
-    tokenizer: Path,
-    args: DataArguments,
-    described: dict[str, Any],
-    groups: Sequence[Group],
-    encoder: Encoder,
+    folder: Path, tokenizer: Path, args: DataArguments, sources: dict[str, Any], groups: list[Group], encoder: Encoder
 ) -> None:
     """Write all files of a prepared folder, and the manifest last.
 
-    Raises UserError if a split has no row or an id that is not in the vocabulary. `described` is the result of
+    Raises UserError if a split has no row or an id that is not in the vocabulary. `sources` is the result of
     `Sources.described`.
     """
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted pass
@@ -56,8 +51,8 @@ def write_folder(
     counts: dict[str, SplitCounts] = {}
     shards: dict[str, list[Shard]] = {}
     for group in groups:
-        for split, sources in group.counts().items():
-            counts[split], shards[split] = _write_split(folder / split, group, sources, args, encoder)
+        for split, counted in group.counts().items():
+            counts[split], shards[split] = _write_split(folder / split, group, counted, args, encoder)
         if group.remark:
             logger.info(group.remark)
     if args.validation_text:
@@ -68,14 +63,14 @@ def write_folder(
         shutil.copyfile(path, folder / "tokenizer" / path.name)
     facts = [part.facts for group in groups for stream in group.streams for part in stream.parts]
     others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
-    texts, losses = described["sources"], None
+    texts, losses = sources["sources"], None
     if counts["train"].tokens <= MAX_TOKENS:
         train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
         losses = reference_losses(train, validation, encoder.vocab_size)
     manifest = Manifest(
         request=request_of(args),
         source=texts[0] if len(texts) == 1 else {"name": args.source, "sources": texts},
-        validation_sets=described["validation_sets"],
+        validation_sets=sources["validation_sets"],
         tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
         vocab_size=encoder.vocab_size,
         largest_id=max(shard.largest_id for split in shards for shard in shards[split]),
