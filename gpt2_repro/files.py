@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import shutil
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -166,17 +165,6 @@ def append_line(path: Path, line: str) -> None:
             # A full disk can have cut off the last line.
             line = line if file.read(1) == b"\n" else f"\n{line}"
         file.write(f"{line}\n".encode())
-
-
-def remove_folder(folder: Path, marker: str) -> None:
-    """Delete a folder, the file `marker` last, so that a rest is still recognized as ours."""
-    for path in list(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != marker:
-            path.unlink()
-    (folder / marker).unlink(missing_ok=True)
-    folder.rmdir()
 
 
 def readable(folder: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_name_is_a_checkpoint_a_run_or_a_hub_id(run: Path) -> None:
         with pytest.raises(UserError, match=str(wrong)):
             resolve_checkpoint(str(wrong))
     hub = resolve_checkpoint("openai-community/gpt2")
-    assert (hub.source, hub.form, hub.run, hub.record) == ("openai-community/gpt2", "hub", None, None)
+    assert (hub.source, hub.run, hub.record) == ("openai-community/gpt2", None, None)
     assert hub.window(1024) == 1024
 
 
@@ -46,9 +46,9 @@ def test_a_checkpoint_belongs_to_its_run(run: Path) -> None:
         (run / name / "config.json").write_text("{}", encoding="utf-8")
         seal(run / name, {}, step=3, tokens=1536, run_identity={"seed": 1}, **facts)
     training, final = all_checkpoints(str(run))
-    assert (training.form, final.form) == ("training", "final") and training.run == final.run == run
+    assert training.run == final.run == run
     assert training.source == str(run / "checkpoint-3") and training.record.environment.seed == 42
     assert final == resolve_checkpoint(str(run)) and final.tokens_trained == 1536 and final.window(1024) == 128
     (run / "final").rename(run.parent / "copied")
     elsewhere = resolve_checkpoint(str(run.parent / "copied"))
-    assert (elsewhere.form, elsewhere.run, elsewhere.tokens_trained) == ("folder", None, 1536)
+    assert (elsewhere.run, elsewhere.tokens_trained) == (None, 1536)

@@ -75,8 +75,8 @@ class DataArguments:
     max_tokens: TokenCount = option(TokenCount(0), "Stop after reading this many tokens of text; 0 means no limit.")
 
     def __post_init__(self) -> None:
-        names = [expand(text).rstrip("/") or text for text in self.data_files]
-        self.data_files = [re.sub(r"^(\./+)+(?=.)", "", name) for name in names]  # ./a.txt is a.txt
+        # ./a.txt is a.txt, and books/ is books.
+        self.data_files = [re.sub(r"^(\./+)+(?=.)", "", expand(text).rstrip("/") or text) for text in self.data_files]
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
             raise UserError(f"--min_length {self.min_length} needs --packing wrap.")

@@ -47,11 +47,8 @@ class EpochSampler(Sampler[int]):
     WINDOW = 2**15  # rows: 64 MiB
 
     def __init__(self, num_rows: int, *, rows_per_step: int, seed: int, shuffle: bool) -> None:
-        self.num_rows = num_rows
-        self.rows_per_step = rows_per_step
-        self.seed = seed
-        self.shuffle = shuffle
-        self.epoch = 0
+        self.num_rows, self.rows_per_step = num_rows, rows_per_step
+        self.seed, self.shuffle, self.epoch = seed, shuffle, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -67,17 +64,12 @@ class EpochSampler(Sampler[int]):
 
         Rows after the last complete step are included.
         """
-        if not self.shuffle:
-            for start in range(0, self.num_rows, self.WINDOW):
-                yield np.arange(start, min(start + self.WINDOW, self.num_rows))
-            return
-        source = np.random.default_rng([self.seed, self.epoch])
-        blocks = source.permutation(-(-self.num_rows // self.BLOCK))
+        order = np.random.default_rng([self.seed, self.epoch]).permutation if self.shuffle else np.asarray
+        blocks = order(np.arange(-(-self.num_rows // self.BLOCK)))
         per_window = self.WINDOW // self.BLOCK
         for start in range(0, len(blocks), per_window):
-            firsts = blocks[start : start + per_window, None] * self.BLOCK
-            rows = (firsts + np.arange(self.BLOCK)).ravel()
-            yield source.permutation(rows[rows < self.num_rows])
+            rows = (blocks[start : start + per_window, None] * self.BLOCK + np.arange(self.BLOCK)).ravel()
+            yield order(rows[rows < self.num_rows])
 
 
 class LengthGroupedBatches(Sampler[list[int]]):
@@ -92,9 +84,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
     """
 
     def __init__(self, targets: np.ndarray, plan: BatchPlan, *, seed: int) -> None:
-        self.targets = targets.astype(np.uint32)
-        self.tokens_per_step, self.batches_per_step = plan.tokens_per_step, plan.passes_per_step
-        self.max_positions = plan.positions_per_pass  # per batch, including padding
+        self.targets, self.plan = targets.astype(np.uint32), plan
         self.steps_per_epoch = int(targets.sum(dtype=np.int64)) // plan.tokens_per_step
         self.order = EpochSampler(len(targets), rows_per_step=1, seed=seed, shuffle=True)
 
@@ -102,18 +92,19 @@ class LengthGroupedBatches(Sampler[list[int]]):
         self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return self.steps_per_epoch * self.batches_per_step
+        return self.steps_per_epoch * self.plan.passes_per_step
 
     def __iter__(self) -> Iterator[list[int]]:
         order = np.concatenate([*self.order.windows()])
         firsts = np.cumsum(self.targets[order], dtype=np.int64) - self.targets[order]
-        # A row belongs to the step of its first target. So the rows of a step do not depend on `batches_per_step`.
-        begins = np.arange(1, self.steps_per_epoch + 1) * self.tokens_per_step
+        # A row belongs to the step of its first target. So the rows of a step do not depend on the number of batches.
+        begins = np.arange(1, self.steps_per_epoch + 1) * self.plan.tokens_per_step
         for rows in np.split(order, np.searchsorted(firsts, begins))[: self.steps_per_epoch]:
             # Neighbouring batches get rows of similar length, so ranks that take one batch each have similar work.
             lengths = self.targets[rows]
             longest_first = np.argsort(lengths, kind="stable")[::-1]
-            ends = cut_by_length(lengths[longest_first].tolist(), self.batches_per_step, self.max_positions)
+            sizes = self.plan.passes_per_step, self.plan.positions_per_pass  # including padding
+            ends = cut_by_length(lengths[longest_first].tolist(), *sizes)
             numbers = rows[longest_first].tolist()
             for start, end in itertools.pairwise([0, *ends]):
                 yield numbers[start:end]

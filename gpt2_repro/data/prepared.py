@@ -6,7 +6,6 @@ A prepared folder has the rows of token ids that prepare_data.py wrote.
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import os
 import shlex
@@ -31,7 +30,6 @@ if TYPE_CHECKING:  # slow to import, so these are imported only when the rows or
 logger = logging.getLogger(__name__)
 
 COPY_AGAIN = "Copy the folder again, or prepare it with --overwrite."
-FURTHER = "validation_"  # prefix of the split names of further validation sets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +70,12 @@ class PreparedData:
         if args.source == "files" and not args.data_files:
             command += " --data_files FILE"
         if not args.dataset_dir:
-            fix = f"Run `{command}` and pass the printed --dataset_dir."
-            raise UserError(f"{recipe} names neither a text nor a prepared folder. {fix}")
-        request = requested = request_of(args)
+            raise UserError(f"{recipe} names no prepared folder. Run `{command}` and pass the printed --dataset_dir.")
+        requested = request_of(args)
         if "dataset_dir" in typed:
             command += f" --dataset_dir {shlex.quote(args.dataset_dir)}"
             compared = {*typed, *(field.name for field in dataclasses.fields(RowForm))}
-            requested = {key: value for key, value in request.items() if key in compared}
+            requested = {key: value for key, value in requested.items() if key in compared}
         data = cls.read(args.dataset_dir, command=command)
         fix = f"Pass the value of the folder, or run `python prepare_data.py {recipe}` with another --dataset_dir."
         check_request(data.manifest.request, requested, f"{args.dataset_dir} was prepared", fix)
@@ -125,9 +122,9 @@ class PreparedData:
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
             logger.info("validation data has only %s of the %s requested tokens", f"{targets:,}", f"{eval_tokens:,}")
-        further = [split for split, of_split in counts.items() if split.startswith(FURTHER) and of_split.rows]
-        sets = {split.removeprefix(FURTHER): self.rows(split) for split in further}
-        return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}
+        # The other sets are in splits such as validation_books.
+        names = {split: split.removeprefix("validation").removeprefix("_") for split in counts if split != "train"}
+        return {name: self.rows(split).first(eval_tokens) for split, name in names.items()}
 
     def lock(self) -> None:
         """Prevent other processes from replacing the folder until this process ends."""
@@ -140,11 +137,9 @@ class PreparedData:
         """Raise UserError if file names or sizes of a split do not match the manifest."""
         here = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}
         expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
-        for name in sorted(here.keys() | expected.keys()):
-            if here.get(name) != expected.get(name):
-                file = self.path / split / name
-                sizes = f"{here.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
-                raise UserError(f"{file} has {sizes}. {COPY_AGAIN}")
+        for name, _ in sorted(here.items() ^ expected.items()):
+            sizes = f"{here.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
+            raise UserError(f"{self.path / split / name} has {sizes}. {COPY_AGAIN}")
 
     def check_tokenizer(self) -> None:
         """Raise UserError if a file of the tokenizer is missing, or if earlier versions made the ids differently."""
@@ -184,8 +179,7 @@ def request_of(args: DataArguments) -> dict[str, Any]:
     These are all fields except `dataset_dir`. If `data_files` is set, `source` has the value "files".
     """
     request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
-    # Converted through JSON, like the request in a manifest.
-    return json.loads(json.dumps({"source": "files" if args.data_files else args.source, **request}))
+    return {"source": "files" if args.data_files else args.source, **request}
 
 
 def check_request(recorded: dict[str, Any], requested: dict[str, Any], folder: str, fix: str) -> None:

@@ -1,7 +1,5 @@
 """Fetch, train and save tokenizers, and encode documents as token ids."""
 
-import functools
-import importlib.util
 import json
 import logging
 import os
@@ -16,7 +14,7 @@ import numpy as np
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import write_whole
-from gpt2_repro.hardware import check_hub, hub_reason
+from gpt2_repro.hardware import check_hub
 from gpt2_repro.run_record.layout import FINAL
 from gpt2_repro.tokenization import CONFIG, END_OF_TEXT, for_rows, read_files, separator_token, without_special_tokens
 
@@ -39,7 +37,16 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     """
     destination.mkdir(parents=True, exist_ok=True)
     folders = (folder for folder in (Path(name, FINAL), Path(name, "tokenizer"), Path(name)) if folder.is_dir())
-    source = next(folders, None) or _download_tokenizer(name)
+    source = next(folders, None)
+    if source is None:
+        from huggingface_hub import snapshot_download
+
+        from gpt2_repro.data.sources.hub import hub_errors
+
+        check_hub()
+        fix = "Pass a local folder as --tokenizer, train (train a BPE) or char (one id per character)."
+        with hub_errors(f"fetch the tokenizer {name}, which is not a local folder,", fix):
+            source = Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     for file in TOKENIZER_FILES:
         if (source / file).is_file():
             shutil.copyfile(source / file, destination / file)
@@ -48,21 +55,7 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     try:
         _complete(destination, sequence_length)
     except Exception as error:  # `tokenizers` raises plain Exception
-        problem = f"The tokenizer {name} cannot be read ({in_a_line(error)})"
-        raise UserError(f"{problem}. Pass another --tokenizer.") from None
-
-
-def _download_tokenizer(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HTTPError
-
-    check_hub()
-    try:
-        return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
-    except (HTTPError, HFValidationError, OSError) as error:
-        problem = f"There is no local folder {name}, and the tokenizer cannot be fetched from the Hub"
-        fix = "Pass a local folder as --tokenizer, train (train a BPE) or char (one id per character)."
-        raise UserError(f"{problem} ({hub_reason(error)}). {fix}") from None
+        raise UserError(f"The tokenizer {name} is invalid ({in_a_line(error)}). Pass another --tokenizer.") from None
 
 
 def _complete(folder: Path, sequence_length: int, *, separator: str = "before") -> None:
@@ -77,8 +70,6 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
     """Train and save a byte-level BPE. The last of its ids is the end-of-text token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if vocab_size < 257:
-        raise UserError(f"--tokenizer train:{vocab_size} has too few ids: 256 bytes and end-of-text need train:257.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -111,38 +102,31 @@ def _write(tokenizer: Any, destination: Path, sequence_length: int) -> None:
     _complete(destination, sequence_length)
 
 
-def obtain_tokenizer(
-    args: DataArguments, destination: Path, documents: Callable[[], Iterable[str]], text_bytes: float
-) -> None:
-    """Save the tokenizer of --tokenizer to `destination`, unless that folder exists.
+def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iterable[str]], text_bytes: float) -> None:
+    """Save the tokenizer of --tokenizer to `folder`, unless that folder exists.
 
-    `documents` returns the training text of about `text_bytes` bytes, for `train`, `train:SIZE` and `char`.
+    `texts` returns the training text of about `text_bytes` bytes, for `train`, `train:SIZE` and `char`.
     """
-    if destination.is_dir():
+    if folder.is_dir():
         return
-    partial = destination.with_name(f"{destination.name}.partial")
+    partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     name, length = args.tokenizer, args.sequence_length
     kind, _, size = name.partition(":")
     if kind == "train":
-        size = size or str(vocabulary_for(text_bytes))
-        if not size.isdecimal():
-            raise UserError(f"--tokenizer {name} must end with a number, such as train:4096.")
+        # By default, the largest power of two from 512 to 32,768 with at least 400 bytes of text per id.
+        size = size or str(1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1)))
+        if not size.isdecimal() or int(size) < 257:
+            raise UserError(f"--tokenizer {name} must end with a number from 257 (256 bytes and end-of-text).")
         logger.info("training a BPE tokenizer with at most %s ids", size)
-        train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=length)
+        train_tokenizer(_beginning(texts()), int(size), partial, sequence_length=length)
     elif name == "char":
-        count_characters(documents(), partial, sequence_length=length)
+        count_characters(texts(), partial, sequence_length=length)
     else:
         save_tokenizer(name, partial, sequence_length=length)
     if args.separator == "none":
         _complete(partial, length, separator="none")
-    partial.rename(destination)
-
-
-def vocabulary_for(text_bytes: float) -> int:
-    """Return a vocabulary size from 512 to 32,768 for `text_bytes` bytes of text."""
-    # the largest power of two with at least 400 bytes of text per id
-    return 1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1))
+    partial.rename(folder)
 
 
 def _beginning(documents: Iterable[str]) -> Iterator[str]:
@@ -181,7 +165,7 @@ class Encoder:
 
     def __init__(self, folder: Path, *, separator: str, engine: str = "auto") -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer, pre_tokenizers
 
         description, config = read_files(folder)
         vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
@@ -191,31 +175,24 @@ class Encoder:
         self.end_of_text = None if separator == "none" else vocabulary.get(separator_token(config) or "")
         if separator != "none" and self.end_of_text is None:
             raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
-        self._description = without_special_tokens(description)
+        plain = without_special_tokens(description)
         # Special tokens of several characters do not occur in text, and no other id depends on them.
         if all(token.get("special") and len(token["content"]) > 1 for token in description.get("added_tokens", [])):
-            self._description["added_tokens"] = []
-        _warn_of_lost_characters(self._description, vocabulary)
+            plain["added_tokens"] = []
+        is_byte_level = '"ByteLevel"' in json.dumps(plain.get("pre_tokenizer")) and not plain["model"].get("unk_token")
+        if is_byte_level and (missing := {*pre_tokenizers.ByteLevel.alphabet()} - vocabulary.keys()):
+            logger.warning("The tokenizer has no token for %d of 256 bytes, so characters are lost.", len(missing))
+        self._reference, self.engine = Tokenizer.from_str(json.dumps(plain)), "tokenizers"
         # fastokens is 20 to 100 times as fast as `tokenizers`.
-        fast = engine == "auto" and _is_byte_level_bpe(self._description, vocabulary)
-        installed = importlib.util.find_spec("fastokens") is not None
-        if fast and not installed:
-            logger.warning("fastokens is not installed. Text is encoded with `tokenizers`, which is much slower.")
-        self.engine = "fastokens" if fast and installed else "tokenizers"
+        if engine == "auto" and _is_byte_level_bpe(plain, vocabulary):
+            # Each worker is a process, so threads within a worker would only compete for cores.
+            os.environ.setdefault("RAYON_NUM_THREADS", "1")
+            try:
+                import fastokens
 
-    @functools.cached_property
-    def _fast(self) -> Any:
-        # Each worker is a process, so threads within a worker would only compete for cores.
-        os.environ.setdefault("RAYON_NUM_THREADS", "1")
-        from fastokens import Tokenizer
-
-        return Tokenizer.from_json_str(json.dumps(self._description))
-
-    @functools.cached_property
-    def _reference(self) -> Any:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_str(json.dumps(self._description))
+                self._fast, self.engine = fastokens.Tokenizer.from_json_str(json.dumps(plain)), "fastokens"
+            except Exception as error:  # not installed, or cannot load this tokenizer
+                logger.warning("fastokens cannot be used (%s), so encoding is much slower.", in_a_line(error))
 
     def encode(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return two arrays: the concatenated ids, and the length of each document.
@@ -249,20 +226,9 @@ class Encoder:
                 return np.frombuffer(content, np.uint32).astype(self.dtype), lengths
             encoded = self._reference.encode_batch_fast(documents, add_special_tokens=False)
         except Exception as error:  # `tokenizers` raises plain Exception
-            problem = f"The tokenizer cannot encode this text ({in_a_line(error)})"
-            raise UserError(f"{problem}. Pass another --tokenizer.") from None
+            raise UserError(f"The --tokenizer cannot encode a text ({in_a_line(error)}). Pass another.") from None
         arrays = [np.array(document.ids, dtype=self.dtype) for document in encoded]
         return np.concatenate([np.empty(0, self.dtype), *arrays]), np.array([len(array) for array in arrays], int)
-
-
-def _warn_of_lost_characters(description: dict[str, Any], vocabulary: dict[str, int]) -> None:
-    """Log a warning if a byte-level BPE has no token for some bytes, so that `tokenizers` drops characters."""
-    from tokenizers import pre_tokenizers
-
-    if '"ByteLevel"' not in json.dumps(description.get("pre_tokenizer")) or description["model"].get("unk_token"):
-        return
-    if missing := set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.keys():
-        logger.warning("The tokenizer has no token for %d of 256 bytes. Characters with them are lost.", len(missing))
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:

@@ -12,6 +12,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.checkpoint import Checkpoint, all_checkpoints
+from gpt2_repro.run_record.layout import FINAL
 from gpt2_repro.tokenization import start_id
 
 
@@ -59,7 +60,7 @@ def open_average(run: str, count: int) -> LoadedModel:
     """
     from gpt2_repro.model.export import load_average
 
-    last = [one for one in all_checkpoints(run) if one.form == "training"][-count:]
+    last = [one for one in all_checkpoints(run) if not one.source.endswith(FINAL)][-count:]
     if len(last) < count:
         raise UserError(f"{run} has only {len(last)} complete checkpoints. Pass a smaller --average, or keep more.")
     checkpoint = dataclasses.replace(last[-1], name=f"mean of {count} checkpoints ({run})")

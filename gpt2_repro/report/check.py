@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from gpt2_repro.evaluation.references import band, explained, verdict
 from gpt2_repro.report.page import progress
 from gpt2_repro.report.read import Row, Run, values
-from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.checkpoints import defect
 from gpt2_repro.run_record.layout import FINAL, METRICS
 from gpt2_repro.text import Finding, duration
 
@@ -41,7 +41,7 @@ def _check_state(run: Run) -> Finding:
 
 def _check_files(run: Run) -> Iterator[Finding]:
     if run.status.state == "complete":
-        if RunRecord(run.path).final_defect():
+        if defect(run.path / FINAL):
             yield Finding("!", "files", f"{FINAL}/ is missing or not complete")
         logged = max(values([*run.training, *run.validation], "step"), default=0)
         if logged < 0.9 * (run.status.step or 0):

@@ -38,6 +38,7 @@ class RunRecord:
         # Returns the seconds of this process in each part of PARTS. The trainer replaces this function.
         self.measured: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
         self._lock: TextIO | None = None
+        self.lock_descriptor = -1  # of the lock file, if this process has locked the run
         self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
         self._written = 0.0
 
@@ -62,7 +63,10 @@ class RunRecord:
 
     def status(self) -> RunStatus:
         """Return run_status.json, or an empty RunStatus if missing or damaged."""
-        return RunStatus.from_json(read_object(self.path / layout.STATUS))
+        document = read_object(self.path / layout.STATUS)
+        known = {key: value for key, value in document.items() if key.endswith(events.LOSSES)}
+        losses = {key: value for key, value in known.items() if events.is_number(value)}
+        return from_json(RunStatus, document | {"losses": losses}, default=RunStatus())
 
     def data_folder(self, option: str) -> Path | None:
         """Return the prepared folder of the run, or None if it is unknown or does not exist.
@@ -74,19 +78,9 @@ class RunRecord:
             return None
         trained, here = self.environment().data.get("sha256"), read_object(Path(name, MANIFEST)).get("sha256")
         if trained and here and trained != here:
-            raise UserError(
-                f"{name} was prepared again after {self.path} was trained, so its validation text may be training "
-                f"text of the run. Pass {option} {name} to score it nevertheless."
-            )
+            problem = f"{name} was prepared again after {self.path} was trained, so {self.path} may know its text"
+            raise UserError(f"{problem}. Pass {option} {name} to score it nevertheless.")
         return Path(name)
-
-    def validation_losses(self, step: int | None = None) -> dict[str, float | None]:
-        """Return the losses of the validation at `step`, or of the last validation."""
-        return events.validation_losses(self.metrics, step)
-
-    def final_defect(self) -> str | None:
-        """Return why `final/` is not complete by its file sizes, or None."""
-        return checkpoints.defect(self.final, read_files=False)
 
     def newest_step(self) -> int:
         """Return the step of the newest complete checkpoint, or -1 without a checkpoint."""
@@ -96,7 +90,7 @@ class RunRecord:
         """Return whether the run is complete and was planned for `steps` optimizer steps."""
         # A run that is killed directly after it has written final/ cannot record its state. But if there are
         # checkpoints, final/ may be older than they are.
-        if self.final_defect() is not None or (self.status().state != "complete" and self.newest_step() >= 0):
+        if checkpoints.defect(self.final) or (self.status().state != "complete" and self.newest_step() >= 0):
             return False
         record = checkpoints.training_record(self.final)
         # After --extend_to, the run identity still contains the steps planned before the first extension.
@@ -146,13 +140,8 @@ class RunRecord:
         file.truncate(0)
         file.write(HOLDER.format(os.getpid(), platform.node()))
         file.flush()
-        self._lock = file
+        self._lock, self.lock_descriptor = file, file.fileno()
         self._earlier = time_of_earlier_attempts(self.status())
-
-    @property
-    def lock_descriptor(self) -> int:
-        """The descriptor of the lock file, or -1 if this process has not locked the run."""
-        return -1 if self._lock is None else self._lock.fileno()
 
     def claim(self, recipe: str) -> None:
         """Lock the run directory, write recipe.yaml and set the state to "running"."""
@@ -217,5 +206,4 @@ class RunRecord:
 def _has_ended(holder: str) -> bool:
     """Return whether the process of a text like HOLDER ran here and has ended."""
     number = holder.partition(" on ")[0].removeprefix("process ")
-    ran_here = number.isdigit() and holder == HOLDER.format(number, platform.node())
-    return ran_here and not psutil.pid_exists(int(number))
+    return number.isdigit() and holder == HOLDER.format(number, platform.node()) and not psutil.pid_exists(int(number))

@@ -4,19 +4,17 @@ import dataclasses
 import logging
 import re
 from pathlib import Path
-from typing import Literal
 
 from gpt2_repro.errors import UserError, nearest
 from gpt2_repro.hardware import check_hub
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import complete_checkpoints, training_record
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, RECIPE, checkpoints, is_run, step_of
+from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, RECIPE, checkpoints, is_run
 
 
-logger = logging.getLogger("gpt2_repro.run_record.checkpoint")
+logger = logging.getLogger(__name__)
 
-Form = Literal["training", "final", "folder", "hub"]  # checkpoint-N or final/ of a run, another folder, a Hub id
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?/?")
 
 
@@ -26,7 +24,6 @@ class Checkpoint:
 
     name: str  # in tables, such as `final (runs/demo)`
     source: str  # the folder or Hub id to pass to `from_pretrained`
-    form: Form
     run: Path | None = None
     record: TrainingRecord | None = None  # how the weights were trained
 
@@ -61,7 +58,7 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     if is_run(path.parent) or is_run(Path("runs", name)) or not HUB_ID.fullmatch(name) or path.parts[0] == "runs":
         raise UserError(f"{name} does not exist. {suggest_run(path)}")
     check_hub()
-    return Checkpoint(name.rstrip("/"), name, "hub")
+    return Checkpoint(name.rstrip("/"), name)
 
 
 def suggest_run(path: Path) -> str:
@@ -83,7 +80,5 @@ def all_checkpoints(name: str) -> list[Checkpoint]:
 def _open_folder(folder: Path) -> Checkpoint:
     run, record = folder.parent, training_record(folder)
     if not (run / RECIPE).is_file():
-        return Checkpoint(str(folder), str(folder), "folder", record=record)
-    name = f"{folder.name} ({run if run.name else run.resolve().name})"
-    form: Form = "final" if folder.name == FINAL else "training" if step_of(folder) >= 0 else "folder"
-    return Checkpoint(name, str(folder), form, run, record)
+        return Checkpoint(str(folder), str(folder), record=record)
+    return Checkpoint(f"{folder.name} ({run if run.name else run.resolve().name})", str(folder), run, record)

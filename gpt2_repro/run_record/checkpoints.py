@@ -66,8 +66,11 @@ def sweep(run: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def defect(checkpoint: Path, *, read_files: bool) -> str | None:
-    """Return why a checkpoint or final/ is not complete, or None if it is."""
+def defect(checkpoint: Path, *, read_files: bool = False) -> str | None:
+    """Return why a checkpoint or final/ is not complete, or None if it is.
+
+    By default, only the sizes of its files are checked.
+    """
     manifest = read_manifest(checkpoint)
     if not manifest:
         return "its manifest is missing or damaged"
@@ -82,15 +85,14 @@ def defect(checkpoint: Path, *, read_files: bool) -> str | None:
 
 def complete_checkpoints(run: Path) -> list[Path]:
     """Return the complete checkpoints of a run by their file sizes, newest step first."""
-    return [path for path in layout.checkpoints(run) if defect(path, read_files=False) is None]
+    return [path for path in layout.checkpoints(run) if defect(path) is None]
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint with correct hashes, and why others were skipped."""
     skipped: list[str] = []
     for checkpoint in layout.checkpoints(run):
-        reason = defect(checkpoint, read_files=True)
-        if reason is None:
+        if (reason := defect(checkpoint, read_files=True)) is None:
             return checkpoint, skipped
         skipped.append(f"skipping {checkpoint}: {reason}")
     return None, skipped
@@ -102,9 +104,8 @@ def named(run: Path, name: str) -> Path:
     elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
     if elsewhere or layout.step_of(chosen) < 0 or not chosen.is_dir():
         names = ", ".join(path.name for path in complete_checkpoints(run)) or "none"
-        raise UserError(
-            f"{run} has no checkpoint {name}. Complete checkpoints: {names}. For weights of another run, pass --init_from."
-        )
+        fix = "For weights of another run, pass --init_from."
+        raise UserError(f"{run} has no checkpoint {name}. Complete checkpoints: {names}. {fix}")
     if reason := defect(chosen, read_files=True):
         raise UserError(f"{chosen} is not complete ({reason}).")
     return chosen
@@ -127,9 +128,8 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     files, identity = manifest.get("files"), manifest.get("run_identity", {})
     if not isinstance(files, dict) or not isinstance(identity, dict):
         return {}
-    if not all(isinstance(file, dict) and {"bytes", "sha256"} <= file.keys() for file in files.values()):
-        return {}
-    return manifest if manifest.get("sha256") == manifest_hash(manifest) else {}
+    intact = all(isinstance(file, dict) and {"bytes", "sha256"} <= file.keys() for file in files.values())
+    return manifest if intact and manifest.get("sha256") == manifest_hash(manifest) else {}
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
@@ -194,10 +194,8 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
             raise
         shutil.rmtree(staging, ignore_errors=True)
         fix = "Free some space" if fault == "full" else "Make it writable"
-        raise RunFailed(
-            f"The disk of {run} is {fault}, so {name} could not be saved. {fix} and run the same command again "
-            f"{to_continue(run)}."
-        ) from None
+        problem = f"The disk of {run} is {fault}, so {name} could not be saved"
+        raise RunFailed(f"{problem}. {fix} and run the same command again {to_continue(run)}.") from None
 
 
 def to_continue(run: Path) -> str:

@@ -47,13 +47,9 @@ LOSSES = ("_loss", "_bits_per_byte")  # ends of the keys of validation losses
 
 def validation_losses(path: Path, step: int | None = None) -> dict[str, float | None]:
     """Return the losses (None if not finite) of the validation at `step`, or the last one."""
-    losses: dict[str, float | None] = {}
-    for event in read(path)[0]:
-        if "eval_loss" in event and step in (None, event.get("step")):
-            losses |= {
-                key: value if is_number(value) else None for key, value in event.items() if key.endswith(LOSSES)
-            }
-    return losses
+    validations = [event for event in read(path)[0] if "eval_loss" in event and step in (None, event.get("step"))]
+    losses = {key: value for event in validations for key, value in event.items() if key.endswith(LOSSES)}
+    return {key: value if is_number(value) else None for key, value in losses.items()}
 
 
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:
@@ -63,9 +59,8 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
     """
 
     def stays(event: Event) -> bool:
-        again = validates_again and ("eval_loss" in event or "text" in event)
-        at = event.get("step")
-        return isinstance(at, int) and (at < step or (at == step and not again))
+        is_repeated = validates_again and ("eval_loss" in event or "text" in event)
+        return isinstance(at := event.get("step"), int) and at <= step - is_repeated
 
     if path.is_file():
         kept = (line.rstrip("\n") for line, event in _read(path) if event is not None and stays(event))

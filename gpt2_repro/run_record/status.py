@@ -9,11 +9,8 @@ import datetime
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import gpt2_repro
-from gpt2_repro.files import from_json
-from gpt2_repro.run_record.events import LOSSES, is_number
 from gpt2_repro.run_record.supervision import ENDED, SINCE, noted
 from gpt2_repro.run_record.time_breakdown import PARTS
 
@@ -31,12 +28,6 @@ class RunStatus:
     time_breakdown: Mapping[str, float] = dataclasses.field(default_factory=dict)  # seconds of each part of PARTS
     updated: str | None = None  # UTC time of the last write
     losses: Mapping[str, float] = dataclasses.field(default_factory=dict)  # the last ones, in nats per token
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":
-        """Return the status in a JSON object, or an empty one if a type is wrong."""
-        losses = {key: value for key, value in document.items() if key.endswith(LOSSES) and is_number(value)}
-        return from_json(cls, {**document, "losses": losses}, default=cls())
 
 
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:

@@ -114,10 +114,8 @@ def serve(descriptor: int) -> None:
         except Exception as error:
             # The trainer deletes the staging folder. If the trainer has ended, the next start does.
             reply = {"error": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", None)}
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the trainer has ended
             os.write(sys.stdout.fileno(), json.dumps(reply).encode() + b"\n")
-        except BrokenPipeError:
-            return  # the trainer has ended
 
 
 def _write_file(path: Path, entry: dict[str, Any], memory: memoryview, progress: Callable[[], None]) -> dict[str, Any]:

@@ -132,7 +132,8 @@ def _require_no_result(run: RunRecord, skipped: list[str]) -> None:
             "directory, or pass another --output_dir."
         )
     if run.final.exists():
-        reason = f"is damaged ({defect})" if (defect := run.final_defect()) else "has no checkpoint to continue from"
+        defect = checkpoints.defect(run.final)
+        reason = f"is damaged ({defect})" if defect else "has no checkpoint to continue from"
         raise UserError(f"{run.final} {reason}. Pass another --output_dir.")
     if reached := run.status().step:
         logger.warning("%s had reached step %d without a checkpoint. Training starts again.", run.path, reached)

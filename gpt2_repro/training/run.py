@@ -15,7 +15,7 @@ from gpt2_repro.errors import Diverged, RunFailed, UserError
 from gpt2_repro.files import sync, write_whole
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import deepspeed_json
-from gpt2_repro.run_record import RunRecord, checkpoints
+from gpt2_repro.run_record import RunRecord, checkpoints, events
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STAGING, STATUS
@@ -245,7 +245,7 @@ def _prepare_run_directory(trainer: "PretrainingTrainer", start: Start) -> None:
     run.add_redone_steps(start.step, start.manifest.get("time_breakdown", {}))
     out_of_date = dict.fromkeys(run.status().losses)
     progress = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
-    run.write_status("running", **progress | out_of_date | run.validation_losses())
+    run.write_status("running", **progress | out_of_date | events.validation_losses(run.metrics))
 
 
 def _save_final(trainer: "PretrainingTrainer") -> None:
@@ -277,7 +277,7 @@ def _save_final(trainer: "PretrainingTrainer") -> None:
             model.save_pretrained(staged)
         tokenization.save(trainer.processing_class, staged)
         step = trainer.state.global_step
-        losses = {key: loss for key, loss in run.validation_losses(step).items() if loss is not None}
+        losses = {key: loss for key, loss in events.validation_losses(run.metrics, step).items() if loss is not None}
         if trainer.average.exists:
             averaged = {key: loss for key, loss in losses.items() if key.startswith(AVERAGED)}
             losses = {key.replace(AVERAGED, "eval"): loss for key, loss in averaged.items()}

@@ -40,7 +40,7 @@ def test_the_derived_batches_always_suffice(name: str, rows: int, processes: int
     needed = passes_by_length(tokens, rows=rows, longest=512, shortest=int(targets.min()))
     plan = BatchPlan(tokens, 512, rows, processes, -(-needed // processes), 1, by_length=True)
     sampler = LengthGroupedBatches(targets, plan, seed=1)
-    per_step = sampler.batches_per_step
+    per_step = sampler.plan.passes_per_step
     batches = list(sampler)
     assert len(batches) == len(sampler) == targets.sum() // tokens * per_step > 0 == per_step % processes
     for batch in batches:

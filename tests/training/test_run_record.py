@@ -97,8 +97,9 @@ def test_rewind_removes_events_that_will_be_repeated(run: RunRecord) -> None:
         # Lines that are not events. A full disk cut the last line inside a curly quote.
         file.write(b'[1]\nnull\n{"step": 1, "eval_loss": null}\n{"step": "2"}\n{"step": 1, "text": "\xe2\x80')
     events.append(run.metrics, {"step": 4})
-    assert run.validation_losses(2) == {"eval_loss": 3.0} and run.validation_losses(3) == {}
-    assert run.validation_losses() == run.validation_losses(1) == {"eval_loss": None}  # the last event in the file
+    losses = {step: events.validation_losses(run.metrics, step) for step in (1, 2, 3, None)}
+    assert losses[2] == {"eval_loss": 3.0} and losses[3] == {}
+    assert losses[None] == losses[1] == {"eval_loss": None}  # the last event in the file
     for again, steps, sampled in ((False, [0, 1, 2, 2, 1], [2]), (True, [0, 1, 1], [])):
         run.rewind(2, validates_again=again)
         assert steps_of(run.metrics) == steps and steps_of(run.samples) == sampled

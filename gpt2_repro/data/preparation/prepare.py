@@ -7,7 +7,6 @@ import glob
 import itertools
 import json
 import logging
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from gpt2_repro.data.sources.opening import SourceOpener, Sources
 from gpt2_repro.data.sources.token_files import CHECKED_IDS, read_header, separator_shown
 from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import read_object, remove_folder, write_whole
+from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.text import size
 
@@ -71,13 +70,13 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
             _publish(staging, target)
         except UserError:
             if not _has_tokens(staging) and not any(p.is_file() for p in (staging / "downloads").rglob("*")):
-                remove_folder(staging, REQUEST)  # nothing to resume
+                _remove(staging)  # nothing to resume
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise UserError(f"The disk of {target} is full. Free some space and run the same command again.") from None
-        remove_folder(staging, REQUEST)
+        _remove(staging)
     return PreparedData.read(args.dataset_dir)
 
 
@@ -99,7 +98,7 @@ def _finished(staging: Path, args: DataArguments) -> PreparedData:
     unfinished = {path.name for path in staging.glob("*")} - {REQUEST, REPLACED}
     if "request" in read_object(staging / REQUEST) and not unfinished:
         with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
-            remove_folder(staging, REQUEST)
+            _remove(staging)
     return data
 
 
@@ -141,7 +140,7 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     try:
         write_folder(staging / "folder", tokenizer, args, sources.described(), groups, encoder)
     except UserError:  # the same tokens would fail again
-        _delete(set(staging.iterdir()) - {staging / REQUEST})
+        _empty(staging)
         raise
 
 
@@ -163,14 +162,22 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
     if "sources" in kept:
         logger.warning("the source has changed, so the preparation in %s starts from the beginning", staging)
     write_whole(note, json.dumps({"request": request}))  # without sources while files are deleted
-    _delete(set(staging.iterdir()) - {note})
+    _empty(staging)
     write_whole(note, json.dumps({"request": request, **opened}, indent=2))
     return sources
 
 
-def _delete(paths: Iterable[Path]) -> None:
-    for path in paths:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def _empty(staging: Path, *, keep: str = REQUEST) -> None:
+    """Delete everything in the staging folder except its marker and the file or folder `keep`."""
+    for path in [path for path in staging.iterdir() if path.name not in (REQUEST, keep)]:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _remove(staging: Path) -> None:
+    """Delete the staging folder. Its marker is deleted last, so that a rest is still recognized as ours."""
+    _empty(staging)
+    (staging / REQUEST).unlink(missing_ok=True)
+    staging.rmdir()
 
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
@@ -201,7 +208,7 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
         text = sum(_text_bytes(file) for file in stream.files if file not in bins)
         tokens = text / bytes_per_token + sum(file.size / 2 for file in bins)
         copies = 1 if any(isinstance(file, LocalFile) for file in bins) else 2  # local token files are not copied
-        needed += copies * itemsize * min(tokens, stream.limit or math.inf)
+        needed += copies * itemsize * min(tokens, stream.limit)
         if args.validation_text and args.split == "hash":  # downloads are kept, to read them again
             needed += sum(file.size for file in stream.files if not isinstance(file, LocalFile))
     # `needed` includes the files of an interrupted preparation, so their space counts as free.
@@ -215,11 +222,9 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
 def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
     """Raise UserError if the separators in token files do not match --separator."""
     for source in sources:
-        files = [
-            Path(file.name) for file in source.files if isinstance(file, LocalFile) and file.name.endswith(".bin")
-        ]
-        if files and encoder.end_of_text is not None:
-            first, last = read_header(files[0]), read_header(files[-1])
+        bins = [file.name for file in source.files if isinstance(file, LocalFile) and file.name.endswith(".bin")]
+        if bins and encoder.end_of_text is not None:
+            first, last = read_header(Path(bins[0])), read_header(Path(bins[-1]))
             if not (first.ids()[:CHECKED_IDS] == encoder.end_of_text).any():
                 logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", first.name)
             if (shown := separator_shown(first, last, encoder.end_of_text)) not in (None, args.separator):
@@ -229,7 +234,7 @@ def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: En
 def _publish(staging: Path, target: Path) -> None:
     """Rename the finished folder in `staging` to its final path `target`."""
     # An interrupted publication is repeated by the next start, which needs only the finished folder.
-    _delete(set(staging.iterdir()) - {staging / REQUEST, staging / "folder"})
+    _empty(staging, keep="folder")
     if target.exists():
         target.rename(staging / REPLACED)
     (staging / "folder").rename(target)

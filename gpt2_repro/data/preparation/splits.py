@@ -46,7 +46,7 @@ class Group:
 
     def spans(self, **rule: Any) -> Iterator[DocumentSpan]:
         """Yield the documents of all sources in order. `rule` replaces `self.rule`."""
-        return order_documents(self.streams, self.splits, **{"below": self.below} | (rule or self.rule))
+        return order_documents(self, **{"below": self.below} | (rule or self.rule))
 
     def counts(self, **rule: Any) -> dict[str, list[dict[str, int]]]:
         """Count documents, empty documents and tokens per split and source. `rule` as in `spans`."""
@@ -64,18 +64,15 @@ def check_split(args: DataArguments, sources: Sources) -> None:
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
         tokens, own = any(file.name.endswith(".bin") for file in source.files), source.validation_files
-        problem = ""
-        if not source.files:
-            problem = "has only validation files. Pass training files too"
-        elif args.split == "source" and not own:
-            problem = "has no validation files (`val` in the name). Pass --split head or hash"
-        elif args.split == "head" and tokens and own:
-            problem = "has validation files. Pass --split source to use them"
-        elif args.split == "hash" and tokens:
-            problem = "has tokens, but --split hash needs text. Pass --split source or head"
-        elif args.validation_text and tokens:
-            problem = "has tokens, so there is no text to save. Pass --validation_text false"
-        if problem:
+        problems = {
+            "has only validation files. Pass training files too": not source.files,
+            "has no validation files (`val` in the name). Pass --split head or hash": args.split == "source"
+            and not own,
+            "has validation files. Pass --split source to use them": args.split == "head" and tokens and own,
+            "has tokens, but --split hash needs text. Pass --split source or head": args.split == "hash" and tokens,
+            "has tokens, so there is no text to save. Pass --validation_text false": args.validation_text and tokens,
+        }
+        if problem := next((problem for problem, applies in problems.items() if applies), None):
             raise UserError(f"{source.description['name']} {problem}.")
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
@@ -89,17 +86,16 @@ def check_split(args: DataArguments, sources: Sources) -> None:
 def groups_of(sources: Sources, args: DataArguments) -> list[Group]:
     """Return which files are tokenized for which splits."""
     named = [(number, source.description["name"], source) for number, source in enumerate(sources.training)]
-    train = [Stream(f"train-{i}", name, source.files, source.weight) for i, name, source in named]
-    groups = [Group(SPLITS, train, args.max_tokens or np.inf)]
+    most = args.max_tokens or np.inf
+    train = [Stream(f"train-{i}", name, each.files, each.weight, most * each.weight) for i, name, each in named]
+    groups = [Group(SPLITS, train, most)]
     if args.split == "source":
-        own = [Stream(f"validation-{i}", name, source.validation_files, source.weight) for i, name, source in named]
-        groups = [Group(["validation"], own), Group(["train"], train, args.max_tokens or np.inf)]
+        own = [Stream(f"validation-{i}", name, each.validation_files, each.weight) for i, name, each in named]
+        groups = [Group(["validation"], own), Group(["train"], train, most)]
     for name, source in sources.validation_sets.items():
-        stream = Stream(f"validation_{name}", source.description["name"], source.validation_files or source.files)
+        files = source.validation_files or source.files
+        stream = Stream(f"validation_{name}", source.description["name"], files, limit=args.validation_tokens)
         groups.append(Group([stream.name], [stream], args.validation_tokens))
-    for group in groups:
-        for stream in group.streams:
-            stream.limit = 0 if group.below == np.inf else int(group.below * stream.weight) + 1
     return groups
 
 
@@ -112,7 +108,7 @@ def stage_group(group: Group, args: DataArguments, stage: Callable[[Stream], Non
         if len(group.streams) > 1:
             group.below = min(group.below, stream.end())
             for other in group.streams:
-                other.limit = int(group.below * other.weight) + 1
+                other.limit = group.below * other.weight
     if group.splits == SPLITS:
         _choose_validation(group, args)
 
@@ -156,32 +152,25 @@ def _is_near(tokens: float, wanted: float) -> bool:
 
 # Fields of a document: its position, whether it is held out, its length in tokens, the tokens before it in its
 # part, its stream, its part, and its number within the part.
-_DOCUMENT = np.dtype(
-    [("start", float), ("held_out", bool)]
-    + [(name, np.int64) for name in ("length", "first_token", "stream", "part", "number")]
-)
+_NUMBERS = ("length", "first_token", "stream", "part", "number")
+_DOCUMENT = np.dtype([("start", float), ("held_out", bool), *((name, np.int64) for name in _NUMBERS)])
 
 
 def order_documents(
-    streams: Sequence[Stream],
-    splits: Sequence[str],
-    *,
-    head: float = np.inf,
-    cut: bool = False,
-    hashed: Collection[int] = (),
-    below: float = np.inf,
+    group: Group, *, head: float = np.inf, cut: bool = False, hashed: Collection[int] = (), below: float = np.inf
 ) -> Iterator[DocumentSpan]:
     """Yield the documents of all sources in order.
 
     Documents are sorted by position: the number of earlier tokens of the same source, divided by the source's weight.
 
     Args:
-        splits: the split of all documents, or two splits: validation, and the split of all other documents.
+        group: has the split of all documents, or two splits: validation, and the split of all other documents.
         head: position at which validation ends.
         cut: whether to cut documents in two at the position `head`.
         hashed: numbers of the sources whose validation documents --split hash chooses, instead of `head`.
         below: yield only documents whose position is below this number.
     """
+    streams, splits = group.streams, group.splits
     weights = np.array([stream.weight for stream in streams])
     loading = [_documents(stream, i, None if i in hashed else head) for i, stream in enumerate(streams)]
     waiting = [np.empty(0, _DOCUMENT) for _ in streams]
@@ -225,8 +214,7 @@ def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray, who
     Returns a new array of the dtype `_DOCUMENT`.
     """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
-    is_cut = (tokens > 0) & (tokens < documents["length"]) & ~np.isin(documents["stream"], list(whole))
-    across = np.flatnonzero(is_cut)
+    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]) & ~np.isin(documents["stream"], list(whole)))
     rest, tokens = documents[across], tokens[across]
     rest["start"], rest["held_out"] = place, False
     rest["first_token"] += tokens
@@ -240,7 +228,5 @@ def _spans(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> I
     follows = np.logical_and.reduce([np.diff(documents["number"]) == 1, *same])
     edges = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(codes)] if len(codes) else []
     for first, last in itertools.pairwise(edges):
-        stream, part, number, token = (
-            int(documents[name][first]) for name in ("stream", "part", "number", "first_token")
-        )
+        stream, part, number, token = documents[["stream", "part", "number", "first_token"]][first].item()
         yield DocumentSpan(stream, part, number, token, documents["length"][first:last], splits[codes[first]])

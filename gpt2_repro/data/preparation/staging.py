@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -43,6 +43,9 @@ class StagedPart:
     stem: Path  # path of the temporary files without their extensions
     file: SourceFile
     number: int  # of the part in `file`
+    size: int  # bytes, for the progress bar
+    unread: Part | None  # the part of `file`, or None if its tokens were already staged
+    done: Callable[[], None] | None  # called when the last part of a file and all parts before it are staged
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
@@ -81,7 +84,7 @@ class Stream:
     source: str
     files: list[SourceFile]
     weight: float = 1.0  # share of the source in the tokens of a mixture
-    limit: int = 0  # stop after this many tokens; 0 means no limit
+    limit: float = np.inf  # stop after more than this many tokens
     parts: list[StagedPart] = dataclasses.field(default_factory=list)  # in order, as far as they are staged
 
     def total(self, key: str) -> int:
@@ -105,7 +108,7 @@ def _encoder(folder: Path, changed: int, separator: str, engine: str) -> Encoder
 
 
 def stage_part(
-    part: Part, stem: Path, *, tokenizer: Path, args: DataArguments, options: PreparationOptions, limit: int
+    part: Part, stem: Path, *, tokenizer: Path, args: DataArguments, options: PreparationOptions, limit: float
 ) -> None:
     """Tokenize one part of a source file, and write the temporary files `stem`.*."""
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
@@ -131,7 +134,7 @@ def stage_part(
                 hashed += [args.split == "hash" and is_held_out(text, args) for text in batch.documents]
                 facts["tokens"] += len(ids)
                 facts["text_bytes"] += sum(len(text.encode()) for text in batch.documents)
-                if limit and facts["tokens"] >= limit:
+                if facts["tokens"] > limit:
                     break
         sync(partial)
         partial.replace(stem.with_suffix(".ids"))
@@ -151,14 +154,6 @@ def check_bad(bad: int, examples: list[str], allowed: int) -> None:
         raise UserError(f"{bad:,} files or rows cannot be read. The first: {examples[0]}. {fix}")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Task:
-    part: Part | None  # None if it is already staged
-    staged: StagedPart
-    size: int  # bytes of this part, for the progress bar
-    done: Callable[[], None] | None = None  # called when the last part of a file and all parts before it are staged
-
-
 def stage(stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, options: PreparationOptions) -> None:
     """Tokenize the files of a stream, and set `stream.parts`.
 
@@ -175,80 +170,80 @@ def stage(stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, o
     with (
         Progress(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000) as bar,
         ThreadPool(1) as background,
-        contextlib.closing(_finished(_tasks(stream, folder, background), work, options.num_proc)) as finished,
+        contextlib.closing(_finished(_parts(stream, folder, background), work, options.num_proc)) as finished,
     ):
-        for task in finished:
-            if task.staged.number == 0:
+        for part in finished:
+            if part.number == 0:
                 before = tokens
-            if task.done:
-                task.done()
+            if part.done:
+                part.done()
                 # The validation text is read from the files again when the splits are known.
                 if not args.validation_text or (args.split == "head" and before >= args.validation_tokens):
-                    task.staged.file.drop()
-            bar.update(task.size)
-            stream.parts.append(task.staged)
-            tokens += task.staged.facts["tokens"]
-            bad += task.staged.facts["bad"]
-            examples += task.staged.facts["bad_examples"]
+                    part.file.drop()
+            bar.update(part.size)
+            stream.parts.append(part)
+            tokens += part.facts["tokens"]
+            bad += part.facts["bad"]
+            examples += part.facts["bad_examples"]
             check_bad(bad, examples, options.max_bad_documents)
-            if stream.limit and tokens >= stream.limit:
+            if tokens > stream.limit:
                 break
         background.close()
         background.join()  # otherwise the download of a file beyond the limit could outlast this function
 
 
-def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Task]:
-    """Yield one task for each part of each source file."""
+def _parts(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[StagedPart]:
+    """Yield the parts of each source file, and download the files that have parts without tokens."""
     files = join_small(stream.files)
     notes = [folder / f"{index:05d}.json" for index in range(len(files))]
     fetch = functools.cache(lambda index: background.apply_async(files[index].fetch))
     read = 0
     for index, (file, note) in enumerate(zip(files, notes, strict=True)):
         read += file.size
-        parts: list[Part | None]
+        parts: Sequence[Part | None]
         if note.is_file():
             parts = [None] * json.loads(note.read_text(encoding="utf-8"))["parts"]
         else:
             fetch(index).get()
             # Fetch the next file only if it is needed: a byte of parquet gives about a third of a token.
-            if index + 1 < len(notes) and not notes[index + 1].is_file() and not 0 < stream.limit < read // 3:
+            if index + 1 < len(notes) and not notes[index + 1].is_file() and stream.limit >= read // 3:
                 fetch(index + 1)
-            parts = [*file.parts()]
+            parts = file.parts()
         done = functools.partial(write_whole, note, json.dumps({"name": file.name, "parts": len(parts)}))
         for number, part in enumerate(parts):
-            staged = StagedPart(note.with_name(f"{note.stem}-{number:05d}"), file, number)
+            stem = note.with_name(f"{note.stem}-{number:05d}")
             size = part.size if part else file.size // len(parts)
-            is_staged, is_last = staged.stem.with_suffix(".json").is_file(), number == len(parts) - 1
-            yield _Task(None if is_staged else part, staged, size, done if part and is_last else None)
+            unread = None if stem.with_suffix(".json").is_file() else part
+            yield StagedPart(stem, file, number, size, unread, done if part and number == len(parts) - 1 else None)
 
 
-def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) -> Generator[_Task]:
-    """Run `work` for each task in worker processes, and yield finished tasks in order."""
+def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: int) -> Generator[StagedPart]:
+    """Run `work` for each unread part in worker processes, and yield all parts in order."""
     if num_proc == 1:
-        for task in tasks:
-            if task.part is not None:
-                work(task.part, task.staged.stem)
-            yield task
+        for part in parts:
+            if part.unread is not None:
+                work(part.unread, part.stem)
+            yield part
         return
     # Spawn instead of fork: a forked process inherits locks that threads of the tokenizer may hold.
     context = multiprocessing.get_context("spawn")
     executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_end_with_parent)
-    queue: collections.deque[tuple[_Task, concurrent.futures.Future[None] | None]] = collections.deque()
+    queue: collections.deque[tuple[StagedPart, concurrent.futures.Future[None] | None]] = collections.deque()
     try:
         while True:
-            for task in itertools.islice(tasks, 2 * num_proc + 1 - len(queue)):
+            for part in itertools.islice(parts, 2 * num_proc + 1 - len(queue)):
                 # The first call starts the workers. They inherit the mask: only the main process handles Ctrl-C.
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 try:
-                    queue.append((task, executor.submit(work, task.part, task.staged.stem) if task.part else None))
+                    queue.append((part, executor.submit(work, part.unread, part.stem) if part.unread else None))
                 finally:
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             if not queue:
                 return
-            task, future = queue.popleft()
+            part, future = queue.popleft()
             if future is not None:
                 future.result()
-            yield task
+            yield part
     except BrokenProcessPool:
         fix = f"Run the same command with --num_proc {max(1, num_proc // 2)} to resume."
         raise UserError(f"A worker was killed, probably because memory ran out. {fix}") from None

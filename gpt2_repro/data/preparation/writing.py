@@ -39,26 +39,20 @@ NOISY_TOKENS = 2_000  # the loss of a token varies by about 3, so the mean of 2,
 
 
 def write_folder(
-    folder: Path,
-    tokenizer: Path,
-    args: DataArguments,
-    described: dict[str, Any],
-    groups: Sequence[Group],
-    encoder: Encoder,
+    folder: Path, tokenizer: Path, args: DataArguments, sources: dict[str, Any], groups: list[Group], encoder: Encoder
 ) -> None:
     """Write all files of a prepared folder, and the manifest last.
 
-    Raises UserError if a split has no row or an id that is not in the vocabulary. `described` is the result of
+    Raises UserError if a split has no row or an id that is not in the vocabulary. `sources` is the result of
     `Sources.described`.
     """
-    if folder.exists():
-        shutil.rmtree(folder)  # left by an interrupted pass
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted pass
     folder.mkdir()
     counts: dict[str, SplitCounts] = {}
     shards: dict[str, list[Shard]] = {}
     for group in groups:
-        for split, sources in group.counts().items():
-            counts[split], shards[split] = _write_split(folder / split, group, sources, args, encoder)
+        for split, counted in group.counts().items():
+            counts[split], shards[split] = _write_split(folder / split, group, counted, args, encoder)
         if group.remark:
             logger.info(group.remark)
     if args.validation_text:
@@ -69,14 +63,14 @@ def write_folder(
         shutil.copyfile(path, folder / "tokenizer" / path.name)
     facts = [part.facts for group in groups for stream in group.streams for part in stream.parts]
     others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
-    texts, losses = described["sources"], None
+    texts, losses = sources["sources"], None
     if counts["train"].tokens <= MAX_TOKENS:
         train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
         losses = reference_losses(train, validation, encoder.vocab_size)
     manifest = Manifest(
         request=request_of(args),
         source=texts[0] if len(texts) == 1 else {"name": args.source, "sources": texts},
-        validation_sets=described["validation_sets"],
+        validation_sets=sources["validation_sets"],
         tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
         vocab_size=encoder.vocab_size,
         largest_id=max(shard.largest_id for split in shards for shard in shards[split]),
@@ -125,14 +119,12 @@ def _write_split(
         few = f"The {split} split has {total['tokens']:,} tokens, but a row needs {getattr(args, option) + 1:,}"
         raise UserError(f"{few}. Pass more text, another --split or size of the split, or a smaller --{option}.")
     if (largest := max(shard.largest_id for shard in shards)) >= encoder.vocab_size:
-        problem = f"The {split} split has the id {largest}, which is not in the vocabulary"
-        raise UserError(f"{problem}. Pass another --tokenizer.")
+        raise UserError(f"The {split} split has the id {largest}, not in the vocabulary. Pass another --tokenizer.")
     if split != "train" and targets < NOISY_TOKENS:
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
     # The first id of the split (concat) or of each document (wrap) is not a target.
     dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
-    names = [stream.source for stream in group.streams]
-    named = dict(zip(names, sources, strict=True)) if len(sources) > 1 else None
+    named = dict(zip([stream.source for stream in group.streams], sources, strict=True)) if len(sources) > 1 else None
     return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=named), shards
 
 
@@ -166,8 +158,8 @@ def _read(
         ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
         while first < len(span.lengths):
-            last = int(np.searchsorted(ends, ends[first] + PIECE_TOKENS, side="right")) - 1
-            start, stop = ends[first], ends[max(last, first + 1)]
+            last = max(first + 1, int(np.searchsorted(ends, ends[first] + PIECE_TOKENS, side="right")) - 1)
+            start, stop = ends[first], ends[last]
             if last > first + 1:
                 yield ids[start:stop], span.lengths[first:last]
             else:  # a longer document is cut at the boundary of rows, so the rows stay the same
@@ -175,7 +167,7 @@ def _read(
                     piece = ids[place : min(place + step + shared, stop)]
                     yield piece, np.array([len(piece)])
             bar.update(int(stop - start))
-            first = max(last, first + 1)
+            first = last
 
 
 def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> list[Shard]:

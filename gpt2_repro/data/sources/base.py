@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import csv
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -122,6 +121,5 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except PermissionError:
         raise  # reported with the path by cli.run
-    except (UnicodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
-        fix = "It is damaged, or its name has the wrong extension."
-        raise UserError(f"{path} cannot be read ({in_a_line(error)}). {fix}") from None
+    except (UnicodeError, EOFError, OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{path} is damaged, or has the wrong extension ({in_a_line(error)}).") from None

@@ -65,10 +65,9 @@ class Repository:
 
     def _files(self, paths: list[str], form: TextForm) -> list[SourceFile]:
         with self._listing():
-            entries = {entry.path: entry for entry in self._api.get_paths_info(self.name, paths, **self.where)}
+            info = {entry.path: entry for entry in self._api.get_paths_info(self.name, paths, **self.where)}
         form = dataclasses.replace(form, verbatim=True)  # the ids must equal those of other projects
-        hashes = {path: entry.lfs.sha256 if entry.lfs else None for path, entry in entries.items()}
-        return [HubFile(path, entries[path].size, hashes[path], self, form) for path in paths]
+        return [HubFile(path, info[path].size, getattr(info[path].lfs, "sha256", None), self, form) for path in paths]
 
 
 @dataclasses.dataclass
@@ -91,12 +90,10 @@ class HubFile(SourceFile):
         if self.path is not None:
             return
         repository = self.repository
-        cached = try_to_load_from_cache(repository.name, self.name, **repository.where)
-        if isinstance(cached, str):
-            self.path = Path(cached)
-            return
+        is_cached = isinstance(try_to_load_from_cache(repository.name, self.name, **repository.where), str)
+        folder = None if is_cached else repository.folder
         with hub_errors(f"fetch {self.name} of {repository.name}"):
-            path = Path(hf_hub_download(repository.name, self.name, local_dir=repository.folder, **repository.where))
+            path = Path(hf_hub_download(repository.name, self.name, local_dir=folder, **repository.where))
         if path.stat().st_size != self.size or (self.sha256 is not None and sha256_of(path) != self.sha256):
             path.resolve().unlink()  # in the cache, the blob that the path links to
             path.unlink(missing_ok=True)
@@ -114,8 +111,11 @@ class HubFile(SourceFile):
             self.path.unlink(missing_ok=True)
 
 
+CHECK = "Check the name, the network and HF_TOKEN. Then run the command again, or pass local --data_files."
+
+
 @contextlib.contextmanager
-def hub_errors(what: str) -> Iterator[None]:
+def hub_errors(what: str, fix: str = CHECK) -> Iterator[None]:
     """Convert errors of the Hub and of the network into a UserError.
 
     Args:
@@ -125,9 +125,8 @@ def hub_errors(what: str) -> Iterator[None]:
 
     try:
         yield
-    except (hub.HTTPError, hub.EntryNotFoundError, OSError) as error:
-        from_network = isinstance(error, hub.HTTPError | hub.EntryNotFoundError | ConnectionError | TimeoutError)
-        if not from_network and error.errno is not None:
+    except (hub.HTTPError, hub.EntryNotFoundError, hub.HFValidationError, OSError) as error:
+        remote = hub.HTTPError, hub.EntryNotFoundError, hub.HFValidationError, ConnectionError, TimeoutError
+        if not isinstance(error, remote) and error.errno is not None:
             raise  # error of the local disk, such as a full disk
-        fix = "Check the name, the network and HF_TOKEN. Then run the command again, or pass local --data_files."
         raise UserError(f"Cannot {what} ({hub_reason(error)}). {fix}") from None

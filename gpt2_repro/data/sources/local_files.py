@@ -75,8 +75,7 @@ def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
     groups: list[list[SourceFile]] = []
     group_size = 0
     for file in files:
-        joinable = isinstance(file, LocalFile) and kind_of(Path(file.name)) != ".bin"
-        size = file.size if joinable else limit + 1
+        size = file.size if isinstance(file, LocalFile) and kind_of(Path(file.name)) != ".bin" else limit + 1
         group_size += size
         if not groups or group_size > limit:
             groups.append([])
@@ -110,8 +109,7 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
     # A file that is passed under two names is read once.
     sizes = {path: path.stat().st_size for path in sorted({p.resolve(): p for p in sorted(paths)[::-1]}.values())}
     if wrong := [path for path in sizes if kind_of(path) not in KINDS and path.suffix != ".bin"]:
-        known = f"{', '.join(KINDS)} (also compressed as .gz or .zst) and .bin"
-        raise UserError(f"The file type of {wrong[0]} is not supported. Supported are {known}.")
+        raise UserError(f"{wrong[0]} is not supported. Supported are {', '.join(KINDS)} (also as .gz, .zst) and .bin.")
     if split == "source" and (tests := [path for path in sizes if _TEST_NAME.search(path.name)]):
         logger.info("test files are not used with --split source: %s", ", ".join(map(str, tests)))
         sizes = {path: size for path, size in sizes.items() if path not in tests}

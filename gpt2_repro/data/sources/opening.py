@@ -5,7 +5,6 @@ A source is a preset of this project, a Hub dataset or a set of local files.
 
 import dataclasses
 import glob
-import json
 import re
 import sysconfig
 from pathlib import Path
@@ -32,10 +31,10 @@ class Sources:
     validation_sets: dict[str, Source]
 
     def described(self) -> dict[str, Any]:
-        """Return the descriptions of all sources, converted to JSON types."""
+        """Return the descriptions of all sources."""
         sets = {name: source.description for name, source in self.validation_sets.items()}
         training = [source.description | {"weight": source.weight} for source in self.training]
-        return json.loads(json.dumps({"sources": training, "validation_sets": sets}))
+        return {"sources": training, "validation_sets": sets}
 
     def changed(self) -> list[int]:
         """Return when each local file was last changed (`st_mtime_ns`)."""
@@ -67,8 +66,7 @@ def validation_sets(args: DataArguments) -> dict[str, str]:
     for text in args.validation_sets:
         name, _, source = text.partition("=")
         if not re.fullmatch(r"[a-z0-9_]+", name) or not source or name in sets:
-            form = "Pass NAME=SOURCE with a different NAME of a-z, 0-9 and _ for each set."
-            raise UserError(f"--validation_sets {text!r} is invalid. {form}")
+            raise UserError(f"--validation_sets {text!r} is not NAME=SOURCE with a new NAME of a-z, 0-9 and _.")
         sets[name] = source
     return sets
 
@@ -100,11 +98,10 @@ class SourceOpener:
         name, _, column = text.partition("#")
         form = TextForm(column or self.args.text_column, self.args.sample_by)
         if preset := PRESETS.get(name):
-            repository = self._repository(preset.repository)
-            described = {"repository": repository.name, "files": preset.train, "revision": repository.revision}
-            form = TextForm(first_row=preset.first_row)
-            own = repository.files(preset.validation, form) if preset.validation else []
-            return Source({"name": name, **described}, repository.files(preset.train, form), own)
+            hub, form = self._repository(preset.repository), TextForm(first_row=preset.first_row)
+            described = {"repository": hub.name, "files": preset.train, "revision": hub.revision}
+            own = hub.files(preset.validation, form) if preset.validation else []
+            return Source({"name": name, **described}, hub.files(preset.train, form), own)
         if name == "tiny-shakespeare":
             parts = [Shakespeare(0, TRAINING, str(self.folder)), Shakespeare(TRAINING, CHARACTERS, str(self.folder))]
             return Source({"name": name}, [parts[0]], [parts[1]])
@@ -113,10 +110,10 @@ class SourceOpener:
         if kind_of(Path(name)) in (*KINDS, ".bin") or glob.glob(name, recursive=True):
             return local_source(name, [name], form, split=self.args.split)
         if match := _HUB_ID.fullmatch(name):
-            repository, split = self._repository(match["name"], match["revision"]), self.args.source_split
-            described = {"repository": repository.name, "config": match["config"], "split": split}
-            described |= {"revision": repository.revision}
-            return Source({"name": name, **described}, repository.resolve(match["config"], split, form), [])
+            hub = self._repository(match["name"], match["revision"])
+            config, split = match["config"], self.args.source_split
+            described = {"repository": hub.name, "config": config, "split": split, "revision": hub.revision}
+            return Source({"name": name, **described}, hub.resolve(config, split, form), [])
         hint = did_you_mean(name, SOURCE_NAMES)
         raise UserError(f"Unknown source {name!r}. {hint} For a Hub dataset, pass OWNER/NAME.")
 

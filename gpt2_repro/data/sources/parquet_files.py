@@ -1,6 +1,7 @@
 """Divide Parquet files into parts of complete row groups, and read their text."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,22 +53,26 @@ class ParquetPart(Part):
         path, column = Path(self.name), self.form.text_column
         with pyarrow.parquet.ParquetFile(path, buffer_size=2**20) as table:
             rows = [table.metadata.row_group(group).num_rows for group in range(self.stop)]
-            before = sum(rows[: self.start])
+            numbers = itertools.count(sum(rows[: self.start]) + 1)
             # Aim for batches of a megabyte, under the assumption that the text has the size of the part in the file.
             per_batch = min(1000, max(1, sum(rows[self.start :]) * 2**20 // max(1, self.size)))
             groups = list(range(self.start, self.stop))
-            for batch in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
-                yield _batch(batch.column(0), path, before)
-                before += len(batch)
+            for records in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
+                batch = Batch([])
+                for text, number in zip(records.column(0), numbers, strict=False):
+                    try:
+                        batch.documents.append(text.as_py() or "")
+                    except UnicodeDecodeError:
+                        batch.bad.append(f"{path}, row {number}, is not valid UTF-8")
+                yield batch
 
 
 def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     """Return the index of the text column among the primitive columns of a file."""
-    is_text = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
-    names = []
-    for field in table.schema_arrow:
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        names += [field.name] * any(is_kind(kind) for is_kind in is_text)
+    fields = table.schema_arrow
+    kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in fields]
+    texts = (pa.string(), pa.large_string(), pa.string_view())
+    names = [field.name for field, kind in zip(fields, kinds, strict=True) if kind in texts]
     if column not in names:
         raise UserError(f"{path} has no text column `{column}`. Pass --text_column with one of: {', '.join(names)}.")
     # A nested column consists of several primitive columns.
@@ -75,16 +80,6 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     if (columns := paths.count(column)) != 1:
         raise UserError(f"{path} has {columns} columns `{column}`. Rename the others.")
     return paths.index(column)
-
-
-def _batch(column: pa.Array, path: Path, before: int) -> Batch:
-    batch = Batch([])
-    for row, text in enumerate(column, before + 1):
-        try:
-            batch.documents.append(text.as_py() or "")
-        except UnicodeDecodeError:
-            batch.bad.append(f"{path}, row {row}, is not valid UTF-8")
-    return batch
 
 
 def _join_pages(batches: Iterator[Batch], first_row: str) -> Iterator[Batch]:

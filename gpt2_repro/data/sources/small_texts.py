@@ -2,16 +2,16 @@
 
 import ast
 import dataclasses
-import shutil
+import hashlib
+import http.client
 import sysconfig
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 from gpt2_repro.data.sources.base import Batch, WholeFile, in_batches
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.files import sha256_of
+from gpt2_repro.files import write_whole
 
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -39,22 +39,18 @@ class Shakespeare(WholeFile):
     def fetch(self) -> None:
         if self._path.is_file():
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".partial")
         try:
-            with urllib.request.urlopen(URL, timeout=60) as answer, partial.open("wb") as file:
-                shutil.copyfileobj(answer, file)
-        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            with urllib.request.urlopen(URL, timeout=60) as answer:
+                content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
             fix = "Check the network, or pass your own copy of the text: --data_files FILE --split head."
             raise UserError(f"Cannot fetch {URL} ({in_a_line(getattr(error, 'reason', error))}). {fix}") from None
-        if sha256_of(partial) != SHA256:
-            partial.unlink()
+        if hashlib.sha256(content).hexdigest() != SHA256:
             raise UserError(f"{URL} does not have the expected text. Pass your own copy as --data_files.")
-        partial.replace(self._path)
+        write_whole(self._path, content)
 
     def read(self) -> Iterator[Batch]:
-        text = self._path.read_text(encoding="utf-8")
-        yield Batch([text[self.start : self.stop]])
+        yield Batch([self._path.read_text(encoding="utf-8")[self.start : self.stop]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +61,11 @@ class Topics(WholeFile):
     size: int = 500_000  # approximate, for the progress bar
 
     def read(self) -> Iterator[Batch]:
-        path = Path(sysconfig.get_paths()["stdlib"], "pydoc_data", "topics.py")
-        if not path.is_file():
+        try:
+            from pydoc_data.topics import topics
+        except ImportError:  # some distributions of Python leave it out
             return
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-                yield from in_batches((text, "") for text in ast.literal_eval(node.value).values())
+        yield from in_batches((text, "") for text in topics.values())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,8 +85,8 @@ class TextPart(Part):
             return value
         column = self.form.text_column
         if not isinstance(value, dict) or column not in value:
-            keys = ", ".join(value) if isinstance(value, dict) else "none, because it is not an object"
-            raise ValueError(f"has no key `{column}` (pass --text_column). Its keys: {keys[:200]}")
+            keys = ", ".join(value)[:200] if isinstance(value, dict) else "none, because it is not an object"
+            raise ValueError(f"has no key `{column}` (pass --text_column). Its keys: {keys}")
         if not isinstance(text := value[column], str | None):
             raise ValueError(f"has a {type(text).__name__} under the key `{column}`, not a string")
         return text or ""
@@ -164,8 +164,7 @@ class TextPart(Part):
                     if row:  # a blank line is not a row
                         yield row[place] if place < len(row) <= len(header) else None, line
         except csv.Error as error:
-            fix = "Check that each quote is closed."
-            raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). {fix}") from None
+            raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). Check its quotes.") from None
 
 
 def _is_binary(start: bytes) -> bool:

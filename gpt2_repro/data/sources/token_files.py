@@ -77,11 +77,10 @@ class TokenPart(Part):
 def read_header(path: Path) -> TokenPart:
     """Read the header of a token file and return the location of its ids."""
     size = path.stat().st_size
-    start = np.fromfile(path, "<i4", count=3).tolist()
-    first = start[0] if start else 0
-    if first == MAGIC:
-        offset, tokens = HEADER_BYTES, start[2] if start[1:2] == [VERSION] and len(start) == 3 else -1
-    elif first in OTHER_MAGICS or first.to_bytes(4, "little", signed=True) == b"\x93NUM":
+    magic, version, tokens = [*np.fromfile(path, "<i4", count=3).tolist(), 0, 0, 0][:3]
+    if magic == MAGIC:
+        offset, tokens = HEADER_BYTES, tokens if version == VERSION else -1
+    elif magic in OTHER_MAGICS or magic.to_bytes(4, "little", signed=True) == b"\x93NUM":
         raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
     else:
         offset, tokens = 0, size // 2

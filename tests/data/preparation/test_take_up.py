@@ -103,7 +103,7 @@ def test_unfinished_work_is_kept_from_another_request(arguments, killed_at, kill
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("killed", [(module, "_delete", 2), (Path, "rename", 3), (module, "remove_folder", 1)])
+@pytest.mark.parametrize("killed", [(module, "_empty", 2), (Path, "rename", 3), (module, "_remove", 1)])
 def test_a_kill_while_a_folder_is_replaced_is_finished(
     arguments, killed_at, tmp_path: Path, killed, overwrite: bool
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_kill_while_a_folder_is_replaced_is_finished(
     killed_at(*killed, lambda: prepare(other, OVERWRITE))
     assert (tmp_path / "out").exists() == (killed[0] is module)  # killed between the two renames, or before or after
     assert (tmp_path / "out.staging").exists()
-    options = PreparationOptions(overwrite=overwrite or killed[1] == "_delete")
+    options = PreparationOptions(overwrite=overwrite or killed[1] == "_empty")
     assert prepare(other, options).manifest.request["sequence_length"] == 16
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
