@@ -88,19 +88,19 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
 class HellaSwag:
     """HellaSwag items as rows of token ids. A row is a context followed by one ending.
 
-    Rows of more than `window` positions are truncated on the left. `start` contains ids to put before each context.
+    Rows of more than `window` positions are truncated on the left.
 
     Raises UserError if the tokenizer cannot encode an item.
     """
 
-    def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int, start: Sequence[int] = ()) -> None:
+    def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
         self.labels = torch.tensor([item.label for item in items])
         contexts = encode(tokenizer, [item.ctx for item in items])
         # As in lm-eval, context and ending are encoded together, and the length of the context is subtracted.
         texts = encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
         self.rows: list[tuple[list[int], int]] = []  # token ids, and how many at the end belong to the ending
         for number, text in enumerate(texts):
-            ids = [*start, *text][-window - 1 :]
+            ids = text[-window - 1 :]
             targets = min(len(text) - len(contexts[number // ENDINGS]), len(ids) - 1)
             if targets < 1:
                 raise UserError(f"The tokenizer gives no tokens for an ending or a context of HellaSwag. {FIX}")
@@ -157,14 +157,11 @@ class HellaSwag:
             labels[line, len(row) - 1 - targets : len(row) - 1] = torch.tensor(row[-targets:])
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
-    def right(self, losses: Tensor) -> Tensor | None:
-        """Return 1.0 or 0.0 per item from losses [items, 4], or None if one is not finite."""
-        # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
-        return (losses.argmin(dim=1).cpu() == self.labels).double() if losses.isfinite().all() else None
-
     def score(self, losses: Tensor) -> dict[str, float]:
         """Return hellaswag_acc and hellaswag_items, or {} if a loss [items, 4] is not finite."""
-        if (right := self.right(losses)) is None:
+        # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
+        if not losses.isfinite().all():
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}
-        return {"hellaswag_acc": round(int(right.sum()) / len(right), 6), "hellaswag_items": len(right)}
+        right, items = int((losses.argmin(dim=1).cpu() == self.labels).sum()), len(self.labels)
+        return {"hellaswag_acc": round(right / items, 6), "hellaswag_items": items}

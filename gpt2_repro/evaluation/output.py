@@ -72,6 +72,14 @@ def check_output(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written ({problem}). Pass another --output_dir.")
 
 
+def try_write(path: Path, text: str) -> None:
+    """Write a file. If this fails, log a warning, because the scores took hours."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        logger.warning("Could not write %s (%s).", path, error.strerror)
+
+
 def write_results(folder: Path, name: str, data: str, table: str) -> str:
     """Write `name`.json and `name`.md, and return the line to print."""
     write_whole(folder / f"{name}.json", data)

@@ -53,14 +53,18 @@ class Scorer(HFLM):
 
     Args:
         positions: the largest number of tokens in a forward pass, with padding.
+        per_token: whether the options of an item are ranked by their mean log-probability per token.
         compares_options: whether the options of an item are ranked by their mean log-probability per token, over the
             tokens in which the options (or their contexts) differ, as in nanochat/core_eval.py. All contexts begin
             with the separator.
     """
 
-    def __init__(self, *, positions: int, compares_options: bool = False, **options: Any) -> None:
+    def __init__(
+        self, *, positions: int, per_token: bool = False, compares_options: bool = False, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.positions, self.compares_options = positions, compares_options
+        self.per_token = per_token or compares_options
         self._start = added_start(self.tokenizer)
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         self._shares = self.model.config.model_type in SHARING
@@ -82,17 +86,18 @@ class Scorer(HFLM):
         return [*self._start, *before], after
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        if not self.compares_options:
+        if not self.per_token:
             return super().loglikelihood(requests, disable_tqdm=True)
         pairs: list[Pair] = []
         for _, group in itertools.groupby(requests, key=lambda request: request.doc_id):
             texts = [request.args for request in group]
-            if len(set(texts)) == 1:  # no options, but a continuation to complete
-                pairs += [(None, *self._encode_pair(*text)) for text in texts]
-            else:
+            if self.compares_options and len(set(texts)) > 1:
                 pairs += self._split_options(texts)
+            else:  # for CORE without options, a continuation to complete
+                pairs += [(None, *self._encode_pair(*text)) for text in texts]
         answers = self._loglikelihood_tokens(pairs)
-        return [(total / len(after), greedy) for (total, greedy), (_, _, after) in zip(answers, pairs, strict=True)]
+        scored = [min(len(after), self.max_length) for _, _, after in pairs]
+        return [(total / count, greedy) for (total, greedy), count in zip(answers, scored, strict=True)]
 
     def _split_options(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
         """Divide the ids of an item's options where they begin to differ or, with different contexts, cease to."""

@@ -1,11 +1,13 @@
 """Write lm-eval task files: stock tasks with local data, and the project's tasks."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import logging
 import string
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,10 +16,11 @@ import yaml
 
 from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.local_files import local_source
-from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
 from gpt2_repro.evaluation.core import CoreTask, definition_of, rows_of
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines
+from gpt2_repro.hardware import check_hub
 from gpt2_repro.run_record import RunRecord
 
 
@@ -152,15 +155,57 @@ def _stock_tasks() -> Any:
     return TaskManager()  # reading 14,000 stock tasks takes ten seconds
 
 
+def load_task(task: str, folder: Path) -> list[Any]:
+    """Return lm-eval's tasks of a name, with their data. Raises UserError if the data cannot be loaded."""
+    with one_line_errors(task):
+        return list(task_index(folder, task).load([task])["tasks"].values())
+
+
+def fetch_data(tasks: Mapping[str, Path | None], folder: Path, *, skip: bool = False) -> dict[str, Path | None]:
+    """Load data from the Hub into the cache, before models are scored for hours.
+
+    Returns the tasks that have data. Without `skip`, raises UserError if the data of a task is missing.
+    """
+    available = dict(tasks)
+    for task in (name for name, source in tasks.items() if source is None):
+        try:
+            check_hub()
+            load_task(task, folder)
+        except UserError as error:
+            if not skip:
+                raise
+            logger.warning("%s is not scored. %s", task, error)
+            del available[task]
+    return available
+
+
+@contextlib.contextmanager
+def one_line_errors(task: str) -> Iterator[None]:
+    """Convert lm-eval's errors to UserError or RunFailed."""
+    from datasets.exceptions import DatasetsError
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # for the harness's progress, because stdout is for the table
+            yield
+    except (ConnectionError, DatasetsError) as error:
+        fix = f"Check the network, or remove {task} from --tasks."
+        if own := local_task(task):
+            fix = f"Pass a folder with {own.files[0]} as --local_data."
+        raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
+    except OverflowError:
+        why = f"{task}: a perplexity is too large to compute, because the model has diverged."
+        raise RunFailed(f"{why} Score the other models without it.") from None
+
+
 def write_task_files(
-    local: Mapping[str, Path], output: Path, tasks: Iterable[str], bundle: Sequence[CoreTask] = ()
+    tasks: Mapping[str, Path | None], output: Path, bundle: Sequence[CoreTask] = ()
 ) -> dict[str, str]:
     """Write lm-eval task files for `tasks`, and a copy of the local data.
 
     Args:
-        local: the data files found by `find_local_files`. The data of other tasks is loaded from the Hub.
-        output: an empty folder that no other process uses.
-        tasks: names of the tasks to score. No task file is written for a task that lm-eval loads as it is.
+        tasks: the local data file of each task, None for data on the Hub. No task file is written for a task that
+            lm-eval loads as it is.
+        output: a folder that no other process uses.
         bundle: the tasks of CORE.
 
     Returns a hash of each task's definition and local data.
@@ -170,8 +215,8 @@ def write_task_files(
     output.mkdir(parents=True, exist_ok=True)
     stock, of_core = Path(lm_eval.__file__).parent / "tasks", {task.name: task for task in bundle}
     hashes = {}
-    for name in tasks:
-        task, source, rows = local_task(name), local.get(name), None
+    for name, source in tasks.items():
+        task, rows = local_task(name), None
         if name in of_core:
             definition, split, rows = definition_of(of_core[name]), "test", rows_of(of_core[name])
         elif task is None or not (source or task.dataset):
@@ -197,9 +242,8 @@ def write_task_files(
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
                 f"{split}_split": split,
             }
-        if task is None or task.stock:
-            text = yaml.safe_dump(definition, sort_keys=False, width=1000)
-            (output / f"{name}.yaml").write_text(text, encoding="utf-8")
+        text = yaml.safe_dump(definition, sort_keys=False, width=1000)
+        (output / f"{name}.yaml").write_text(text, encoding="utf-8")
         hashes[name] = digest.hexdigest()
     return hashes
 
