@@ -150,10 +150,13 @@ class Scorer(HFLM):
         first, longest = min(row.first for row in rows), len(rows[0].ids)
         options: dict[str, Any] = {"logits_to_keep": longest - first} if self._keeps else {}
         # Padding is on the right, so no position of a row attends to it.
-        ids = pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True).to(self.device)
+        ids, positions = (
+            pad_sequence(list(map(torch.tensor, numbers)), batch_first=True).to(self.device)
+            for numbers in ([row.ids for row in rows], [row.positions for row in rows])
+        )
         if any(len(row.texts) > 1 for row in rows):
-            options["position_ids"] = torch.stack([row.positions(longest) for row in rows]).to(self.device)
-            options["attention_mask"] = torch.stack([row.mask(longest) for row in rows])[:, None].to(self.device)
+            mask = torch.stack([row.mask(longest) for row in rows])[:, None].to(self.device)
+            options |= {"position_ids": positions, "attention_mask": mask}
         logits = self.model(input_ids=ids, use_cache=False, **options).logits
         skipped = longest - logits.shape[1]
         for of_row, row in zip(logits, rows, strict=True):
@@ -172,7 +175,8 @@ class Row:
     """
 
     def __init__(self, ids: list[int], scored: int, number: int) -> None:
-        self.ids, self.branches = ids[:-1], [(0, 0)]  # where each branch begins in `ids`, and where it branches off
+        self.ids, self.positions = ids[:-1], list(range(len(ids) - 1))
+        self.branches: list[tuple[int, int, int]] = []  # of the row: where it leaves the first text, begins and ends
         self.trunk = len(self.ids)
         self.first = self.trunk - scored  # the first position whose logits are needed
         self.texts = [(number, list(range(self.first, self.trunk)), ids[-scored:])]
@@ -180,29 +184,19 @@ class Row:
     def add(self, ids: list[int], scored: int, number: int, *, most: int) -> bool:
         """Add a text if half of it is the beginning of the row and the row then has at most `most` ids."""
         shared = len(os.path.commonprefix([self.ids[: self.trunk], ids[:-1]]))
-        if 2 * shared < len(ids) - 1 or len(self.ids) + len(ids) - 1 - shared > most:
+        start, end = len(self.ids), len(self.ids) + len(ids) - 1 - shared
+        if 2 * shared < len(ids) - 1 or end > most:
             return False
-        start = len(self.ids)
-        self.branches.append((start, shared))
-        self.ids = self.ids + ids[shared:-1]
+        self.branches.append((shared, start, end))
+        self.ids, self.positions = self.ids + ids[shared:-1], [*self.positions, *range(shared, len(ids) - 1)]
         places = [at if at < shared else start + at - shared for at in range(len(ids) - 1 - scored, len(ids) - 1)]
         self.first = min(self.first, *places)
         self.texts.append((number, places, ids[-scored:]))
         return True
 
-    def positions(self, length: int) -> torch.Tensor:
-        """Return the position of each id, of shape [length]. Padding has position 0."""
-        found = torch.zeros(length, dtype=torch.long)
-        for (start, shared), end in zip(self.branches, self._ends(), strict=True):
-            found[start:end] = torch.arange(shared, shared + end - start)
-        return found
-
     def mask(self, length: int) -> torch.Tensor:
         """Return which id attends to which, of shape [length, length]."""
         seen = torch.tril(torch.ones(length, length, dtype=torch.bool))
-        for (start, shared), end in zip(self.branches[1:], self._ends()[1:], strict=True):
+        for shared, start, end in self.branches:
             seen[start:end, shared:start] = False
         return seen
-
-    def _ends(self) -> list[int]:
-        return [*(start for start, _ in self.branches[1:]), len(self.ids)]

@@ -47,7 +47,6 @@ class LocalTask:
     files: list[str]
     columns: list[str]
     dataset: str | None = None
-    configuration: str | None = None
     title: str | None = None
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -279,13 +278,13 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def read_documents(path: Path, column: str = "text") -> list[str]:
+def read_documents(path: Path) -> list[str]:
     """Return the non-blank documents of a JSON Lines file, or raise UserError."""
     documents = []
     for number, row in read_json_lines(path):
-        if not isinstance(row, dict) or not isinstance(row.get(column), str):
-            raise UserError(f'{path}, line {number}, must be {{"{column}": "a document"}}.')
-        documents.append(row[column])
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise UserError(f'{path}, line {number}, must be {{"text": "a document"}}.')
+        documents.append(row["text"])
     if not (documents := [text for text in documents if text.strip()]):
         raise UserError(f"{path} contains no documents.")
     return documents
