@@ -23,21 +23,13 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
-from gpt2_repro.evaluation.core import CoreTask, core_score, find_bundle, read_bundle
+from gpt2_repro.evaluation.core import core_score
 from gpt2_repro.evaluation.harness import choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_average, open_model
 from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents
 from gpt2_repro.evaluation.references import SCORES
 from gpt2_repro.evaluation.scores import compare, join_seeds, published_baseline
-from gpt2_repro.evaluation.tasks import (
-    check_tasks,
-    fetch_data,
-    find_local_files,
-    own_documents,
-    text_domains,
-    with_completion,
-    write_task_files,
-)
+from gpt2_repro.evaluation.tasks import open_tasks
 from gpt2_repro.launchers import forget_variables
 from gpt2_repro.run_record.checkpoint import Checkpoint, all_checkpoints, resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -60,7 +52,7 @@ def main(argv: list[str]) -> None:
     device, smoke_test = choose_device(options.device), options.limit is not None
     # A temporary folder, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
-        tasks, hashes, bundle = _open_tasks(options, arguments.tasks, run, scratch := Path(folder))
+        tasks = open_tasks(options, arguments.tasks, run, Path(folder))
         models = [open_model(checkpoint) for checkpoint in checkpoints]
         models += [open_average(name, options.average) for name in options.checkpoints if options.average]
         baseline = _open_baseline(arguments.baseline, checkpoints[0], models)
@@ -72,9 +64,9 @@ def main(argv: list[str]) -> None:
 
         # --- Scores
         results, cached = output_dir / "lm_eval", not options.no_cache
-        scored = score_models(models, tasks, scratch, hashes, settings, results, cached=cached)
-        flagged = None if smoke_test else overlapping_documents(run, tasks, scratch, hashes)
-    scored = [(model, add_clean(metrics, flagged or ()) + core_score(metrics, bundle)) for model, metrics in scored]
+        scored = score_models(models, tasks, settings, results, cached=cached)
+        flagged = None if smoke_test else overlapping_documents(run, tasks)
+    scored = [(model, add_clean(one, flagged or ()) + core_score(one, tasks.bundle)) for model, one in scored]
     scored = join_seeds(scored, {model.column.name: model.setting for model in models})
     # The baseline may be one of several seeds.
     baseline = baseline and next(m for m, _ in scored if baseline.source in (m.source, *m.source.split(", ")))
@@ -97,31 +89,6 @@ def _find_checkpoints(options: argparse.Namespace) -> list[Checkpoint]:
         every = all_checkpoints(name) if options.all_checkpoints else [resolve_checkpoint(name, unfinished=True)]
         checkpoints |= {checkpoint.name: checkpoint for checkpoint in every}
     return list(checkpoints.values())
-
-
-def _open_tasks(
-    options: argparse.Namespace, names: list[str], run: Path | None, scratch: Path
-) -> tuple[dict[str, Path | None], dict[str, str], list[CoreTask]]:
-    """Write the task files, and load data from the Hub.
-
-    Returns the local data file of each task (None: on the Hub), the hashes of the task files, and the tasks of CORE.
-    """
-    domains, bundle = text_domains(options.bits_per_byte) if options.bits_per_byte else {}, []
-    if options.suite == "core":
-        bundle, names = read_bundle(find_bundle(options.local_data)), []
-    elif options.bits_per_byte and not options.tasks and not options.suite:
-        names = []
-    missing = [task for task in bundle if not task.data.is_file()]
-    if missing and not options.skip_missing:
-        raise UserError(f"{missing[0].data} is missing. To score the other tasks, pass --skip_missing.")
-    names = with_completion(names)
-    folder = options.local_data or own_documents(run, names)
-    local = find_local_files(folder, names) if folder and names else {}
-    local |= domains | {task.name: task.data for task in bundle if task not in missing}
-    check_tasks(names, local)
-    tasks = dict.fromkeys(names) | local
-    hashes = write_task_files(tasks, scratch, bundle)
-    return fetch_data(tasks, scratch, skip=options.skip_missing), hashes, bundle
 
 
 def _open_baseline(name: str, first: Checkpoint, models: list[LoadedModel]) -> ComparedModel | None:

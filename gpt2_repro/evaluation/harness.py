@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from gpt2_repro.evaluation.core import PREFIX
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name, try_write
 from gpt2_repro.evaluation.scores import COMPLETION, Job, Metric, ScoredModel, read_scores
-from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, one_line_errors, task_index
+from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, one_line_errors, task_index
 from gpt2_repro.files import from_json, read_object, to_json
 from gpt2_repro.launchers import LAUNCHERS, ROOT
 
@@ -53,31 +53,20 @@ def choose_device(name: str | None) -> str:
 
 
 def score_models(
-    models: Sequence[LoadedModel],
-    tasks: Mapping[str, Path | None],
-    folder: Path,
-    definitions: Mapping[str, str],
-    settings: EvaluationSettings,
-    output: Path,
-    *,
-    cached: bool,
+    models: Sequence[LoadedModel], tasks: TaskFiles, settings: EvaluationSettings, output: Path, *, cached: bool
 ) -> list[ScoredModel]:
     """Score all models on all tasks, and write lm-eval's results to `output`.
 
     If `cached` is true, scores in .cache/evaluation are reused, and new scores are added there.
-
-    Args:
-        tasks: the local data file of each task, None for a task that reads from the Hub.
-        folder, definitions: the task files and their hashes (see `write_task_files`).
     """
     scored = []
     for model in models:
         scores: list[Metric] = []
         load, name, revision = functools.cache(model.load), model.column.name, str(model.column.revision)
-        for task, source in tasks.items():
+        for task, source in tasks.sources.items():
             # Everything that the scores depend on.
             key = dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING}
-            key |= {"model": revision, "task": task, "definition": definitions.get(task, "stock")}
+            key |= {"model": revision, "task": task, "definition": tasks.hashes.get(task, "stock")}
             digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
             path = CACHE / f"{task}-{digest}.json"
             stored = read_object(path) if cached else {}
@@ -85,12 +74,11 @@ def score_models(
                 logger.info("%s: reusing the cached scores of model %r", task, name)
             else:
                 logger.info("%s: scoring on %s: model %r", task, settings.device, name)
-                results, measured = _score_task(*load(), Job(task, settings, folder), folder / revision)
+                results, measured = _score_task(*load(), Job(task, settings, tasks.folder), tasks.folder / revision)
                 stored = {"key": key, "results": results, "scores": list(map(dataclasses.asdict, measured))}
                 if cached:
                     try_write(path, json.dumps(stored))
-            if stored["results"]:
-                try_write(output / file_name(name) / f"{task}.json", to_json(stored["results"], indent=2) + "\n")
+            try_write(output / file_name(name) / f"{task}.json", to_json(stored["results"], indent=2) + "\n")
             # The harness reads a copy of the local file. The comparison names the original file.
             measured = from_json(list[Metric], stored["scores"])
             scores += [dataclasses.replace(one, data=str(source) if source else one.data) for one in measured]
@@ -142,15 +130,9 @@ def evaluate_model(
     options: dict[str, Any] = {"batch_size": settings.batch_size, "device": settings.device, "limit": settings.limit}
     options |= dict.fromkeys(SEEDS, settings.seed)
     options |= {"bootstrap_iters": 0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000}
-    scorer = Scorer(
-        pretrained=model,
-        tokenizer=tokenizer,
-        max_length=settings.max_length,
-        batch_size=settings.batch_size,
-        positions=settings.positions,
-        per_token=job.task == COMPLETION,
-        compares_options=job.task.startswith(PREFIX),
-    )
+    sizes = {key: getattr(settings, key) for key in ("max_length", "batch_size", "positions")}
+    ranking = {"per_token": job.task == COMPLETION, "compares_options": job.task.startswith(PREFIX)}
+    scorer = Scorer(pretrained=model, tokenizer=tokenizer, **sizes, **ranking)
     if accelerator:
         # HFLM (lm_eval 0.4.13) shares documents among processes only if it loads the model itself, and only on GPUs.
         scorer.accelerator = accelerator

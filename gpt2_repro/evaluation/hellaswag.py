@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
-from gpt2_repro.evaluation.tasks import ENDINGS, fits
+from gpt2_repro.evaluation.tasks import ENDINGS, read_columns
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.hardware import check_hub
 from gpt2_repro.tokenization import encode
@@ -47,10 +47,8 @@ def read_items(source: str) -> list[Item]:
         rows = read_json_lines(Path(source))
     else:
         raise UserError(f"{source} does not exist. {FIX}")
-    items = [_item(row, f"{source}, line {number}") for number, row in rows]
-    if not items:
-        raise UserError(f"{source} contains no items. {FIX}")
-    return items
+    kept = read_columns(rows, Item._fields, source)
+    return [Item(row["ctx"], tuple(row["endings"]), row["label"]) for row in kept]
 
 
 def _load_from_hub(source: str) -> Iterable[Any]:
@@ -62,12 +60,6 @@ def _load_from_hub(source: str) -> Iterable[Any]:
     except Exception as error:  # network, Hub, cache and builder errors have no common class
         kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
         raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}") from None
-
-
-def _item(row: Any, where: str) -> Item:
-    if not fits(row, Item._fields):
-        raise UserError(f"{where}, needs a text in ctx, {ENDINGS} texts in endings and a label below {ENDINGS}. {FIX}")
-    return Item(row["ctx"], tuple(row["endings"]), int(row["label"]))
 
 
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:

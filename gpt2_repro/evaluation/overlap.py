@@ -16,7 +16,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import CLEAN
 from gpt2_repro.evaluation.output import try_write
 from gpt2_repro.evaluation.scores import Metric
-from gpt2_repro.evaluation.tasks import load_task
+from gpt2_repro.evaluation.tasks import TaskFiles, load_task
 from gpt2_repro.files import read_object
 from gpt2_repro.manifest import OVERLAP
 from gpt2_repro.run_record import RunRecord
@@ -33,25 +33,20 @@ PIECE = 1 << 14  # training tokens that are hashed at once, so that they stay in
 NONE = np.empty(0, np.uint64)
 
 
-def overlapping_documents(
-    run: Path | None, tasks: Iterable[str], folder: Path, definitions: Mapping[str, str]
-) -> set[str] | None:
+def overlapping_documents(run: Path | None, tasks: TaskFiles) -> set[str] | None:
     """Return the hashes of the documents of tasks that share text with the run's training rows.
 
     The result is stored in overlap.json in the prepared folder. It is None if the training data is unknown. An error
     does not lose the scores: it becomes a warning.
-
-    Args:
-        folder, definitions: the task files and their hashes (see `write_task_files`).
     """
     try:
         path = RunRecord(run).data_folder("--local_data") if run else None
         if path is None:
             return None
         prepared, stored = PreparedData.read(path), read_object(path / OVERLAP)
-        keys = {task: f"{task} {definitions.get(task, version('lm_eval'))}" for task in tasks}
+        keys = {task: f"{task} {tasks.hashes.get(task, version('lm_eval'))}" for task in tasks.sources}
         if missing := [task for task, key in keys.items() if key not in stored]:
-            texts = {task: texts_of(task, folder) for task in missing}
+            texts = {task: texts_of(task, tasks.folder) for task in missing}
             ids = {name: encode(prepared.tokenizer, both) for each in texts.values() for name, both in each.items()}
             total = prepared.manifest.counts["train"].row_tokens
             flagged = find_overlaps(ids, prepared.rows("train").pieces(), total=total)

@@ -12,6 +12,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch.nn.utils.rnn import pad_sequence
 
 from gpt2_repro.cli import Progress
+from gpt2_repro.evaluation.hellaswag import batches_by_length
 from gpt2_repro.tokenization import encode, start_id
 
 
@@ -65,7 +66,9 @@ class Scorer(HFLM):
         super().__init__(**options)
         self.positions, self.compares_options = positions, compares_options
         self.per_token = per_token or compares_options
-        self._start = added_start(self.tokenizer)
+        # The separator begins all texts of CORE.
+        start = start_id(self.tokenizer) if compares_options else None
+        self._start = added_start(self.tokenizer) if start is None else [start]
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         self._shares = self.model.config.model_type in SHARING
 
@@ -81,8 +84,6 @@ class Scorer(HFLM):
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         before, after = super()._encode_pair(context, continuation)
-        if self.compares_options and self.prefix_token_id != NO_SEPARATOR:
-            return [self.prefix_token_id, *before], after
         return [*self._start, *before], after
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -101,8 +102,7 @@ class Scorer(HFLM):
 
     def _split_options(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
         """Divide the ids of an item's options where they begin to differ or, with different contexts, cease to."""
-        start = [] if self.prefix_token_id == NO_SEPARATOR else [self.prefix_token_id]
-        options = [start + ids for ids in encode(self.tokenizer, ["".join(text) for text in texts])]
+        options = [self._start + ids for ids in encode(self.tokenizer, ["".join(text) for text in texts])]
         same_context = len({context for context, _ in texts}) == 1
         turned = options if same_context else [ids[::-1] for ids in options]
         shared = min(len(os.path.commonprefix(turned)), min(map(len, options)) - 1)
@@ -134,12 +134,10 @@ class Scorer(HFLM):
         for ids, scored, number in sorted(texts):  # texts with a common beginning are neighbours
             if not (self._shares and rows and rows[-1].add(ids, scored, number, most=self.max_length)):
                 rows.append(Row(ids, scored, number))
-        rows.sort(key=lambda row: -len(row.ids))
+        batches = batches_by_length([len(row.ids) for row in rows], self.positions)
         with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm or self.rank > 0) as bar:
-            while rows:
-                size = max(1, self.positions // len(rows[0].ids))
-                batch, rows = rows[:size], rows[size:]
-                for number, answer in self._score(batch):
+            for batch in batches:
+                for number, answer in self._score([rows[index] for index in batch]):
                     answers[number] = answer
                     bar.update()
         return answers

@@ -1,7 +1,6 @@
 """Read the scores of a model from lm-eval's results, and compare models."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -182,9 +181,13 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[Mapping[str, Any]]) -> Metric:
+    from lm_eval.api.registry import get_metric_aggregation
+
     metric, filter_name = key.split(",", 1)
     entries = results["results"][task]
-    aggregation = _aggregation(results.get("configs", {}).get(task, {}), metric)
+    listed = results.get("configs", {}).get(task, {}).get("metric_list") or ()  # () for a group of tasks
+    entry = next((one for one in listed if one["metric"] == metric), None)
+    aggregation = entry and (entry.get("aggregation") or getattr(get_metric_aggregation(metric), "__name__", None))
     values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
     if aggregation not in statistics.AGGREGATIONS or not values:
         aggregation, values = None, []
@@ -193,16 +196,6 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[M
     name = "completion" if task == COMPLETION else metric if filter_name == "none" else f"{metric} ({filter_name})"
     higher_is_better = results.get("higher_is_better", {}).get(task, {}).get(metric)
     return Metric(task, name, _finite(entries[key]), _finite(stderr), higher_is_better, aggregation, values)
-
-
-def _aggregation(config: Mapping[str, Any], metric: str) -> str | None:
-    from lm_eval.api.registry import get_metric_aggregation
-
-    named = [entry.get("aggregation") for entry in config.get("metric_list") or () if entry.get("metric") == metric]
-    if not named:
-        return None  # a group of tasks
-    name = named[0] or getattr(get_metric_aggregation(metric), "__name__", None)
-    return name if isinstance(name, str) else None
 
 
 def _finite(value: Any) -> float | None:
@@ -237,8 +230,7 @@ def compare(
         metadata: the result of `run_metadata`.
         flagged: hashes of the documents that overlap with the training data, None if unknown.
     """
-    first, judged = scored[0][1], settings.limit is None
-    deviations = [find_deviations(model.source, settings.max_length, metrics) for model, metrics in scored]
+    first, judged, window = scored[0][1], settings.limit is None, settings.max_length
     return Comparison(
         **dataclasses.asdict(settings),
         **metadata,
@@ -246,7 +238,9 @@ def compare(
         task_details={one.task: _details(one, flagged) for one in first if not one.name.endswith(CLEAN)},
         baseline=baseline.name if baseline else None,
         models=[model for model, _ in scored],
-        warnings=list(itertools.chain(*deviations)) if judged else [],
+        warnings=[
+            line for model, metrics in scored for line in find_deviations(model.source, window, metrics) if judged
+        ],
         rows=[_row(metric, scored, baseline, judged) for metric in first],
     )
 

@@ -1,5 +1,6 @@
 """Write lm-eval task files: stock tasks with local data, and the project's tasks."""
 
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -8,16 +9,16 @@ import json
 import logging
 import string
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.local_files import local_source
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
-from gpt2_repro.evaluation.core import CoreTask, definition_of, rows_of
+from gpt2_repro.evaluation.core import CoreTask, definition_of, find_bundle, read_bundle, rows_of
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.hardware import check_hub
@@ -64,6 +65,49 @@ def local_task(name: str) -> LocalTask | None:
     return LOCAL_TASKS.get("document_perplexity" if name.startswith(BITS) else name)
 
 
+class TaskFiles(NamedTuple):
+    """Tasks to score, with lm-eval's task files in a folder.
+
+    Args:
+        sources: the local data file of each task, None for a task that reads from the Hub.
+        hashes: of the task files and their data (see `write_task_files`).
+        bundle: the tasks of CORE, also those without data.
+    """
+
+    sources: dict[str, Path | None]
+    hashes: dict[str, str]
+    folder: Path
+    bundle: list[CoreTask]
+
+
+def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, folder: Path) -> TaskFiles:
+    """Write task files to an empty folder, and load data from the Hub.
+
+    Raises UserError for unknown tasks, and for tasks without a needed file.
+    """
+    local, bundle = text_domains(options.bits_per_byte) if options.bits_per_byte else {}, []
+    if options.suite == "core":
+        bundle, names = read_bundle(find_bundle(options.local_data)), []
+    elif options.bits_per_byte and not options.tasks and not options.suite:
+        names = []
+    missing = [task for task in bundle if not task.data.is_file()]
+    if missing and not options.skip_missing:
+        raise UserError(f"{missing[0].data} is missing. To score the other tasks, pass --skip_missing.")
+    local |= {task.name: task.data for task in bundle if task not in missing}
+    names = [name for task in names for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
+    if names and (data := options.local_data or own_documents(run, names)):
+        local = find_local_files(data, names) | local
+    for task in (name for name in names if name not in local):
+        if task in OWN_TASKS:
+            fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
+            raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
+        if task not in LOCAL_TASKS and task not in (stock := _stock_tasks().all_tasks):
+            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *stock])}")
+    tasks = dict.fromkeys(names) | local
+    hashes = write_task_files(tasks, folder, bundle)
+    return TaskFiles(fetch_data(tasks, folder, skip=options.skip_missing), hashes, folder, bundle)
+
+
 def text_domains(folder: Path) -> dict[str, Path]:
     """Return a task name for each text file and each folder of text files in a folder.
 
@@ -78,35 +122,34 @@ def text_domains(folder: Path) -> dict[str, Path]:
     return found
 
 
-def with_completion(tasks: Iterable[str]) -> list[str]:
-    """Return the names of the tasks, with hellaswag_completion added after hellaswag."""
-    return [name for task in tasks for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
-
-
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     """Return the data file of each task that has one in the folder `local_data`.
 
-    Raises UserError if `local_data` has no data file for any of the tasks, or has a file with a row that the task
-    cannot score.
+    Raises UserError if `local_data` has no data file for any of the tasks.
     """
-    paths: dict[str, Path] = {}
-    for task in tasks:
-        files = LOCAL_TASKS[task].files if task in LOCAL_TASKS else ()
-        if path := next((local_data / name for name in files if (local_data / name).is_file()), None):
-            _read_data(task, path)
-            paths[task] = path
+    files = {task: [local_data / name for name in LOCAL_TASKS[task].files] for task in tasks if task in LOCAL_TASKS}
+    paths = {task: path for task, names in files.items() if (path := next(filter(Path.is_file, names), None))}
     if not paths:
-        names = sorted({LOCAL_TASKS[task].files[0] for task in tasks if task in LOCAL_TASKS})
-        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Expected: {', '.join(names)}.")
+        expected = ", ".join(sorted({names[0].name for names in files.values()}))
+        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Expected: {expected}.")
     return paths
 
 
-def fits(row: Any, columns: Iterable[str]) -> bool:
-    """Return whether a row has a value that can be scored for each of the columns.
+def read_columns(rows: Iterable[tuple[int, Any]], columns: Sequence[str], source: object) -> list[dict[str, Any]]:
+    """Return the columns of numbered rows, or raise UserError if a row cannot be scored or there are none.
 
-    `endings` must be four texts, and `label` the number of one of them. All other columns are texts.
+    `endings` must be four texts, and `label` the number of one of them. Most other columns are texts.
     """
-    return isinstance(row, Mapping) and all(_can_be_scored(column, row.get(column)) for column in columns)
+    kept = []
+    for number, row in rows:
+        if not isinstance(row, Mapping) or not all(_can_be_scored(column, row.get(column)) for column in columns):
+            needed = ", ".join(f"`{column}`" for column in columns)
+            raise UserError(f"{source}, line {number}, cannot be scored. It must be a JSON object with {needed}.")
+        # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
+        kept.append({column: int(row[column]) if column == "label" else row[column] for column in columns})
+    if not kept:
+        raise UserError(f"{source} is empty. Save the documents of the task in it, one JSON object per line.")
+    return kept
 
 
 def _can_be_scored(column: str, value: Any) -> bool:
@@ -124,18 +167,6 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
     own = [task for task in tasks if task in OWN_TASKS]
     folder = RunRecord(run).data_folder("--local_data") if run and own else None
     return folder if folder and any((folder / file).is_file() for file in LOCAL_TASKS[own[0]].files) else None
-
-
-def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
-    """Raise UserError for unknown tasks, and for tasks without a needed local file."""
-    for task in tasks:
-        if task in local:
-            continue
-        if task in OWN_TASKS:
-            fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
-            raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
-        if task not in LOCAL_TASKS and task not in (names := _stock_tasks().all_tasks):
-            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *names])}")
 
 
 def task_index(task_folder: Path, task: str) -> Any:
@@ -249,7 +280,7 @@ def write_task_files(
 
 def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
     """Return a task's rows from a data file or documents, or raise UserError."""
-    task, rows = local_task(name), []
+    task = local_task(name)
     assert task is not None
     if name.startswith(BITS):
         files = local_source(name, [str(source)], TextForm(), split="head").files
@@ -261,15 +292,7 @@ def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
         if not (passages := cut_passages(read_documents(source))):
             raise UserError(f"The validation documents are too short for {name}. Remove {name} from --tasks.")
         return [{"text": text} for text in passages]
-    for number, row in read_json_lines(source):
-        if not fits(row, task.columns):
-            needed = ", ".join(f"`{column}`" for column in task.columns)
-            raise UserError(f"{source}, line {number}, cannot be scored. It must be a JSON object with {needed}.")
-        # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
-        rows.append({column: int(row[column]) if column == "label" else row[column] for column in task.columns})
-    if not rows:
-        raise UserError(f"{source} is empty. Save the documents of the task in it, one JSON object per line.")
-    return rows
+    return read_columns(read_json_lines(source), task.columns, source)
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:

@@ -122,7 +122,7 @@ def test_a_row_that_cannot_be_scored_is_named_before_scoring(task, good, bad, tm
     path = tmp_path / f"{'hellaswag' if 'hellaswag' in task else task}.jsonl"
     path.write_text(f"{json.dumps(good)}\n\n" * 2 + json.dumps(bad) + "\n", encoding="utf-8")
     with pytest.raises(UserError, match=f"{path}, line 5,") as refused:
-        find_local_files(tmp_path, [task])
+        write_tasks(tmp_path, tmp_path / "tasks", [task])
     assert "\n" not in str(refused.value)
 
 
