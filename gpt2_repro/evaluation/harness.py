@@ -130,7 +130,8 @@ def evaluate_model(
     options: dict[str, Any] = {"batch_size": settings.batch_size, "device": settings.device, "limit": settings.limit}
     options |= dict.fromkeys(SEEDS, settings.seed)
     options |= {"bootstrap_iters": 0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000}
-    sizes = {key: getattr(settings, key) for key in ("max_length", "batch_size", "positions")}
+    sizes: dict[str, Any] = {"max_length": settings.max_length, "batch_size": settings.batch_size}
+    sizes["positions"] = settings.max_length * settings.batch_size
     ranking = {"per_token": job.task == COMPLETION, "compares_options": job.task.startswith(PREFIX)}
     scorer = Scorer(pretrained=model, tokenizer=tokenizer, **sizes, **ranking)
     if accelerator:

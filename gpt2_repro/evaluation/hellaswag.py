@@ -4,7 +4,7 @@ Scores of lm-eval's task `hellaswag` are different, because lm-eval rewrites the
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,25 +41,21 @@ def read_items(source: str) -> list[Item]:
 
     Raises UserError if the source does not exist or contains other data, and RunFailed if the Hub cannot be reached.
     """
-    if not source.endswith((".jsonl", ".json", ".gz")):
-        rows: Iterable[tuple[int, Any]] = enumerate(_load_from_hub(source), start=1)
-    elif Path(source).is_file():
+    if source.endswith((".jsonl", ".json", ".gz")):
+        if not Path(source).is_file():
+            raise UserError(f"{source} does not exist. {FIX}")
         rows = read_json_lines(Path(source))
     else:
-        raise UserError(f"{source} does not exist. {FIX}")
+        import datasets
+
+        check_hub()
+        try:
+            rows = enumerate(datasets.load_dataset(source, split="validation"), start=1)
+        except Exception as error:  # network, Hub, cache and builder errors have no common class
+            kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
+            raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}") from None
     kept = read_columns(rows, Item._fields, source)
     return [Item(row["ctx"], tuple(row["endings"]), row["label"]) for row in kept]
-
-
-def _load_from_hub(source: str) -> Iterable[Any]:
-    import datasets
-
-    check_hub()
-    try:
-        return datasets.load_dataset(source, split="validation")
-    except Exception as error:  # network, Hub, cache and builder errors have no common class
-        kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
-        raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}") from None
 
 
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:

@@ -115,9 +115,7 @@ def find_overlaps(
     table = np.zeros(1 << BITS, bool)
     table[_place(hashes)] = True
     seen = [NONE]
-    with Progress(
-        desc="overlap of the tasks with the training data", unit="token", total=total, unit_scale=True
-    ) as bar:
+    with Progress(desc="overlap with the training data", unit="token", total=total, unit_scale=True) as bar:
         for ids in rows:
             for start in range(0, len(ids), PIECE):
                 part = hashes_of(ids[start : start + PIECE + LENGTH - 1])

@@ -173,11 +173,10 @@ def _joined(members: Sequence[ScoredModel]) -> ScoredModel:
 def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
     """Raise RunFailed if a document has a log-probability that is not finite."""
     for sample in samples:
-        for answer in sample["filtered_resps"]:
-            number = answer[0] if isinstance(answer, list | tuple) else answer
-            if isinstance(number, int | float) and not math.isfinite(number):
-                text = f"{task}: document {sample['doc_id']} has the log-probability {number}."
-                raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
+        numbers = [answer[0] if isinstance(answer, list | tuple) else answer for answer in sample["filtered_resps"]]
+        if bad := [number for number in numbers if isinstance(number, int | float) and not math.isfinite(number)]:
+            text = f"{task}: document {sample['doc_id']} has the log-probability {bad[0]}."
+            raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
 
 
 def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[Mapping[str, Any]]) -> Metric:

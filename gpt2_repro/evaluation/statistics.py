@@ -42,13 +42,7 @@ def seed_interval(*models: Sequence[float]) -> float:
 
 
 def paired(
-    metric: str,
-    aggregation: str,
-    ours: Values,
-    theirs: Values,
-    *,
-    higher_is_better: bool | None,
-    spread: float = 0.0,
+    metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None, spread: float = 0
 ) -> Difference:
     """Return the difference of two models' scores, its standard error and a verdict.
 

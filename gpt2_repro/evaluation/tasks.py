@@ -171,11 +171,10 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
 
 def task_index(task_folder: Path, task: str) -> Any:
     """Return lm-eval's TaskManager for a task: of `task_folder` if it has the task."""
-    if not (task_folder / f"{task}.yaml").is_file():
-        return _stock_tasks()
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=str(task_folder), include_defaults=False)
+    has_task = (task_folder / f"{task}.yaml").is_file()
+    return TaskManager(include_path=str(task_folder), include_defaults=False) if has_task else _stock_tasks()
 
 
 @functools.cache
@@ -253,7 +252,7 @@ def write_task_files(
             continue  # without a local file, lm-eval's own task
         else:
             definition, split = {"include": str(stock / task.stock), **task.changes}, task.split
-            rows = _read_data(name, source) if source else None
+            rows = _read_data(name, task.columns, source) if source else None
         definition["task"] = name
         digest = hashlib.sha256(json.dumps(definition | {"include": task and task.stock}, sort_keys=True).encode())
         if rows is not None:
@@ -278,10 +277,8 @@ def write_task_files(
     return hashes
 
 
-def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
+def _read_data(name: str, columns: Sequence[str], source: Path) -> list[dict[str, Any]]:
     """Return a task's rows from a data file or documents, or raise UserError."""
-    task = local_task(name)
-    assert task is not None
     if name.startswith(BITS):
         files = local_source(name, [str(source)], TextForm(), split="head").files
         batches = (batch for file in files for part in file.parts() for batch in part.read())
@@ -292,7 +289,7 @@ def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
         if not (passages := cut_passages(read_documents(source))):
             raise UserError(f"The validation documents are too short for {name}. Remove {name} from --tasks.")
         return [{"text": text} for text in passages]
-    return read_columns(read_json_lines(source), task.columns, source)
+    return read_columns(read_json_lines(source), columns, source)
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
