@@ -91,7 +91,7 @@ def main() -> None:
             models.append(Path(scratch, f"model{seed}"))
             GPT2LMHeadModel(GPT2Config(initializer_range=0.05)).save_pretrained(models[-1])
             AutoTokenizer.from_pretrained(options.data / "gpt2").save_pretrained(models[-1])
-        write_task_files(find_local_files(data, tasks), Path(scratch, "tasks"), tasks)
+        write_task_files(find_local_files(data, tasks), Path(scratch, "tasks"))
         words = ["--suite", "standard", "--local_data", data, "--device", "cpu", "--output_dir", Path(scratch, "ours")]
         ours = seconds("bash", ROOT / "evaluate.sh", models[0], "--baseline", models[1], "--no_cache", *words)
         stock, differences = 0.0, []

@@ -15,6 +15,7 @@ from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import diagnosis_rows, output
 from gpt2_repro.evaluation.arguments import arguments_of_run
+from gpt2_repro.evaluation.comparison import diagnosis_tables
 from gpt2_repro.evaluation.diagnosis_rows import TASKS, Counts, Domain
 from gpt2_repro.evaluation.diagnosis_tables import loss_tables
 from gpt2_repro.evaluation.harness import choose_device
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> None:
         **loss_tables(rows, losses, names=[domain.name for domain in domains], window=window, counts=counts),
         **output.run_metadata("python -m gpt2_repro.diagnose", argv),
     }
-    table = output.diagnosis_markdown(diagnosis)
+    table = output.render("diagnosis.md.j2", tables=diagnosis_tables(diagnosis), **diagnosis)
     print(f"\n{table}")  # first, so that it is shown even if it cannot be written
     print(output.write_results(output_dir, "diagnosis", to_json(diagnosis, indent=2) + "\n", table))
 
@@ -99,7 +100,7 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
         except UserError as error:
             if task in local:
                 raise
-            logger.warning("The text %s is skipped. %s Pass --local_data DIR to read a file.", task, error)
+            logger.warning("The text %s is skipped. %s", task, error)
     if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
         raise UserError("No text to score. Pass --dataset_dir PREPARED_FOLDER or --local_data FOLDER.")
     return domains, counts

@@ -14,30 +14,23 @@ bash evaluate.sh runs/gpt2_124m --bits_per_byte texts/                    bits p
 import argparse
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
-from gpt2_repro.evaluation.core import CoreTask, find_bundle, read_bundle
-from gpt2_repro.evaluation.harness import (
-    choose_device,
-    fetch_data,
-    overlapping_documents,
-    score_models,
-    task_files,
-)
+from gpt2_repro.evaluation.core import core_score
+from gpt2_repro.evaluation.harness import choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_average, open_model
+from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents
 from gpt2_repro.evaluation.references import SCORES
-from gpt2_repro.evaluation.scores import add_clean, compare, core_score, join_seeds, published_baseline
-from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, own_documents, text_domains, with_completion
+from gpt2_repro.evaluation.scores import compare, join_seeds, published_baseline
+from gpt2_repro.evaluation.tasks import open_tasks
 from gpt2_repro.launchers import forget_variables
-from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoint import Checkpoint, all_checkpoints, resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
 
@@ -56,23 +49,24 @@ def main(argv: list[str]) -> None:
     checkpoints = _find_checkpoints(options)
     run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
-    tasks, bundle = _open_tasks(options, arguments.tasks, run)
-    device = choose_device(options.device)
-    models = [open_model(checkpoint) for checkpoint in checkpoints]
-    models += [open_average(name, options.average) for name in options.checkpoints if options.average]
-    baseline = _open_baseline(arguments.baseline, checkpoints[0], models)
-    window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
-    sizes = {"max_length": window, "batch_size": options.batch_size or (1 if device == "cpu" else 32)}
-    settings = EvaluationSettings(**sizes, seed=SEED, device=device, limit=options.limit)
-    output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=options.limit is not None)
-    output.check_output(output_dir)
+    device, smoke_test = choose_device(options.device), options.limit is not None
+    # A temporary folder, so that several evaluations can run at the same time.
+    with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
+        tasks = open_tasks(options, arguments.tasks, run, Path(folder))
+        models = [open_model(checkpoint) for checkpoint in checkpoints]
+        models += [open_average(name, options.average) for name in options.checkpoints if options.average]
+        baseline = _open_baseline(arguments.baseline, checkpoints[0], models)
+        window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
+        sizes = {"max_length": window, "batch_size": options.batch_size or (1 if device == "cpu" else 32)}
+        settings = EvaluationSettings(**sizes, seed=SEED, device=device, limit=options.limit)
+        output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=smoke_test)
+        output.check_output(output_dir)
 
-    # --- Scores
-    with task_files(tasks, bundle) as (folder, hashes):
+        # --- Scores
         results, cached = output_dir / "lm_eval", not options.no_cache
-        scored = score_models(models, tasks, folder, hashes, settings, results, cached=cached)
-        flagged = _documents_in_training(run, tasks, folder, hashes) if options.limit is None else None
-    scored = [(model, add_clean([*metrics, *core_score(metrics, bundle)], flagged or ())) for model, metrics in scored]
+        scored = score_models(models, tasks, settings, results, cached=cached)
+        flagged = None if smoke_test else overlapping_documents(run, tasks)
+    scored = [(model, add_clean(one, flagged or ()) + core_score(one, tasks.bundle)) for model, one in scored]
     scored = join_seeds(scored, {model.column.name: model.setting for model in models})
     # The baseline may be one of several seeds.
     baseline = baseline and next(m for m, _ in scored if baseline.source in (m.source, *m.source.split(", ")))
@@ -95,44 +89,6 @@ def _find_checkpoints(options: argparse.Namespace) -> list[Checkpoint]:
         every = all_checkpoints(name) if options.all_checkpoints else [resolve_checkpoint(name, unfinished=True)]
         checkpoints |= {checkpoint.name: checkpoint for checkpoint in every}
     return list(checkpoints.values())
-
-
-def _open_tasks(
-    options: argparse.Namespace, names: list[str], run: Path | None
-) -> tuple[dict[str, Path | None], list[CoreTask]]:
-    """Return the local data file of each task (None: on the Hub), and the tasks of CORE."""
-    domains, bundle = text_domains(options.bits_per_byte) if options.bits_per_byte else {}, []
-    if options.suite == "core":
-        bundle, names = read_bundle(find_bundle(options.local_data)), []
-    elif options.bits_per_byte and not options.tasks and not options.suite:
-        names = []
-    missing = [task for task in bundle if not task.data.is_file()]
-    if missing and not options.skip_missing:
-        raise UserError(f"{missing[0].data} is missing. To score the other tasks, pass --skip_missing.")
-    names = with_completion(names)
-    folder = options.local_data or own_documents(run, names)
-    local = find_local_files(folder, names) if folder and names else {}
-    local |= domains | {task.name: task.data for task in bundle if task not in missing}
-    check_tasks(names, local)
-    if from_hub := [task for task in names if task not in local]:
-        absent = fetch_data(from_hub, skip=options.skip_missing)
-        names = [task for task in names if task not in absent]
-    return {name: local.get(name) for name in [*names, *local]}, bundle
-
-
-def _documents_in_training(
-    run: Path | None, tasks: Iterable[str], folder: Path, hashes: Mapping[str, str]
-) -> set[str] | None:
-    """Return `overlapping_documents` with the run's prepared folder, or None if they cannot be found.
-
-    An error does not lose the scores: it becomes a warning.
-    """
-    try:
-        prepared = RunRecord(run).data_folder("--local_data") if run else None
-        return overlapping_documents(PreparedData.read(prepared), tasks, folder, hashes) if prepared else None
-    except UserError as error:
-        logger.warning("The overlap with the training data is unknown. %s", error)
-        return None
 
 
 def _open_baseline(name: str, first: Checkpoint, models: list[LoadedModel]) -> ComparedModel | None:

@@ -63,8 +63,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--suite", choices=SUITES, help=suite)
     bits = "Also score the text files in DIR: bits per byte of each file and each folder."
     parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help=bits)
-    skip = "Score the other tasks if the data of a task is missing."
-    parser.add_argument("--skip_missing", action="store_true", help=skip)
+    parser.add_argument("--skip_missing", action="store_true", help="Score the other tasks if a task has no data.")
     average = "Also score the mean of the weights of each run's last N checkpoints."
     parser.add_argument("--average", type=positive_count, metavar="N", help=average)
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")

@@ -153,11 +153,6 @@ class EvaluationSettings:
     device: str = ""
     limit: int | None = None
 
-    @property
-    def positions(self) -> int:
-        """Tokens of a forward pass, with padding."""
-        return self.batch_size * self.max_length
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison(EvaluationSettings):

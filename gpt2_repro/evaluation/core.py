@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.evaluation.scores import Metric
+from gpt2_repro.evaluation.statistics import MEAN
 from gpt2_repro.files import read_json_lines
 
 
@@ -83,7 +85,7 @@ def rows_of(task: CoreTask) -> list[dict[str, Any]]:
     """Return the items of a task in the order of scoring, with their examples in the context and alone (`shown`)."""
     items = [item for _, item in read_json_lines(task.data)]
     random.Random(SHUFFLE).shuffle(items)
-    solved = ["".join(_texts(_row(item, "", task))) for item in items]
+    solved = [_solved(_row(item, "", task)) for item in items]
     rows = []
     for number, item in enumerate(items):
         others = [*range(number), *range(number + 1, len(items))]
@@ -93,9 +95,9 @@ def rows_of(task: CoreTask) -> list[dict[str, Any]]:
     return rows
 
 
-def _texts(row: Mapping[str, Any]) -> tuple[str, str, str]:
+def _solved(row: Mapping[str, Any]) -> str:
     option = row["options"][row["gold"]] if "options" in row else ""
-    return row.get("context", ""), option, row.get("continuation", "")
+    return f"{row.get('context', '')}{option}{row.get('continuation', '')}"
 
 
 def _row(item: Mapping[str, Any], shown: str, task: CoreTask) -> dict[str, Any]:
@@ -116,14 +118,19 @@ def definition_of(task: CoreTask) -> dict[str, Any]:
     return {"output_type": kind, "target_delimiter": "", "metric_list": [metric], **READING[task.kind]}
 
 
-def centred(accuracies: Sequence[tuple[CoreTask, Sequence[float]]]) -> list[float]:
-    """Return one value per document of all tasks, whose mean is CORE.
-
-    `accuracies` has 1 (right) or 0 (wrong) for each document of each task.
-    """
-    total = sum(len(right) for _, right in accuracies)
-    return [
-        (one - task.guessing) / (1 - task.guessing) * total / len(right) / len(accuracies)
-        for task, right in accuracies
-        for one in right
+def core_score(metrics: Sequence[Metric], bundle: Sequence[CoreTask]) -> list[Metric]:
+    """Return CORE, the mean of the centred accuracies, or [] if a task of the bundle was not scored."""
+    scored = {metric.task: metric for metric in metrics}
+    if not bundle or not all(task.name in scored for task in bundle):
+        return []
+    parts = [(task.guessing, scored[task.name]) for task in bundle]
+    total = sum(len(part.values) for _, part in parts)
+    # The mean of these values, one per document, is the mean over the tasks.
+    values = [
+        (right - guessing) / (1 - guessing) * total / len(part.values) / len(parts)
+        for guessing, part in parts
+        for right in part.values
     ]
+    documents = [name for _, part in parts for name in part.documents]
+    core = Metric("core", "centred", None, None, True, MEAN, version=1.0, data=str(bundle[0].data.parents[1]))
+    return [core.over(values, documents, num_documents=len(values))]

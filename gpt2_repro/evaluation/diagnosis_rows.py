@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt2_repro.cli import Progress
-from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.evaluation.tasks import LOCAL_TASKS, cut_passages, evenly, read_documents
-from gpt2_repro.hardware import check_hub
+from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.tasks import cut_passages, evenly, fetch_data, load_task, write_task_files
 from gpt2_repro.tokenization import encode, is_same, start_id
 
 
@@ -63,19 +63,11 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
     """
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
-    data, column = LOCAL_TASKS[task], LOCAL_TASKS[task].columns[0]
-    if source is not None:
-        texts = read_documents(source, column)
-    else:
-        from datasets import load_dataset
-
-        check_hub()
-        try:
-            texts = list(load_dataset(data.dataset, data.configuration, split=data.split)[column])
-        except (OSError, ValueError) as error:
-            raise UserError(f"Cannot load {task} from {data.dataset}: {in_a_line(error)}.") from None
-    if task == "wikitext":
-        texts = [wikitext_detokenizer({column: text}) for text in texts]
+    with tempfile.TemporaryDirectory(prefix="diagnosis-") as folder:
+        write_task_files({task: source}, Path(folder))
+        fetch_data({task: source}, Path(folder))
+        (loaded,) = load_task(task, Path(folder))
+        texts = [wikitext_detokenizer(doc) if task == "wikitext" else doc["text"] for doc in loaded.eval_docs]
     documents = [np.array(ids, np.int64) for ids in encode(tokenizer, texts)]
     if task == "lambada_openai":  # excerpts do not start or end with a document
         return Domain(TASKS[task], documents, passages=texts)

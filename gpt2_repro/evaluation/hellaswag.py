@@ -4,7 +4,7 @@ Scores of lm-eval's task `hellaswag` are different, because lm-eval rewrites the
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
-from gpt2_repro.evaluation.tasks import ENDINGS, fits
+from gpt2_repro.evaluation.tasks import ENDINGS, read_columns
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.hardware import check_hub
 from gpt2_repro.tokenization import encode
@@ -41,33 +41,21 @@ def read_items(source: str) -> list[Item]:
 
     Raises UserError if the source does not exist or contains other data, and RunFailed if the Hub cannot be reached.
     """
-    if not source.endswith((".jsonl", ".json", ".gz")):
-        rows: Iterable[tuple[int, Any]] = enumerate(_load_from_hub(source), start=1)
-    elif Path(source).is_file():
+    if source.endswith((".jsonl", ".json", ".gz")):
+        if not Path(source).is_file():
+            raise UserError(f"{source} does not exist. {FIX}")
         rows = read_json_lines(Path(source))
     else:
-        raise UserError(f"{source} does not exist. {FIX}")
-    items = [_item(row, f"{source}, line {number}") for number, row in rows]
-    if not items:
-        raise UserError(f"{source} contains no items. {FIX}")
-    return items
+        import datasets
 
-
-def _load_from_hub(source: str) -> Iterable[Any]:
-    import datasets
-
-    check_hub()
-    try:
-        return datasets.load_dataset(source, split="validation")
-    except Exception as error:  # network, Hub, cache and builder errors have no common class
-        kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
-        raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}") from None
-
-
-def _item(row: Any, where: str) -> Item:
-    if not fits(row, Item._fields):
-        raise UserError(f"{where}, needs a text in ctx, {ENDINGS} texts in endings and a label below {ENDINGS}. {FIX}")
-    return Item(row["ctx"], tuple(row["endings"]), int(row["label"]))
+        check_hub()
+        try:
+            rows = enumerate(datasets.load_dataset(source, split="validation"), start=1)
+        except Exception as error:  # network, Hub, cache and builder errors have no common class
+            kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
+            raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}") from None
+    kept = read_columns(rows, Item._fields, source)
+    return [Item(row["ctx"], tuple(row["endings"]), row["label"]) for row in kept]
 
 
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
@@ -88,19 +76,19 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
 class HellaSwag:
     """HellaSwag items as rows of token ids. A row is a context followed by one ending.
 
-    Rows of more than `window` positions are truncated on the left. `start` contains ids to put before each context.
+    Rows of more than `window` positions are truncated on the left.
 
     Raises UserError if the tokenizer cannot encode an item.
     """
 
-    def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int, start: Sequence[int] = ()) -> None:
+    def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
         self.labels = torch.tensor([item.label for item in items])
         contexts = encode(tokenizer, [item.ctx for item in items])
         # As in lm-eval, context and ending are encoded together, and the length of the context is subtracted.
         texts = encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
         self.rows: list[tuple[list[int], int]] = []  # token ids, and how many at the end belong to the ending
         for number, text in enumerate(texts):
-            ids = [*start, *text][-window - 1 :]
+            ids = text[-window - 1 :]
             targets = min(len(text) - len(contexts[number // ENDINGS]), len(ids) - 1)
             if targets < 1:
                 raise UserError(f"The tokenizer gives no tokens for an ending or a context of HellaSwag. {FIX}")
@@ -157,14 +145,11 @@ class HellaSwag:
             labels[line, len(row) - 1 - targets : len(row) - 1] = torch.tensor(row[-targets:])
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
-    def right(self, losses: Tensor) -> Tensor | None:
-        """Return 1.0 or 0.0 per item from losses [items, 4], or None if one is not finite."""
-        # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
-        return (losses.argmin(dim=1).cpu() == self.labels).double() if losses.isfinite().all() else None
-
     def score(self, losses: Tensor) -> dict[str, float]:
         """Return hellaswag_acc and hellaswag_items, or {} if a loss [items, 4] is not finite."""
-        if (right := self.right(losses)) is None:
+        # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
+        if not losses.isfinite().all():
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}
-        return {"hellaswag_acc": round(int(right.sum()) / len(right), 6), "hellaswag_items": len(right)}
+        right, items = int((losses.argmin(dim=1).cpu() == self.labels).sum()), len(self.labels)
+        return {"hellaswag_acc": round(right / items, 6), "hellaswag_items": items}

@@ -11,7 +11,7 @@ import yaml
 
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow
 from gpt2_repro.evaluation.output import render
-from gpt2_repro.evaluation.tasks import LOCAL_TASKS
+from gpt2_repro.evaluation.tasks import LOCAL_TASKS, LocalTask
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 from gpt2_repro.text import Cell, Table
@@ -47,7 +47,7 @@ def model_card(
         settings={key: getattr(identity[key], "value", identity[key]) for key in SETTINGS if key in identity},
         rows=rows,
         comparison=comparison,
-        table=_scores(rows, comparison, column),
+        table=_scores(rows, comparison, column) if comparison else "",
         deviations=deviation_table(record.environment.deviations),
         recipe_file=RECIPE,
         environment_file=ENVIRONMENT,
@@ -66,21 +66,18 @@ def _results(rows: list[ComparisonRow], column: str) -> list[dict[str, Any]]:
     """Return the evaluation results in the format that the Hub uses in model cards."""
     results: dict[str, dict[str, Any]] = {}
     for row in rows:
-        data = LOCAL_TASKS.get(row.task)
-        title, dataset, split = (data.title, data.dataset, data.split) if data else (None, None, "test")
-        of = {"name": title or row.task, "type": dataset or row.task, "split": split}
+        data = LOCAL_TASKS.get(row.task, LocalTask("", "test", [], []))
+        of = {"name": data.title or row.task, "type": data.dataset or row.task, "split": data.split}
         result = {"task": {"type": "text-generation"}, "dataset": of, "metrics": []}
         metric = {"type": row.metric, "name": row.metric, "value": round(row.values[column].value or 0.0, 4)}
         results.setdefault(row.task, result)["metrics"].append(metric)
     return list(results.values())
 
 
-def _scores(rows: list[ComparisonRow], comparison: Comparison | None, column: str | None) -> str:
+def _scores(rows: list[ComparisonRow], comparison: Comparison, column: str | None) -> str:
     """Return the table of the scores of this model and of the baseline."""
-    names = {str(column): "this model"}
-    if comparison and comparison.baseline not in (None, column):
-        names[str(comparison.baseline)] = str(comparison.baseline)
-    return dataclasses.replace(comparison, rows=rows).table(names).markdown() if comparison else ""
+    names = {name: "this model" if name == column else name for name in (column, comparison.baseline) if name}
+    return dataclasses.replace(comparison, rows=rows).table(names).markdown()
 
 
 def _shorten_files(value: Any) -> Any:

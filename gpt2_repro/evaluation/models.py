@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,17 +95,14 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
 
     Raises UserError if `requested` is explicit and a model does not accept inputs of this length.
     """
-    shortest = min(models, key=lambda model: model.window)
-    name, window = shortest.column.name, min(requested, shortest.window)
-    if not explicit:
-        if window < requested:
-            text = "Window: %d tokens instead of %d, because %s was trained on shorter rows."
-            logger.warning(text, window, requested, name)
-        return window
-    if window < requested:
+    shortest, smallest = (min(models, key=operator.attrgetter(key)) for key in ("window", "positions"))
+    name, window, most = shortest.column.name, min(requested, shortest.window), smallest.positions
+    if window < requested and not explicit:
+        text = "Window: %d tokens instead of %d, because %s was trained on shorter rows."
+        logger.warning(text, window, requested, name)
+    elif window < requested:
         logger.warning("Window: %d tokens. %s: positions after %d are untrained.", requested, name, window)
-    for model in models:
-        if requested > (most := model.positions):
-            sizes = f"--max_length {requested} is more than the {most} positions of {model.column.name}"
-            raise UserError(f"{sizes}. Pass --max_length {most} or less.")
-    return requested
+    if requested > most and explicit:
+        sizes = f"--max_length {requested} is more than the {most} positions of {smallest.column.name}"
+        raise UserError(f"{sizes}. Pass --max_length {most} or less.")
+    return requested if explicit else window

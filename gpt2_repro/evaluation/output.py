@@ -4,7 +4,7 @@ import logging
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.comparison import MARGINS, Comparison, diagnosis_tables
+from gpt2_repro.evaluation.comparison import MARGINS, Comparison
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.run_record.checkpoint import Checkpoint
 from gpt2_repro.text import now
@@ -72,6 +72,14 @@ def check_output(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written ({problem}). Pass another --output_dir.")
 
 
+def try_write(path: Path, text: str) -> None:
+    """Write a file. If this fails, log a warning, because the scores took hours."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        logger.warning("Could not write %s (%s).", path, error.strerror)
+
+
 def write_results(folder: Path, name: str, data: str, table: str) -> str:
     """Write `name`.json and `name`.md, and return the line to print."""
     write_whole(folder / f"{name}.json", data)
@@ -85,11 +93,6 @@ def comparison_markdown(comparison: Comparison) -> str:
     shown = {row.metric for row in comparison.rows}
     margins = ", ".join(f"{metric} {margin:g}" for metric, margin in MARGINS.items() if metric in shown)
     return render("comparison.md.j2", comparison=comparison, judged=judged, margins=margins)
-
-
-def diagnosis_markdown(diagnosis: Mapping[str, Any]) -> str:
-    """Return the text of diagnosis.md: tables and measurement conditions."""
-    return render("diagnosis.md.j2", tables=diagnosis_tables(diagnosis), **diagnosis)
 
 
 def render(template: str, **values: Any) -> str:

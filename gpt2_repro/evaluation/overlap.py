@@ -1,12 +1,29 @@
 """Find the documents of evaluation tasks that share 13 tokens in a row with training data."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt2_repro.cli import Progress
+from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.comparison import CLEAN
+from gpt2_repro.evaluation.output import try_write
+from gpt2_repro.evaluation.scores import Metric
+from gpt2_repro.evaluation.tasks import TaskFiles, load_task
+from gpt2_repro.files import read_object
+from gpt2_repro.manifest import OVERLAP
+from gpt2_repro.run_record import RunRecord
+from gpt2_repro.tokenization import encode
+
+
+logger = logging.getLogger(__name__)
 
 
 LENGTH = 13  # tokens, as GPT-3's overlaps have 13 words (arXiv:2005.14165, appendix C)
@@ -14,6 +31,59 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd; joins the hashes of shorter runs,
 BITS = 26  # of a hash; with them, a table finds the few training hashes that may be wanted
 PIECE = 1 << 14  # training tokens that are hashed at once, so that they stay in the processor's cache
 NONE = np.empty(0, np.uint64)
+
+
+def overlapping_documents(run: Path | None, tasks: TaskFiles) -> set[str] | None:
+    """Return the hashes of the documents of tasks that share text with the run's training rows.
+
+    The result is stored in overlap.json in the prepared folder. It is None if the training data is unknown. An error
+    does not lose the scores: it becomes a warning.
+    """
+    try:
+        path = RunRecord(run).data_folder("--local_data") if run else None
+        if path is None:
+            return None
+        prepared, stored = PreparedData.read(path), read_object(path / OVERLAP)
+        keys = {task: f"{task} {tasks.hashes.get(task, version('lm_eval'))}" for task in tasks.sources}
+        if missing := [task for task, key in keys.items() if key not in stored]:
+            texts = {task: texts_of(task, tasks.folder) for task in missing}
+            ids = {name: encode(prepared.tokenizer, both) for each in texts.values() for name, both in each.items()}
+            total = prepared.manifest.counts["train"].row_tokens
+            flagged = find_overlaps(ids, prepared.rows("train").pieces(), total=total)
+            stored |= {keys[task]: sorted(flagged & texts[task].keys()) for task in missing}
+            try_write(path / OVERLAP, json.dumps(stored))
+        return {name for key in keys.values() for name in stored[key]}
+    except UserError as error:
+        logger.warning("The overlap with the training data is unknown. %s", error)
+        return None
+
+
+def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
+    """Return the texts of each document of a task, without few-shot examples, by the hash of the document."""
+    from lm_eval.utils import handle_non_serializable, hash_string
+
+    texts: dict[str, list[str]] = {}
+    for loaded in load_task(task, folder):
+        loaded.build_all_requests()
+        for request in loaded.instances:
+            form = {"indent": 2, "default": handle_non_serializable, "ensure_ascii": False}
+            name = hash_string(json.dumps(request.doc, **form))  # as in lm_eval/evaluator.py (0.4.13)
+            text = "".join(request.args).removeprefix(request.doc.get("shown", ""))
+            texts.setdefault(name, []).append(text)
+    return texts
+
+
+def add_clean(metrics: Sequence[Metric], flagged: Collection[str]) -> list[Metric]:
+    """Add the scores on the documents that are not in `flagged`, after each metric with such documents."""
+    result = []
+    for metric in metrics:
+        result.append(metric)
+        pairs = zip(metric.values, metric.documents, strict=True) if metric.aggregation else ()
+        kept = [(value, name) for value, name in pairs if name.split(" ")[0] not in flagged]
+        if 0 < len(kept) < len(metric.values):
+            values, documents = map(list, zip(*kept, strict=True))
+            result.append(metric.over(values, documents, name=metric.name + CLEAN))
+    return result
 
 
 def hashes_of(ids: NDArray[Any]) -> NDArray[np.uint64]:
@@ -45,9 +115,7 @@ def find_overlaps(
     table = np.zeros(1 << BITS, bool)
     table[_place(hashes)] = True
     seen = [NONE]
-    with Progress(
-        desc="overlap of the tasks with the training data", unit="token", total=total, unit_scale=True
-    ) as bar:
+    with Progress(desc="overlap with the training data", unit="token", total=total, unit_scale=True) as bar:
         for ids in rows:
             for start in range(0, len(ids), PIECE):
                 part = hashes_of(ids[start : start + PIECE + LENGTH - 1])

@@ -121,6 +121,5 @@ def compared(step: int, loss: float) -> str:
 
 def explained(step: int, loss: float) -> str:
     """Return how a validation loss compares with the published range, or "" without one."""
-    if (place := verdict(step, loss)) is None:
-        return ""
-    return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}. {CAUSES[place]}"
+    place = verdict(step, loss)
+    return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}. {CAUSES[place]}" if place else ""

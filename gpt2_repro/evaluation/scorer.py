@@ -12,6 +12,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch.nn.utils.rnn import pad_sequence
 
 from gpt2_repro.cli import Progress
+from gpt2_repro.evaluation.hellaswag import batches_by_length
 from gpt2_repro.tokenization import encode, start_id
 
 
@@ -53,15 +54,21 @@ class Scorer(HFLM):
 
     Args:
         positions: the largest number of tokens in a forward pass, with padding.
+        per_token: whether the options of an item are ranked by their mean log-probability per token.
         compares_options: whether the options of an item are ranked by their mean log-probability per token, over the
             tokens in which the options (or their contexts) differ, as in nanochat/core_eval.py. All contexts begin
             with the separator.
     """
 
-    def __init__(self, *, positions: int, compares_options: bool = False, **options: Any) -> None:
+    def __init__(
+        self, *, positions: int, per_token: bool = False, compares_options: bool = False, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.positions, self.compares_options = positions, compares_options
-        self._start = added_start(self.tokenizer)
+        self.per_token = per_token or compares_options
+        # The separator begins all texts of CORE.
+        start = start_id(self.tokenizer) if compares_options else None
+        self._start = added_start(self.tokenizer) if start is None else [start]
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         self._shares = self.model.config.model_type in SHARING
 
@@ -77,27 +84,25 @@ class Scorer(HFLM):
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         before, after = super()._encode_pair(context, continuation)
-        if self.compares_options and self.prefix_token_id != NO_SEPARATOR:
-            return [self.prefix_token_id, *before], after
         return [*self._start, *before], after
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        if not self.compares_options:
+        if not self.per_token:
             return super().loglikelihood(requests, disable_tqdm=True)
         pairs: list[Pair] = []
         for _, group in itertools.groupby(requests, key=lambda request: request.doc_id):
             texts = [request.args for request in group]
-            if len(set(texts)) == 1:  # no options, but a continuation to complete
-                pairs += [(None, *self._encode_pair(*text)) for text in texts]
-            else:
+            if self.compares_options and len(set(texts)) > 1:
                 pairs += self._split_options(texts)
+            else:  # for CORE without options, a continuation to complete
+                pairs += [(None, *self._encode_pair(*text)) for text in texts]
         answers = self._loglikelihood_tokens(pairs)
-        return [(total / len(after), greedy) for (total, greedy), (_, _, after) in zip(answers, pairs, strict=True)]
+        scored = [min(len(after), self.max_length) for _, _, after in pairs]
+        return [(total / count, greedy) for (total, greedy), count in zip(answers, scored, strict=True)]
 
     def _split_options(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
         """Divide the ids of an item's options where they begin to differ or, with different contexts, cease to."""
-        start = [] if self.prefix_token_id == NO_SEPARATOR else [self.prefix_token_id]
-        options = [start + ids for ids in encode(self.tokenizer, ["".join(text) for text in texts])]
+        options = [self._start + ids for ids in encode(self.tokenizer, ["".join(text) for text in texts])]
         same_context = len({context for context, _ in texts}) == 1
         turned = options if same_context else [ids[::-1] for ids in options]
         shared = min(len(os.path.commonprefix(turned)), min(map(len, options)) - 1)
@@ -129,12 +134,10 @@ class Scorer(HFLM):
         for ids, scored, number in sorted(texts):  # texts with a common beginning are neighbours
             if not (self._shares and rows and rows[-1].add(ids, scored, number, most=self.max_length)):
                 rows.append(Row(ids, scored, number))
-        rows.sort(key=lambda row: -len(row.ids))
+        batches = batches_by_length([len(row.ids) for row in rows], self.positions)
         with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm or self.rank > 0) as bar:
-            while rows:
-                size = max(1, self.positions // len(rows[0].ids))
-                batch, rows = rows[:size], rows[size:]
-                for number, answer in self._score(batch):
+            for batch in batches:
+                for number, answer in self._score([rows[index] for index in batch]):
                     answers[number] = answer
                     bar.update()
         return answers
@@ -145,10 +148,13 @@ class Scorer(HFLM):
         first, longest = min(row.first for row in rows), len(rows[0].ids)
         options: dict[str, Any] = {"logits_to_keep": longest - first} if self._keeps else {}
         # Padding is on the right, so no position of a row attends to it.
-        ids = pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True).to(self.device)
+        ids, positions = (
+            pad_sequence(list(map(torch.tensor, numbers)), batch_first=True).to(self.device)
+            for numbers in ([row.ids for row in rows], [row.positions for row in rows])
+        )
         if any(len(row.texts) > 1 for row in rows):
-            options["position_ids"] = torch.stack([row.positions(longest) for row in rows]).to(self.device)
-            options["attention_mask"] = torch.stack([row.mask(longest) for row in rows])[:, None].to(self.device)
+            mask = torch.stack([row.mask(longest) for row in rows])[:, None].to(self.device)
+            options |= {"position_ids": positions, "attention_mask": mask}
         logits = self.model(input_ids=ids, use_cache=False, **options).logits
         skipped = longest - logits.shape[1]
         for of_row, row in zip(logits, rows, strict=True):
@@ -167,7 +173,8 @@ class Row:
     """
 
     def __init__(self, ids: list[int], scored: int, number: int) -> None:
-        self.ids, self.branches = ids[:-1], [(0, 0)]  # where each branch begins in `ids`, and where it branches off
+        self.ids, self.positions = ids[:-1], list(range(len(ids) - 1))
+        self.branches: list[tuple[int, int, int]] = []  # of the row: where it leaves the first text, begins and ends
         self.trunk = len(self.ids)
         self.first = self.trunk - scored  # the first position whose logits are needed
         self.texts = [(number, list(range(self.first, self.trunk)), ids[-scored:])]
@@ -175,29 +182,19 @@ class Row:
     def add(self, ids: list[int], scored: int, number: int, *, most: int) -> bool:
         """Add a text if half of it is the beginning of the row and the row then has at most `most` ids."""
         shared = len(os.path.commonprefix([self.ids[: self.trunk], ids[:-1]]))
-        if 2 * shared < len(ids) - 1 or len(self.ids) + len(ids) - 1 - shared > most:
+        start, end = len(self.ids), len(self.ids) + len(ids) - 1 - shared
+        if 2 * shared < len(ids) - 1 or end > most:
             return False
-        start = len(self.ids)
-        self.branches.append((start, shared))
-        self.ids = self.ids + ids[shared:-1]
+        self.branches.append((shared, start, end))
+        self.ids, self.positions = self.ids + ids[shared:-1], [*self.positions, *range(shared, len(ids) - 1)]
         places = [at if at < shared else start + at - shared for at in range(len(ids) - 1 - scored, len(ids) - 1)]
         self.first = min(self.first, *places)
         self.texts.append((number, places, ids[-scored:]))
         return True
 
-    def positions(self, length: int) -> torch.Tensor:
-        """Return the position of each id, of shape [length]. Padding has position 0."""
-        found = torch.zeros(length, dtype=torch.long)
-        for (start, shared), end in zip(self.branches, self._ends(), strict=True):
-            found[start:end] = torch.arange(shared, shared + end - start)
-        return found
-
     def mask(self, length: int) -> torch.Tensor:
         """Return which id attends to which, of shape [length, length]."""
         seen = torch.tril(torch.ones(length, length, dtype=torch.bool))
-        for (start, shared), end in zip(self.branches[1:], self._ends()[1:], strict=True):
+        for shared, start, end in self.branches:
             seen[start:end, shared:start] = False
         return seen
-
-    def _ends(self) -> list[int]:
-        return [*(start for start, _ in self.branches[1:]), len(self.ids)]

@@ -1,7 +1,6 @@
 """Read the scores of a model from lm-eval's results, and compare models."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from gpt2_repro.evaluation.comparison import (
     Score,
     TaskDetails,
 )
-from gpt2_repro.evaluation.core import CoreTask, centred
 from gpt2_repro.evaluation.references import published_scores
 from gpt2_repro.tokenization import encode, start_id
 
@@ -60,6 +58,14 @@ class Metric:
     version: Any = None
     data: str | None = None
     seeds: list[float] = dataclasses.field(default_factory=list)  # the scores of several seeds
+
+    def over(self, values: list[Any], documents: list[str], **changes: Any) -> "Metric":
+        """Return this metric over other documents, with the value and standard error that follow from `values`."""
+        assert self.aggregation is not None
+        value = statistics.aggregate(self.aggregation, np.asarray(values, dtype=np.float64))
+        stderr = statistics.standard_error(self.aggregation, values)
+        changes = {"value": value, "stderr": stderr} | changes
+        return dataclasses.replace(self, values=values, documents=documents, **changes)
 
     def array(self) -> NDArray[np.float64]:
         """Return `values` with shape [documents], or [documents, 2] with weights."""
@@ -108,16 +114,9 @@ def _join_groups(scores: Sequence[Metric], groups: Mapping[str, Sequence[str]]) 
         parts = [one for one in scores if one.task in groups.get(metric.task, ()) and one.name == metric.name]
         values = [value for part in parts for value in part.values if part.aggregation == statistics.MEAN]
         if values and metric.value is not None and math.isclose(np.mean(values), metric.value):
-            metric = dataclasses.replace(
-                metric,
-                stderr=statistics.standard_error(statistics.MEAN, values),
-                higher_is_better=parts[0].higher_is_better,
-                aggregation=statistics.MEAN,
-                values=values,
-                documents=[name for part in parts for name in part.documents],
-                num_documents=len(values),
-                data=parts[0].data,
-            )
+            documents = [name for part in parts for name in part.documents]
+            group = {"task": metric.task, "version": metric.version, "value": metric.value}
+            metric = parts[0].over(values, documents, **group, num_documents=len(values))
         joined.append(metric)
     return joined
 
@@ -133,20 +132,7 @@ def _in_blocks(metric: Metric, samples: Sequence[Mapping[str, Any]]) -> Metric:
         # The words and bytes of a window are in proportion to its tokens.
         values += [[score * part / total, weight * scored / tokens] for part, scored in windows if scored and total]
         names += [f"{name} {number}" for number, (_, scored) in enumerate(windows) if scored and total]
-    stderr = statistics.standard_error(metric.aggregation, values)
-    return dataclasses.replace(metric, values=values, documents=names, stderr=stderr)
-
-
-def core_score(metrics: Sequence[Metric], bundle: Sequence[CoreTask]) -> list[Metric]:
-    """Return CORE, the mean of the centred accuracies, or [] if a task of the bundle was not scored."""
-    scored = {metric.task: metric for metric in metrics}
-    if not bundle or not all(task.name in scored for task in bundle):
-        return []
-    values = centred([(task, scored[task.name].values) for task in bundle])
-    documents = [name for task in bundle for name in scored[task.name].documents]
-    stderr = statistics.standard_error(statistics.MEAN, values)
-    core = Metric("core", "centred", float(np.mean(values)), stderr, True, statistics.MEAN, values, documents)
-    return [dataclasses.replace(core, num_documents=len(values), version=1.0, data=str(bundle[0].data.parents[1]))]
+    return metric.over(values, names, value=metric.value)
 
 
 def join_seeds(scored: Sequence[ScoredModel], settings: Mapping[str, str]) -> list[ScoredModel]:
@@ -173,72 +159,42 @@ def _joined(members: Sequence[ScoredModel]) -> ScoredModel:
     metrics = []
     for same in zip(*(metrics for _, metrics in members), strict=True):
         first, seeds = same[0], [metric.value for metric in same if metric.value is not None]
-        if len(seeds) < len(same):
-            metrics.append(dataclasses.replace(first, value=None, stderr=None, values=[]))
-            continue
-        values = np.mean([metric.array() for metric in same], axis=0) if first.aggregation else np.empty(0)
-        # The mean of the documents' log-probabilities: for perplexities, the geometric mean over the seeds.
-        value = statistics.aggregate(first.aggregation, values) if first.aggregation else float(np.mean(seeds))
-        stderr = statistics.standard_error(first.aggregation, values.tolist())
-        metrics.append(dataclasses.replace(first, value=value, stderr=stderr, values=values.tolist(), seeds=seeds))
-    return dataclasses.replace(
-        models[0], name=name, source=", ".join(m.source for m in models), revision=hashes
-    ), metrics
-
-
-def add_clean(metrics: Sequence[Metric], flagged: Collection[str]) -> list[Metric]:
-    """Add the scores on the documents that are not in `flagged`, after each metric with such documents."""
-    result = []
-    for metric in metrics:
-        result.append(metric)
-        kept = [name.split(" ")[0] not in flagged for name in metric.documents]
-        if metric.aggregation is None or all(kept) or not any(kept) or metric.task == "core":
-            continue
-        values = [value for value, is_kept in zip(metric.values, kept, strict=True) if is_kept]
-        clean = dataclasses.replace(
-            metric,
-            name=metric.name + CLEAN,
-            value=statistics.aggregate(metric.aggregation, np.asarray(values, dtype=np.float64)),
-            stderr=statistics.standard_error(metric.aggregation, values),
-            values=values,
-            documents=[name for name, is_kept in zip(metric.documents, kept, strict=True) if is_kept],
-        )
-        result.append(clean)
-    return result
+        if first.aggregation and len(seeds) == len(same):
+            # The mean of the documents' log-probabilities: for perplexities, the geometric mean over the seeds.
+            values = np.mean([metric.array() for metric in same], axis=0).tolist()
+            metrics.append(first.over(values, first.documents, seeds=seeds))
+        else:
+            value = float(np.mean(seeds)) if len(seeds) == len(same) else None
+            metrics.append(dataclasses.replace(first, value=value, stderr=None, values=[], seeds=seeds))
+    sources = ", ".join(model.source for model in models)
+    return dataclasses.replace(models[0], name=name, source=sources, revision=hashes), metrics
 
 
 def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
     """Raise RunFailed if a document has a log-probability that is not finite."""
     for sample in samples:
-        for answer in sample["filtered_resps"]:
-            number = answer[0] if isinstance(answer, list | tuple) else answer
-            if isinstance(number, int | float) and not math.isfinite(number):
-                text = f"{task}: document {sample['doc_id']} has the log-probability {number}."
-                raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
+        numbers = [answer[0] if isinstance(answer, list | tuple) else answer for answer in sample["filtered_resps"]]
+        if bad := [number for number in numbers if isinstance(number, int | float) and not math.isfinite(number)]:
+            text = f"{task}: document {sample['doc_id']} has the log-probability {bad[0]}."
+            raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
 
 
 def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[Mapping[str, Any]]) -> Metric:
+    from lm_eval.api.registry import get_metric_aggregation
+
     metric, filter_name = key.split(",", 1)
     entries = results["results"][task]
-    aggregation = _aggregation(results.get("configs", {}).get(task, {}), metric)
+    listed = results.get("configs", {}).get(task, {}).get("metric_list") or ()  # () for a group of tasks
+    entry = next((one for one in listed if one["metric"] == metric), None)
+    aggregation = entry and (entry.get("aggregation") or getattr(get_metric_aggregation(metric), "__name__", None))
     values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
     if aggregation not in statistics.AGGREGATIONS or not values:
         aggregation, values = None, []
     stderr = statistics.standard_error(aggregation, values)
     stderr = entries.get(f"{metric}_stderr,{filter_name}") if stderr is None else stderr
-    name = metric if filter_name == "none" else f"{metric} ({filter_name})"
+    name = "completion" if task == COMPLETION else metric if filter_name == "none" else f"{metric} ({filter_name})"
     higher_is_better = results.get("higher_is_better", {}).get(task, {}).get(metric)
     return Metric(task, name, _finite(entries[key]), _finite(stderr), higher_is_better, aggregation, values)
-
-
-def _aggregation(config: Mapping[str, Any], metric: str) -> str | None:
-    from lm_eval.api.registry import get_metric_aggregation
-
-    named = [entry.get("aggregation") for entry in config.get("metric_list") or () if entry.get("metric") == metric]
-    if not named:
-        return None  # a group of tasks
-    name = named[0] or getattr(get_metric_aggregation(metric), "__name__", None)
-    return name if isinstance(name, str) else None
 
 
 def _finite(value: Any) -> float | None:
@@ -253,19 +209,8 @@ def _nats_per_token(task: str, samples: Sequence[Mapping[str, Any]], tokenizer: 
     texts = [sample["arguments"][0][0] for sample in samples]
     # Without a separator, the first token of a document is only context.
     tokens = [max(0, len(ids) - (start_id(tokenizer) is None)) for ids in encode(tokenizer, texts)]
-    values = list(map(list, zip(nats, tokens, strict=True)))
-    aggregation = statistics.BITS_PER_BYTE
-    loss = statistics.aggregate(aggregation, np.asarray(values, dtype=np.float64))
-    stderr = statistics.standard_error(aggregation, values)
-    return Metric(task, "nats_per_token", loss, stderr, False, aggregation, values)
-
-
-def completion_scores(right: list[float], data: str, documents: list[str]) -> Metric:
-    """Return HellaSwag's completion score from 1 (right) or 0 (wrong) per item."""
-    # lm-eval's standard error has another rounding error.
-    stderr = float(np.std(right, ddof=1) / math.sqrt(len(right))) if len(right) > 1 else None
-    metric = Metric(COMPLETION, "completion", float(np.mean(right)), stderr, True, statistics.MEAN, right)
-    return dataclasses.replace(metric, documents=documents, num_documents=len(right), version=1.0, data=data)
+    empty = Metric(task, "nats_per_token", None, None, False, statistics.BITS_PER_BYTE)
+    return empty.over(list(map(list, zip(nats, tokens, strict=True))), [])
 
 
 def compare(
@@ -284,8 +229,7 @@ def compare(
         metadata: the result of `run_metadata`.
         flagged: hashes of the documents that overlap with the training data, None if unknown.
     """
-    first, judged = scored[0][1], settings.limit is None
-    deviations = [find_deviations(model.source, settings.max_length, metrics) for model, metrics in scored]
+    first, judged, window = scored[0][1], settings.limit is None, settings.max_length
     return Comparison(
         **dataclasses.asdict(settings),
         **metadata,
@@ -293,7 +237,9 @@ def compare(
         task_details={one.task: _details(one, flagged) for one in first if not one.name.endswith(CLEAN)},
         baseline=baseline.name if baseline else None,
         models=[model for model, _ in scored],
-        warnings=list(itertools.chain(*deviations)) if judged else [],
+        warnings=[
+            line for model, metrics in scored for line in find_deviations(model.source, window, metrics) if judged
+        ],
         rows=[_row(metric, scored, baseline, judged) for metric in first],
     )
 
@@ -325,13 +271,12 @@ def _row(metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel 
 def _difference(ours: Metric, theirs: Metric) -> Difference | None:
     if ours.value is None or theirs.value is None:
         return None
-    unpaired = Difference(ours.value - theirs.value)
-    pairs = len(ours.values) if ours.documents == theirs.documents and len(ours.values) == len(theirs.values) else 0
-    if ours.aggregation is None or pairs < 2:
-        return unpaired
     mine, base = ours.array(), theirs.array()
-    if mine.ndim > 1 and not np.allclose(mine[:, 1], base[:, 1]):
-        return unpaired  # scores per token, and the tokenizers differ
+    paired = ours.documents == theirs.documents and mine.shape == base.shape and len(mine) > 1
+    # Otherwise the scores are per token, and the tokenizers differ.
+    paired = paired and (mine.ndim == 1 or np.allclose(mine[:, 1], base[:, 1]))
+    if ours.aggregation is None or not paired:
+        return Difference(ours.value - theirs.value)
     spread = statistics.seed_interval(ours.seeds, theirs.seeds)
     better = ours.higher_is_better
     return statistics.paired(ours.name, ours.aggregation, mine, base, higher_is_better=better, spread=spread)

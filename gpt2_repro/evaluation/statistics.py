@@ -1,6 +1,5 @@
 """Compute standard errors of scores, and of the difference between two scores."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -43,13 +42,7 @@ def seed_interval(*models: Sequence[float]) -> float:
 
 
 def paired(
-    metric: str,
-    aggregation: str,
-    ours: Values,
-    theirs: Values,
-    *,
-    higher_is_better: bool | None,
-    spread: float = 0.0,
+    metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None, spread: float = 0
 ) -> Difference:
     """Return the difference of two models' scores, its standard error and a verdict.
 
@@ -138,10 +131,8 @@ def _bootstrap(aggregation: str, *models: Values) -> Any:
     size = len(arrays) // len(models)
 
     def statistic(*drawn: Values, axis: int) -> Values:
-        starts = range(0, len(drawn), size)
-        return functools.reduce(
-            np.subtract, (_aggregate(aggregation, *drawn[start : start + size], axis=axis) for start in starts)
-        )
+        score = _aggregate(aggregation, *drawn[:size], axis=axis)
+        return score - _aggregate(aggregation, *drawn[size:], axis=axis) if len(models) > 1 else score
 
     options: dict[str, Any] = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
     batch = max(1, 1_000_000 // len(arrays[0]))  # limits memory

@@ -1,23 +1,27 @@
 """Write lm-eval task files: stock tasks with local data, and the project's tasks."""
 
+import argparse
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import logging
 import string
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.local_files import local_source
-from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.evaluation.core import CoreTask, definition_of, rows_of
+from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
+from gpt2_repro.evaluation.core import CoreTask, definition_of, find_bundle, read_bundle, rows_of
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines
+from gpt2_repro.hardware import check_hub
 from gpt2_repro.run_record import RunRecord
 
 
@@ -44,7 +48,6 @@ class LocalTask:
     files: list[str]
     columns: list[str]
     dataset: str | None = None
-    configuration: str | None = None
     title: str | None = None
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -62,6 +65,49 @@ def local_task(name: str) -> LocalTask | None:
     return LOCAL_TASKS.get("document_perplexity" if name.startswith(BITS) else name)
 
 
+class TaskFiles(NamedTuple):
+    """Tasks to score, with lm-eval's task files in a folder.
+
+    Args:
+        sources: the local data file of each task, None for a task that reads from the Hub.
+        hashes: of the task files and their data (see `write_task_files`).
+        bundle: the tasks of CORE, also those without data.
+    """
+
+    sources: dict[str, Path | None]
+    hashes: dict[str, str]
+    folder: Path
+    bundle: list[CoreTask]
+
+
+def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, folder: Path) -> TaskFiles:
+    """Write task files to an empty folder, and load data from the Hub.
+
+    Raises UserError for unknown tasks, and for tasks without a needed file.
+    """
+    local, bundle = text_domains(options.bits_per_byte) if options.bits_per_byte else {}, []
+    if options.suite == "core":
+        bundle, names = read_bundle(find_bundle(options.local_data)), []
+    elif options.bits_per_byte and not options.tasks and not options.suite:
+        names = []
+    missing = [task for task in bundle if not task.data.is_file()]
+    if missing and not options.skip_missing:
+        raise UserError(f"{missing[0].data} is missing. To score the other tasks, pass --skip_missing.")
+    local |= {task.name: task.data for task in bundle if task not in missing}
+    names = [name for task in names for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
+    if names and (data := options.local_data or own_documents(run, names)):
+        local = find_local_files(data, names) | local
+    for task in (name for name in names if name not in local):
+        if task in OWN_TASKS:
+            fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
+            raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
+        if task not in LOCAL_TASKS and task not in (stock := _stock_tasks().all_tasks):
+            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *stock])}")
+    tasks = dict.fromkeys(names) | local
+    hashes = write_task_files(tasks, folder, bundle)
+    return TaskFiles(fetch_data(tasks, folder, skip=options.skip_missing), hashes, folder, bundle)
+
+
 def text_domains(folder: Path) -> dict[str, Path]:
     """Return a task name for each text file and each folder of text files in a folder.
 
@@ -76,35 +122,34 @@ def text_domains(folder: Path) -> dict[str, Path]:
     return found
 
 
-def with_completion(tasks: Iterable[str]) -> list[str]:
-    """Return the names of the tasks, with hellaswag_completion added after hellaswag."""
-    return [name for task in tasks for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
-
-
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     """Return the data file of each task that has one in the folder `local_data`.
 
-    Raises UserError if `local_data` has no data file for any of the tasks, or has a file with a row that the task
-    cannot score.
+    Raises UserError if `local_data` has no data file for any of the tasks.
     """
-    paths: dict[str, Path] = {}
-    for task in tasks:
-        files = LOCAL_TASKS[task].files if task in LOCAL_TASKS else ()
-        if path := next((local_data / name for name in files if (local_data / name).is_file()), None):
-            _read_data(task, path)
-            paths[task] = path
+    files = {task: [local_data / name for name in LOCAL_TASKS[task].files] for task in tasks if task in LOCAL_TASKS}
+    paths = {task: path for task, names in files.items() if (path := next(filter(Path.is_file, names), None))}
     if not paths:
-        names = sorted({LOCAL_TASKS[task].files[0] for task in tasks if task in LOCAL_TASKS})
-        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Expected: {', '.join(names)}.")
+        expected = ", ".join(sorted({names[0].name for names in files.values()}))
+        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Expected: {expected}.")
     return paths
 
 
-def fits(row: Any, columns: Iterable[str]) -> bool:
-    """Return whether a row has a value that can be scored for each of the columns.
+def read_columns(rows: Iterable[tuple[int, Any]], columns: Sequence[str], source: object) -> list[dict[str, Any]]:
+    """Return the columns of numbered rows, or raise UserError if a row cannot be scored or there are none.
 
-    `endings` must be four texts, and `label` the number of one of them. All other columns are texts.
+    `endings` must be four texts, and `label` the number of one of them. Most other columns are texts.
     """
-    return isinstance(row, Mapping) and all(_can_be_scored(column, row.get(column)) for column in columns)
+    kept = []
+    for number, row in rows:
+        if not isinstance(row, Mapping) or not all(_can_be_scored(column, row.get(column)) for column in columns):
+            needed = ", ".join(f"`{column}`" for column in columns)
+            raise UserError(f"{source}, line {number}, cannot be scored. It must be a JSON object with {needed}.")
+        # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
+        kept.append({column: int(row[column]) if column == "label" else row[column] for column in columns})
+    if not kept:
+        raise UserError(f"{source} is empty. Save the documents of the task in it, one JSON object per line.")
+    return kept
 
 
 def _can_be_scored(column: str, value: Any) -> bool:
@@ -124,25 +169,12 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
     return folder if folder and any((folder / file).is_file() for file in LOCAL_TASKS[own[0]].files) else None
 
 
-def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
-    """Raise UserError for unknown tasks, and for tasks without a needed local file."""
-    for task in tasks:
-        if task in local:
-            continue
-        if task in OWN_TASKS:
-            fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
-            raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
-        if task not in LOCAL_TASKS and task not in (names := _stock_tasks().all_tasks):
-            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *names])}")
-
-
 def task_index(task_folder: Path, task: str) -> Any:
     """Return lm-eval's TaskManager for a task: of `task_folder` if it has the task."""
-    if not (task_folder / f"{task}.yaml").is_file():
-        return _stock_tasks()
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=str(task_folder), include_defaults=False)
+    has_task = (task_folder / f"{task}.yaml").is_file()
+    return TaskManager(include_path=str(task_folder), include_defaults=False) if has_task else _stock_tasks()
 
 
 @functools.cache
@@ -152,15 +184,57 @@ def _stock_tasks() -> Any:
     return TaskManager()  # reading 14,000 stock tasks takes ten seconds
 
 
+def load_task(task: str, folder: Path) -> list[Any]:
+    """Return lm-eval's tasks of a name, with their data. Raises UserError if the data cannot be loaded."""
+    with one_line_errors(task):
+        return list(task_index(folder, task).load([task])["tasks"].values())
+
+
+def fetch_data(tasks: Mapping[str, Path | None], folder: Path, *, skip: bool = False) -> dict[str, Path | None]:
+    """Load data from the Hub into the cache, before models are scored for hours.
+
+    Returns the tasks that have data. Without `skip`, raises UserError if the data of a task is missing.
+    """
+    available = dict(tasks)
+    for task in (name for name, source in tasks.items() if source is None):
+        try:
+            check_hub()
+            load_task(task, folder)
+        except UserError as error:
+            if not skip:
+                raise
+            logger.warning("%s is not scored. %s", task, error)
+            del available[task]
+    return available
+
+
+@contextlib.contextmanager
+def one_line_errors(task: str) -> Iterator[None]:
+    """Convert lm-eval's errors to UserError or RunFailed."""
+    from datasets.exceptions import DatasetsError
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # for the harness's progress, because stdout is for the table
+            yield
+    except (ConnectionError, DatasetsError) as error:
+        fix = f"Check the network, or remove {task} from --tasks."
+        if own := local_task(task):
+            fix = f"Pass a folder with {own.files[0]} as --local_data."
+        raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
+    except OverflowError:
+        why = f"{task}: a perplexity is too large to compute, because the model has diverged."
+        raise RunFailed(f"{why} Score the other models without it.") from None
+
+
 def write_task_files(
-    local: Mapping[str, Path], output: Path, tasks: Iterable[str], bundle: Sequence[CoreTask] = ()
+    tasks: Mapping[str, Path | None], output: Path, bundle: Sequence[CoreTask] = ()
 ) -> dict[str, str]:
     """Write lm-eval task files for `tasks`, and a copy of the local data.
 
     Args:
-        local: the data files found by `find_local_files`. The data of other tasks is loaded from the Hub.
-        output: an empty folder that no other process uses.
-        tasks: names of the tasks to score. No task file is written for a task that lm-eval loads as it is.
+        tasks: the local data file of each task, None for data on the Hub. No task file is written for a task that
+            lm-eval loads as it is.
+        output: a folder that no other process uses.
         bundle: the tasks of CORE.
 
     Returns a hash of each task's definition and local data.
@@ -170,15 +244,15 @@ def write_task_files(
     output.mkdir(parents=True, exist_ok=True)
     stock, of_core = Path(lm_eval.__file__).parent / "tasks", {task.name: task for task in bundle}
     hashes = {}
-    for name in tasks:
-        task, source, rows = local_task(name), local.get(name), None
+    for name, source in tasks.items():
+        task, rows = local_task(name), None
         if name in of_core:
             definition, split, rows = definition_of(of_core[name]), "test", rows_of(of_core[name])
         elif task is None or not (source or task.dataset):
             continue  # without a local file, lm-eval's own task
         else:
             definition, split = {"include": str(stock / task.stock), **task.changes}, task.split
-            rows = _read_data(name, source) if source else None
+            rows = _read_data(name, task.columns, source) if source else None
         definition["task"] = name
         digest = hashlib.sha256(json.dumps(definition | {"include": task and task.stock}, sort_keys=True).encode())
         if rows is not None:
@@ -197,17 +271,14 @@ def write_task_files(
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
                 f"{split}_split": split,
             }
-        if task is None or task.stock:
-            text = yaml.safe_dump(definition, sort_keys=False, width=1000)
-            (output / f"{name}.yaml").write_text(text, encoding="utf-8")
+        text = yaml.safe_dump(definition, sort_keys=False, width=1000)
+        (output / f"{name}.yaml").write_text(text, encoding="utf-8")
         hashes[name] = digest.hexdigest()
     return hashes
 
 
-def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
+def _read_data(name: str, columns: Sequence[str], source: Path) -> list[dict[str, Any]]:
     """Return a task's rows from a data file or documents, or raise UserError."""
-    task, rows = local_task(name), []
-    assert task is not None
     if name.startswith(BITS):
         files = local_source(name, [str(source)], TextForm(), split="head").files
         batches = (batch for file in files for part in file.parts() for batch in part.read())
@@ -218,15 +289,7 @@ def _read_data(name: str, source: Path) -> list[dict[str, Any]]:
         if not (passages := cut_passages(read_documents(source))):
             raise UserError(f"The validation documents are too short for {name}. Remove {name} from --tasks.")
         return [{"text": text} for text in passages]
-    for number, row in read_json_lines(source):
-        if not fits(row, task.columns):
-            needed = ", ".join(f"`{column}`" for column in task.columns)
-            raise UserError(f"{source}, line {number}, cannot be scored. It must be a JSON object with {needed}.")
-        # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
-        rows.append({column: int(row[column]) if column == "label" else row[column] for column in task.columns})
-    if not rows:
-        raise UserError(f"{source} is empty. Save the documents of the task in it, one JSON object per line.")
-    return rows
+    return read_columns(read_json_lines(source), columns, source)
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
@@ -235,13 +298,13 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def read_documents(path: Path, column: str = "text") -> list[str]:
+def read_documents(path: Path) -> list[str]:
     """Return the non-blank documents of a JSON Lines file, or raise UserError."""
     documents = []
     for number, row in read_json_lines(path):
-        if not isinstance(row, dict) or not isinstance(row.get(column), str):
-            raise UserError(f'{path}, line {number}, must be {{"{column}": "a document"}}.')
-        documents.append(row[column])
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise UserError(f'{path}, line {number}, must be {{"text": "a document"}}.')
+        documents.append(row["text"])
     if not (documents := [text for text in documents if text.strip()]):
         raise UserError(f"{path} contains no documents.")
     return documents

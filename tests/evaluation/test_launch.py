@@ -34,7 +34,7 @@ def folder(model, tokenizer, documents, tmp_path: Path) -> Path:
     ]
     items.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     local = {**dict.fromkeys(TASKS, data), "hellaswag_completion": items}
-    write_task_files(local, tmp_path / "tasks", list(local))
+    write_task_files(local, tmp_path / "tasks")
     return tmp_path
 
 

@@ -14,9 +14,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gpt2_repro.evaluation.core import CoreTask, centred, read_bundle, rows_of
-from gpt2_repro.evaluation.harness import texts_of
+from gpt2_repro.evaluation.core import CoreTask, core_score, read_bundle, rows_of
+from gpt2_repro.evaluation.overlap import texts_of
 from gpt2_repro.evaluation.scorer import Scorer
+from gpt2_repro.evaluation.scores import Metric
 from gpt2_repro.evaluation.tasks import write_task_files
 from tests.evaluation.conftest import WORDS
 
@@ -162,18 +163,19 @@ def test_core_equals_a_loop_over_its_description(model, tokenizer, tmp_path: Pat
             best = max(range(len(answers)), key=lambda n: answers[n][0])
             right.append(float(best == row["gold"]) if "gold" in row else float(answers[0][1]))
         assert right == core_by_hand(model, tokenizer, task), task.name
-        scored.append((task, right))
-    expected = [(sum(right) / 20 - task.guessing) / (1 - task.guessing) for task, right in scored]
-    values = centred(scored)
-    assert sum(values) / len(values) == pytest.approx(sum(expected) / 4)
-    assert 0 < sum(map(sum, (right for _, right in scored))) < 80
+        scored.append(Metric(task.name, "acc", sum(right) / 20, None, True, "mean", right, ["d"] * 20))
+    expected = [(one.value - task.guessing) / (1 - task.guessing) for one, task in zip(scored, tasks, strict=True)]
+    (core,) = core_score(scored, tasks)
+    assert core.value == pytest.approx(sum(expected) / 4) and core.num_documents == 80
+    assert 0 < sum(sum(metric.values) for metric in scored) < 80
+    assert core_score(scored[1:], tasks) == []
 
 
 def test_the_texts_of_a_core_item_have_no_examples(tmp_path: Path) -> None:
     """Otherwise one item in the training data would count once for each item that shows it."""
     write_bundle(tmp_path)
     bundle = read_bundle(tmp_path)
-    write_task_files({task.name: task.data for task in bundle}, tmp_path / "tasks", [t.name for t in bundle], bundle)
+    write_task_files({task.name: task.data for task in bundle}, tmp_path / "tasks", bundle)
     for task in bundle:
         texts = texts_of(task.name, tmp_path / "tasks")
         alone = [row | {"shown": ""} for row in rows_of(task._replace(examples=0))]
