@@ -47,6 +47,7 @@ def check_architecture(config: PreTrainedConfig) -> None:
     small.num_hidden_layers = min(config.num_hidden_layers, max([2, *(kinds.index(kind) + 1 for kind in kinds)]))
     small.vocab_size = VOCABULARY
     small.bos_token_id = small.eos_token_id = None
+    small.initializer_range = 0.02  # extreme values would hide differences
     if hasattr(small, "output_router_logits"):
         small.output_router_logits = False  # the stock loss would contain the load-balancing loss
     try:
