@@ -15,7 +15,7 @@ import argparse
 import itertools
 import json
 import math
-import platform
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +31,7 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import ModelScale, scale_of
 
 
+CPU = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
 # Each rung, and the rung that it changes.
 BEFORE = {
     **{"0_gpt2": "", "1_rope": "0_gpt2", "2_no_bias": "1_rope", "3_rmsnorm": "2_no_bias", "4_relu2": "3_rmsnorm"},
@@ -97,7 +98,7 @@ class Ladder:
         recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
         words: list[object] = [recipe, *ARMS[arm.optimizer][0], "--learning_rate", rate, "--seed", seed]
         words += ["--bf16", True, *shape(arm.size)]
-        return self.study.curve(arm.run(rate, seed), words, cpu=platform.processor() or platform.machine())
+        return self.study.curve(arm.run(rate, seed), words, cpu=CPU and CPU[1])
 
     def train(self) -> None:
         """Train what is missing: first all rungs with seed 1, then the other seeds, then the next size."""

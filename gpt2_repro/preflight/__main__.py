@@ -3,6 +3,7 @@
     python -m gpt2_repro.preflight                                           check this machine for the default recipe
     python -m gpt2_repro.preflight recipes/gpt2_124m.yaml --dist --memory    also test the GPU links and the memory
     python -m gpt2_repro.preflight --gpu "A100 SXM" --n 8 --usd_per_hour 14  plan for a machine you have not rented yet
+    python -m gpt2_repro.preflight --gpu "RTX 4090" --budget 20              write a recipe for 20 dollars
 
 Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit code is 1 if any line has a ✗.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2_repro import cli, hardware
 from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
 from gpt2_repro.hardware import Accelerator
@@ -41,6 +43,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": cli.positive_number,
         "help": "Measured speed of all GPUs. (default: published speeds)",
     },
+    "budget": {"type": cli.positive_number, "metavar": "USD", "help": "Write a recipe for this number of dollars."},
+    "hours": {"type": cli.positive_number, "help": "Write a recipe for this number of hours."},
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
     "volume_gb": {"type": cli.positive_number, "help": "Rented size of the network volume with the data, in GB."},
@@ -64,6 +68,8 @@ def main(argv: list[str]) -> None:
 
     options = requested.options
     device, notes = _device_of(requested)
+    if options.budget or options.hours:
+        requested = _recipe_within(requested, device)
     is_here = options.gpu is None
     on_gpu, memory_bytes = (None, None) if is_here else (True, device.memory_bytes)  # None: as on this machine
     recipe = follow_data(requested, on_gpu=on_gpu, processes=device.count, memory_bytes=memory_bytes)
@@ -80,7 +86,7 @@ def main(argv: list[str]) -> None:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
         lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
-        print("\n".join(lines + cost.budget_lines(planned)))
+        print("\n".join([*lines, *cost.budget_lines(planned), "", *_commands(recipe, device)]))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
@@ -103,6 +109,65 @@ def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]
     notes = [Finding("!", "card", text)] if cards[1:] else []
     memory_bytes = cards[0].memory_gb * 10**9 if cards else None
     return Accelerator("cuda", options.gpu, options.n or 1, None, memory_bytes), notes
+
+
+def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "TrainingRecipe":
+    """Write the recipe for --budget or --hours on a machine, and return it.
+
+    Raises UserError if more than half of the time would be spent on other things than training steps.
+    """
+    from gpt2_repro.preflight.compute_optimal import choose
+    from gpt2_repro.training.arguments import load_recipe
+    from gpt2_repro.training.sizing import follow_data
+    from gpt2_repro.training.workload import workload_of
+
+    options, price = requested.options, requested.training.usd_per_hour
+    card, known = next(iter(cost.cards_named(device.name)), None), cost.price_of(device.name)
+    paid = price or (known.usd_per_hour * device.count if known else 0)
+    if requested.path != DEFAULT:
+        raise UserError(f"--budget and --hours write their own recipe. Leave out {requested.path}.")
+    if (options.budget and options.hours) or not (options.hours or paid):
+        raise UserError("Pass --budget with --gpu or --usd_per_hour, or --hours.")
+    speed = options.tokens_per_second or (card.tokens_per_second * device.count if card else 0)
+    if not speed:
+        raise UserError("The speed of this machine is not known. Pass --gpu, or --tokens_per_second for GPT-2 124M.")
+    minutes = 60 * (options.hours or options.budget / paid)
+    name = f"budget_{options.budget:g}usd" if options.budget else f"budget_{options.hours:g}h"
+    machine = f"{device.count} x {card.card if card else device.name}"
+    path, training = Path("recipes", f"{name}.yaml"), 0.8 * minutes
+    for _ in range(4):  # the time of validations and checkpoints depends on the run
+        choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN)
+        with tempfile.TemporaryDirectory() as folder:
+            draft = Path(folder, path.name)
+            draft.write_text(
+                choice.recipe(name, f"A GPT-2 for {minutes / 60:.1f} hours on {machine}."), encoding="utf-8"
+            )
+            text, recipe = draft.read_text(encoding="utf-8"), load_recipe([str(draft)])
+        work = workload_of(follow_data(recipe, on_gpu=True, processes=device.count, memory_bytes=device.memory_bytes))
+        entries = cost.budget(work, speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops, basis="estimated")
+        rest = sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
+        training = minutes - rest
+        if training < minutes / 2:
+            least = f"--budget {2 * rest / 60 * paid:.2f}" if options.budget else f"--hours {2 * rest / 60:.2f}"
+            raise UserError(
+                f"More than half would be spent on {rest:.0f} minutes around the training. Pass {least} or more."
+            )
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise UserError(f"{path} exists with other values. Delete or rename it.")
+    path.write_text(text, encoding="utf-8")
+    print("\n".join([f"wrote {path}", *choice.lines(), ""]), file=sys.stderr if options.json else sys.stdout)
+    again = load_recipe([str(path), *(["--usd_per_hour", str(price)] if price else [])], options=OPTIONS)
+    return dataclasses.replace(again, options=options)
+
+
+def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
+    """Return the commands that prepare, train and evaluate."""
+    from gpt2_repro.training.arguments import output_dir_of
+
+    launch = f"accelerate launch --config_file {recommended_launcher().config} --num_processes {device.count}"
+    start = launch if device.kind == "cuda" else "python"
+    words = [f"python prepare_data.py {recipe.path}", f"{start} train.py {recipe.path}"]
+    return ["Commands:", *(f"  {line}" for line in [*words, f"bash evaluate.sh {output_dir_of(recipe)}"])]
 
 
 def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: Plans, device: Accelerator) -> list[Finding]:

@@ -1,10 +1,14 @@
 """`python -m gpt2_repro.preflight` has the right output, errors and exit codes."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from gpt2_repro.errors import UserError
 from gpt2_repro.preflight import __main__ as preflight
+from tests.sections import ROOT, parse_for_training
 
 
 @pytest.fixture
@@ -28,6 +32,30 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
         assert number in out, number
     code, out = look("--gpu", "H100 SXM", "--n", 3)
     assert code == 1 and "✗ step" in out
+
+
+def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    machine = ("--gpu", "H100 SXM", "--n", 8)
+    code, out = look("--budget", 32, *machine)
+    path = tmp_path / "recipes" / "budget_32usd.yaml"
+    recipe = parse_for_training(path)
+    assert code == 0 and recipe.model.n_layer == 12  # near gpt2_124m, which costs $38
+    total = re.search(r"^total +([\d.]+) min +\$([\d.]+)", out, re.MULTILINE)
+    assert total and float(total[2]) == pytest.approx(32, rel=0.01)
+    for command in ("prepare_data.py", "train.py"):
+        assert f"{command} recipes/budget_32usd.yaml" in out
+    assert "bash evaluate.sh runs/budget_32usd" in out
+    path.write_text(path.read_text(encoding="utf-8").replace("n_head: 12", "n_head: 6"), encoding="utf-8")
+    for words, problem in (
+        (("--budget", 32, *machine), "exists with other values"),
+        (("--budget", 3, *machine), r"Pass --budget 1\d\.\d\d or more"),
+        (("recipes/demo.yaml", "--hours", 3, *machine), r"Leave out recipes/demo.yaml"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            preflight.main([str(word) for word in words])
+    assert "n_head: 6" in path.read_text(encoding="utf-8")
 
 
 def test_a_micro_batch_that_does_not_fit(look) -> None:

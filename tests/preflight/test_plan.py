@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpt2_repro.model.size import gpt2_scale
+from gpt2_repro.preflight.compute_optimal import choose, expected_loss
 from gpt2_repro.preflight.cost import Workload, cards_named, plan_on
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.training.workload import workload_of
@@ -112,3 +114,26 @@ def test_the_tables_of_the_default_run_are_those_of_preflight() -> None:
             cost = (root / "docs" / "cost.md").read_text(encoding="utf-8")
             assert f"\n| {row[1]} x {row[2]} | ${row[4]} |" in cost
     assert found == 5
+
+
+def test_the_expected_loss_is_near_llmc_s() -> None:
+    assert expected_loss(124_439_808, 9.89e9) == pytest.approx(3.28)
+    assert expected_loss(354_823_168, 31.46e9) == pytest.approx(2.9282, abs=0.04)  # saved log of llm.c's 350M
+
+
+@pytest.mark.parametrize("flops", [1e16, 1e18, 8.46e18, 1e20])
+def test_a_choice_is_the_smallest_that_is_nearly_the_best(flops: float) -> None:
+    choice = choose(flops)
+    assert 0.98 * flops < choice.tokens * choice.scale.flops_per_token <= flops
+
+    def loss(depth: int) -> float:
+        scale = gpt2_scale(
+            n_layer=depth, n_embd=64 * depth, sequence_length=1024, vocab_size=50_257, pad_to_multiple_of=128
+        )
+        return 482.01 / scale.parameters**0.3478 + 2085.43 / (flops / scale.flops_per_token) ** 0.3658
+
+    losses = {depth: loss(depth) for depth in range(2, 40)}
+    assert losses[choice.depth] == pytest.approx(min(losses.values()) + 0.015, abs=0.02)  # steps are rounded
+    assert all(losses[depth] > losses[choice.depth] for depth in range(2, choice.depth))
+    wanted = 2**19 * (choice.tokens / 9.89e9) ** 0.383
+    assert wanted / 1.5 < choice.tokens_per_step < wanted * 1.5 and choice.tokens_per_step.bit_count() == 1

@@ -1,0 +1,121 @@
+"""Choose model size, tokens, batch and learning rate of a GPT-2 for a number of FLOPs.
+
+The rules and their sources:
+
+- expected loss: L(N, D) = E + A / N**alpha + B / D**beta of Besiroglu et al. (arXiv 2404.10102), a new fit of the data of
+  Hoffmann et al. 2022. E is moved so that GPT-2 124M has the loss of llm.c after 9.9B tokens of FineWeb. The formula
+  then gives 2.90 for llm.c's GPT-2 350M after 31.5B tokens, which ended at 2.928.
+- tokens per step: proportional to D**0.383 (Bergsma et al., arXiv 2505.13738), with 524,288 for 9.9B tokens
+- learning rate: proportional to the square root of the tokens per step, and of 1 / width (as nanochat's
+  scripts/base_train.py and gpt.py for AdamW), with 6e-4 for GPT-2 124M
+"""
+
+import math
+from typing import NamedTuple
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.model.size import ModelScale, gpt2_scale
+from gpt2_repro.preflight.cost import GPT2_FLOPS_PER_TOKEN
+
+
+A, ALPHA, B, BETA = 482.01, 0.3478, 2085.43, 0.3658
+SMALLEST, FEWEST = 70e6, 5e9  # parameters and tokens of the runs that were fitted
+GPT2_124M, TOKENS, LOSS = 124_439_808, 9.89e9, 3.28  # llm.c's run, as recipes/gpt2_124m.yaml
+BATCH, RATE, WIDTH = 1 << 19, 6e-4, 768
+CONTEXT, VOCABULARY = 1024, 50_257
+# The fit is not more exact than this (nats). The smallest model in this range is the cheapest to sample and to score.
+TOLERANCE = 0.02
+
+
+class Choice(NamedTuple):
+    """A GPT-2 with `depth` blocks of width 64 * depth, and how it is trained."""
+
+    depth: int
+    scale: ModelScale
+    tokens_per_step: int
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
+
+    @property
+    def learning_rate(self) -> float:
+        rate = RATE * math.sqrt(self.tokens_per_step / BATCH * WIDTH / (64 * self.depth))
+        return float(f"{rate:.2g}")
+
+    @property
+    def loss(self) -> float:
+        return expected_loss(self.scale.parameters, self.tokens)
+
+    def lines(self) -> list[str]:
+        """Return the choice as lines of text, with the origin of each number."""
+        law = "Besiroglu et al., arXiv 2404.10102, moved to llm.c's loss on FineWeb"
+        outside = "; extrapolated" if self.scale.parameters < SMALLEST or self.tokens < FEWEST else ""
+        share = TOKENS * GPT2_FLOPS_PER_TOKEN / (self.tokens * self.scale.flops_per_token)
+        return [
+            f"model            {self.depth} layers of width {64 * self.depth}, {self.scale.parameters:,} parameters: the "
+            f"smallest whose expected loss is within {TOLERANCE} of the best for this budget",
+            f"tokens           {self.tokens:,}: what the GPUs process in the time that is left for training steps",
+            f"tokens per step  {self.tokens_per_step:,}: proportional to tokens ** 0.383 (arXiv 2505.13738)",
+            f"learning rate    {self.learning_rate:g}: GPT-2 124M's, scaled by batch and width as in nanochat",
+            f"expected loss    {self.loss:.2f} ({law}{outside})",
+            f"gpt2_124m        {LOSS:.2f} after {TOKENS / 1e9:.1f}B tokens, with {share:.2f} times the FLOPs of this run",
+        ]
+
+    def recipe(self, name: str, heading: str) -> str:
+        """Return the recipe as YAML with comments. `name` is the name of its data folder."""
+        held_out = 100_000_000
+        needed = int(1.01 * self.tokens) + held_out  # a row less at the end of each shard
+        is_small = needed < 9.8e9  # the sample of 10B tokens suffices
+        return f"""# {heading} Written by preflight.
+#
+# Expected  validation loss {self.loss:.2f} on FineWeb (estimated; see gpt2_repro/preflight/compute_optimal.py)
+
+data:
+  source: {"fineweb-10bt" if is_small else "HuggingFaceFW/fineweb:sample-100BT"}
+  dataset_dir: data/{name}
+  max_tokens: {needed}
+  validation_tokens: {held_out}
+
+model:
+  n_layer: {self.depth}
+  n_head: {self.depth}
+  n_embd: {64 * self.depth}
+
+training:
+  tokens_per_step: {self.tokens_per_step}
+  total_tokens: {self.tokens}  # {self.steps:,} steps
+  per_device_train_batch_size: 0  # as many rows as fit
+  learning_rate: {self.learning_rate:g}
+  warmup_steps: 0.037  # of the steps, as in gpt2_124m
+  hellaswag_steps: 1000
+"""
+
+
+def expected_loss(parameters: float, tokens: float) -> float:
+    """Return the expected validation loss on FineWeb, in nats per token of GPT-2."""
+
+    def formula(n: float, d: float) -> float:
+        return A / n**ALPHA + B / d**BETA
+
+    return LOSS + formula(parameters, tokens) - formula(GPT2_124M, TOKENS)
+
+
+def choose(flops: float) -> Choice:
+    """Return the smallest GPT-2 whose expected loss for a number of FLOPs is nearly the best.
+
+    Raises UserError if there are too few FLOPs for 100 steps.
+    """
+    choices = []
+    for depth in range(2, 49):
+        shape = {"n_layer": depth, "n_embd": 64 * depth, "sequence_length": CONTEXT}
+        scale = gpt2_scale(**shape, vocab_size=VOCABULARY, pad_to_multiple_of=128)
+        tokens = flops / scale.flops_per_token
+        batch = 1 << max(15, round(math.log2(BATCH * (tokens / TOKENS) ** 0.383)))
+        if (steps := int(tokens / batch)) >= 100:
+            choices.append(Choice(depth, scale, batch, steps))
+    if not choices:
+        raise UserError("This budget is too small for 100 steps. Pass a larger --budget or --hours.")
+    best = min(choice.loss for choice in choices)
+    return next(choice for choice in choices if choice.loss <= best + TOLERANCE)
