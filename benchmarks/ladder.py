@@ -25,7 +25,20 @@ import matplotlib.pyplot as plt
 import yaml
 from scipy.stats import t
 
-from benchmarks.optimizers import ARMS, CONTEXT, RESULTS, ROOT, SIZES, Curve, Study, mean, prepare, reached, shape
+from benchmarks.optimizers import (
+    ARMS,
+    CONTEXT,
+    RESULTS,
+    ROOT,
+    SIZES,
+    STEPS,
+    Curve,
+    Study,
+    mean,
+    prepare,
+    reached,
+    shape,
+)
 from gpt2_repro.config import JsonObject
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import ModelScale, scale_of
@@ -95,6 +108,7 @@ class Ladder:
     def curve(self, arm: Arm, rate: float, seed: int) -> Curve | None:
         recipe = self.study.folder / f"{arm.size}-{arm.rung}.yaml"
         values = yaml.safe_load(self.common.read_text(encoding="utf-8")) | {"model": self.model(arm)}
+        values["training"] |= {"eval_steps": STEPS // 10}
         recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
         words: list[object] = [recipe, *ARMS[arm.optimizer][0], "--learning_rate", rate, "--seed", seed]
         words += ["--bf16", True, *shape(arm.size)]
