@@ -151,24 +151,32 @@ def check_processes(num_processes: int) -> None:
         raise UserError(f"{text} Pass --num_processes {gpus}.")
 
 
-def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:
-    """Return whether to multiply matrices in bf16 as `asked`, and the reason.
+def choose_precision(asked: str, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[str, str]:
+    """Return the precision of matrix products ("bf16", "fp16" or "fp32"), and the reason.
 
-    A GPU without bf16 uses fp32 if `accept_any_hardware`, and raises UserError otherwise.
+    Args:
+        asked: one of these, or "auto": bf16 if the device supports it, otherwise fp16 on a GPU and fp32 on a CPU.
+
+    A GPU without bf16 uses fp32 instead of bf16 if `accept_any_hardware`, and raises UserError otherwise.
     """
     import torch
 
-    if not asked:
-        return False, "fp32, as set in the recipe"
+    if asked == "fp32":
+        return "fp32", "fp32, as set in the recipe"
     if use_cpu:
+        if asked == "fp16":  # accelerate (1.15) would ignore fp16 without a message
+            return "fp32", "fp32, because accelerate has no fp16 on a CPU"
         if cpu_multiplies_bf16():
-            return True, "bf16 with fp32 master weights, because this CPU has bf16 instructions"
-        return False, "fp32, because this CPU has no bf16 instructions and would emulate them slowly"
-    if not torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16", "bf16 with fp32 master weights, because this CPU has bf16 instructions"
+        return "fp32", "fp32, because this CPU has no bf16 instructions and would emulate them slowly"
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if asked == "fp16" or (asked == "auto" and not has_bf16):
+        return "fp16", "fp16 with fp32 master weights and loss scaling"
+    if not has_bf16:
         if accept_any_hardware:
-            return False, "fp32, because this GPU does not support bf16"
-        raise UserError(f"{torch.cuda.get_device_name()} does not support bf16. Pass --bf16 false to train in fp32.")
-    return True, "bf16 with fp32 master weights"
+            return "fp32", "fp32, because this GPU does not support bf16"
+        raise UserError(f"{torch.cuda.get_device_name()} does not support bf16. Pass --precision fp16.")
+    return "bf16", "bf16 with fp32 master weights"
 
 
 def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:

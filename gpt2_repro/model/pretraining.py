@@ -74,15 +74,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if grad_weight is not None:
                 gradient = _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(hidden.dtype)
                 grad_hidden.append(gradient @ weight)
+                if part.dtype == torch.float16 and not unrounded:  # the sums can exceed the range of fp16
+                    gradient, part = gradient.float(), part.float()
                 grad_weight += torch.mm(gradient.T, part, **unrounded)
         if grad_weight is not None:
-            ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight.dtype))
+            # A sum over all tokens can exceed the range of fp16. It is rounded after it is scaled.
+            kept = torch.float32 if weight.dtype == torch.float16 else weight.dtype
+            ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(kept))
         return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_outputs[0], grad_weight * grad_outputs[0], None, None, None
+        scaled = grad_weight * grad_outputs[0]
+        return grad_hidden * grad_outputs[0], scaled.to(grad_hidden.dtype), None, None, None
 
 
 def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:

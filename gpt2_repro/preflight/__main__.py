@@ -232,7 +232,7 @@ def _check_devices(recipe: "TrainingRecipe") -> list[Finding]:
     return [
         driver,
         Finding("✓", "device", f"the CPU, {hardware.cpu_cores()} cores" if on_cpu else gpus),
-        _judge("precision", lambda: hardware.choose_bf16(training.bf16, **rules)[1]),
+        _judge("precision", lambda: hardware.choose_precision(training.asked_precision, **rules)[1]),
         _judge("torch.compile", lambda: "on" if hardware.choose_compile(training.torch_compile, **rules) else "off"),
         _judge("attention", lambda: choose_attention(attention, machine, config, rows=rows)),
     ]

@@ -84,7 +84,7 @@ def measure_cpu(data: DataArguments, model: ModelArguments, work: Workload, *, r
     rows = max(1, min(rows, int(CPU_PASS_FLOPS * work.tokens / work.flops / length)))
     config = build_config(model, sequence_length=length, vocab_size=work.vocab_size)
     built = build_model(config, attention="causal_sdpa").train()
-    bf16 = hardware.choose_bf16(bf16, use_cpu=True, accept_any_hardware=True)[0]
+    bf16 = bf16 and hardware.choose_precision("bf16", use_cpu=True, accept_any_hardware=True)[0] == "bf16"
     ids = torch.randint(work.vocab_size, (rows, length))
 
     def train_pass() -> None:

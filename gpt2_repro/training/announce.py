@@ -43,7 +43,7 @@ def describe_run(
         parameters=scale.parameters,
         active_parameters=scale.active,
         flops_per_token=scale.flops_per_token,
-        precision="bf16" if args.bf16 else "fp32",
+        precision="bf16" if args.bf16 else args.precision or "fp32",
         document_mask=model.documents is not None,
         usd_per_hour=args.usd_per_hour or None,
         seed=args.seed,

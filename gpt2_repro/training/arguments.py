@@ -86,6 +86,9 @@ class TrainingSection:
     adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
     bf16: bool = _field(True, "Compute in bf16, with fp32 master weights. CPUs without bf16 instructions use fp32.")
+    precision: Literal["", "auto", "bf16", "fp16", "fp32"] = _field(
+        "", "Replaces bf16 if set. auto: bf16 if the device supports it, otherwise fp16 on GPUs and fp32 on CPUs."
+    )
     use_cpu: bool = _field(False, "Train on the CPU.")
     accept_any_hardware: bool = _field(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
     eval_strategy: Literal["steps", "no"] = _field("steps", "steps: validate every eval_steps steps. no: never.")
@@ -139,6 +142,16 @@ class TrainingSection:
         JsonObject(""),
         "Other fields of transformers.TrainingArguments. In a recipe: a mapping. On the command line: JSON or key=value,…",
     )
+
+    @property
+    def asked_precision(self) -> str:
+        """The precision of the recipe: "auto", "bf16", "fp16" or "fp32"."""
+        return self.precision or ("bf16" if self.bf16 else "fp32")
+
+    @property
+    def is_half(self) -> bool:
+        """Whether matrix products have 16 bits (`auto` counts as 16 bits)."""
+        return self.asked_precision != "fp32"
 
     def __post_init__(self) -> None:
         """Raise UserError if a value is out of its range."""

@@ -26,6 +26,9 @@ from gpt2_repro.training.sharded import whole
 logger = logging.getLogger(__name__)
 
 
+PRODUCTS = {"bf16": "bfloat16", "fp16": "float16"}  # dtypes of matrix products
+
+
 def prepare_deepspeed(*, use_cpu: bool) -> None:
     """Hide a warning of DeepSpeed. If `use_cpu`, make DeepSpeed run on the CPU."""
     # DeepSpeed 0.19.8 calls these functions on every step. torch 2.13 renamed them.
@@ -92,7 +95,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
         "processes": accelerator.num_processes,
         "zero_stage": None,
         "weights": weights,
-        "matrix_products": "bfloat16" if autocast == "bf16" else weights,
+        "matrix_products": PRODUCTS.get(autocast, weights),
         "master_weights": weights,
         "gradient_sums": weights,
     }
@@ -151,10 +154,18 @@ def zero_gradient_norm(wrapped: nn.Module) -> tuple[Callable[[], Any] | None, bo
     return lambda: zero._global_grad_norm, type(zero).__name__ == "BF16_Optimizer"
 
 
-def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:
+def loss_scale(accelerator: Any, wrapped: nn.Module) -> Callable[[], float] | None:
+    """Return a function that reads the loss scale, which waits for the device. None: the loss is not scaled."""
+    if accelerator.scaler is not None:
+        return accelerator.scaler.get_scale
+    zero: Any = wrapped.optimizer if type(wrapped).__name__ == "DeepSpeedEngine" else None
+    return (lambda: float(zero.loss_scale)) if accelerator.mixed_precision == "fp16" and zero else None
+
+
+def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, precision: str) -> None:
     """Raise UserError if the engine does not train as the recipe requires."""
     expected: dict[str, Any] = {"processes": plan.num_processes, "master_weights": "float32"}
-    expected["matrix_products"] = "bfloat16" if bf16 else "float32"
+    expected["matrix_products"] = PRODUCTS.get(precision, "float32")
     if facts["zero_stage"] is not None:
         expected |= {"clip": max_grad_norm, "rows_per_pass": plan.micro_batch_size}
         expected |= {"accumulation_steps": plan.gradient_accumulation_steps}

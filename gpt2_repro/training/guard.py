@@ -72,6 +72,7 @@ class UpdateGuard(TrainerCallback):
         self.detectors = {"loss": OutlierDetector(skip_loss_z), "gradient norm": OutlierDetector(skip_grad_z)}
         self.report = report
         self._read_norm: Callable[[], Any] | None = None
+        self._loss_scale: Callable[[], float] | None = None
         self.skipped: list[int] = []  # recent steps whose update was not finite
         self.total = 0  # number of skipped updates, for any reason
         self._on_device = self._needs_norm = False
@@ -82,14 +83,24 @@ class UpdateGuard(TrainerCallback):
         self._verdict: str | None = None
         self._decided = False
 
-    def attach(self, optimizer: Any, norm: Callable[[], Any] | None = None, *, engine_skips: bool = False) -> None:
+    def attach(
+        self,
+        optimizer: Any,
+        norm: Callable[[], Any] | None = None,
+        *,
+        engine_skips: bool = False,
+        loss_scale: Callable[[], float] | None = None,
+    ) -> None:
         """Check each update of `optimizer` from now on.
 
         Args:
             optimizer: torch's optimizer, without the wrappers of accelerate and DeepSpeed.
             norm: a function that returns the gradient norm. None: the caller passes each norm to `see_norm`.
             engine_skips: whether the engine itself skips updates that are not finite.
+            loss_scale: a function that returns the current loss scale, in fp16. The engine lowers it and skips the
+                update if a gradient is not finite, so this ends the run only at the smallest scale.
         """
+        self._loss_scale = loss_scale
         limits = any(each.limit for each in self.detectors.values())
         self._read_norm, self._needs_norm = norm, limits or not engine_skips
         self._norm = math.nan if self._needs_norm else 0.0
@@ -183,14 +194,18 @@ class UpdateGuard(TrainerCallback):
 
     def _count(self, step: int, reason: str, *, not_finite: bool) -> None:
         self.total += 1
+        scale = self._loss_scale() if self._loss_scale and not_finite else None
+        if scale is not None:
+            reason, not_finite = f"fp16 overflow, loss scale {scale:g}", scale <= 1
         logger.warning("The update of step %d was skipped (%s).", step, reason)
         self.report(step, {"update_skipped": reason})
         if not_finite:
             few, steps = RECENT
             self.skipped = [*(old for old in self.skipped if old > step - steps), step]
             in_a_row = self.skipped[-IN_A_ROW:] == list(range(step - IN_A_ROW + 1, step + 1))
-            if in_a_row or len(self.skipped) >= few:
+            if scale is not None or in_a_row or len(self.skipped) >= few:
                 times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
+                times = times if scale is None else "at the smallest loss scale"
                 fix = "Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
                 raise Diverged(
                     f"Gradients were not finite {times}, last in step {step}. These updates were skipped. {fix}"

@@ -23,7 +23,6 @@ AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumula
 REFUSED = {
     "optimizer": "the recipe sets the optimizer",
     "scheduler": "the recipe sets the learning-rate schedule",
-    "fp16": "recipes support bf16 and fp32 only",
     "amp": "the recipe sets the precision",
     "checkpoint": "train.py converts checkpoints if necessary",
     "compute_grad_norm": "train.py skips updates whose gradient norm is not finite",
@@ -79,10 +78,8 @@ def check_launcher() -> None:
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` is not supported. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
-        raise UserError(
-            f"ACCELERATE_MIXED_PRECISION is {precision}, but train.py supports only bf16 and fp32. Remove mixed_precision "
-            "from the options and the config of accelerate launch, or unset the variable."
-        )
+        fix = "Remove mixed_precision from its options and config, or unset the variable. For fp16 pass --precision fp16."
+        raise UserError(f"ACCELERATE_MIXED_PRECISION is {precision}, but the recipe sets the precision. {fix}")
     for name in ("gradient_clipping", "gradient_accumulation_steps"):
         if (value := os.environ.get(f"ACCELERATE_{name.upper()}", "auto")) != "auto":
             raise UserError(f"The config of accelerate launch sets {name} to {value}, but only the recipe may set it.")
@@ -103,7 +100,8 @@ def check_deepspeed_json(path: Path) -> None:
             raise UserError(f"{path}: {key} cannot be set, because {REFUSED[key]}.")
     bf16: dict[str, Any] = config.get("bf16", {})
     # Without `gradient_clipping`, DeepSpeed clips at 1.0 and ignores the value of the recipe.
-    for key, value in ({key: config.get(key) for key in AUTO} | {"bf16.enabled": bf16.get("enabled", "auto")}).items():
+    halves = {f"{name}.enabled": config.get(name, {}).get("enabled", "auto") for name in ("bf16", "fp16")}
+    for key, value in ({key: config.get(key) for key in AUTO} | halves).items():
         if value != "auto":
             raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
     # In fp16, gradients below 6e-8 become 0, and Adam does not move these weights.

@@ -12,7 +12,7 @@ from gpt2_repro.run_record.time_breakdown import PARTS, STEPS
 class Meter:
     """Measures how this process spends its time, and the training speed.
 
-    MFU is relative to the bf16 peak FLOP/s of all devices. It is measured only in bf16 and if the peak is known.
+    MFU is relative to the peak FLOP/s of all devices in bf16. It is not measured in fp32, or if the peak is unknown.
 
     Args:
         compiled: whether the first step includes the compilation. It then counts as start-up.
@@ -21,7 +21,7 @@ class Meter:
     def __init__(self, environment: Environment, *, compiled: bool = False) -> None:
         self._is_compiling = compiled
         self.flops_per_token = environment.flops_per_token
-        peak = environment.accelerator.peak_flops if environment.precision == "bf16" else None
+        peak = environment.accelerator.peak_flops if environment.precision != "fp32" else None
         self.peak_flops = peak and peak * environment.plan.num_processes
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._seconds["startup"] = process_seconds()

@@ -18,6 +18,7 @@ class PretrainingArguments(TrainingSection, TrainingArguments):
         # transformers rejects optimizers and schedules that it does not have. The Trainer subclass builds them.
         optim, self.optim = self.optim, "adamw_torch_fused" if self.optim in OWN_OPTIMIZERS else self.optim
         schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
+        self.fp16 = self.precision == "fp16"
         TrainingArguments.__post_init__(self)
         self.optim = optim if optim in OWN_OPTIMIZERS else self.optim
         self.lr_scheduler_type = schedule

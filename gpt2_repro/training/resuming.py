@@ -38,13 +38,13 @@ CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
 OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 # Options that earlier checkpoints do not have, with their defaults. A default is not recorded.
-NEWER = {"ema_steps": 0, "muon_momentum": 0.95}
+NEWER = {"ema_steps": 0, "muon_momentum": 0.95, "precision": ""}
 ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
 TRAJECTORY = (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER, *NEWER)  # fields of the section that change a run
 # Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The other fields determine the shapes or
 # the optimizer state of the checkpoint. tokens_per_step determines the position in the data, which is counted in
 # steps.
-CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "dropout"}
+CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "precision", "dropout"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +111,9 @@ def choose_start(run: RunRecord, settings: TrainingSection, plan: BatchPlan, ide
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
         raise UserError(f"{checkpoint} was written {by.form.words}, so a run with this launcher cannot load it. {fix}")
-    if by.deepspeed_json and saved.get("bf16") != identity.get("bf16"):
-        fix = f"Pass --bf16 {str(bool(saved.get('bf16'))).lower()} or a new --output_dir."
+    before, now = ("bf16" if its.get("bf16") else its.get("precision") or "fp32" for its in (saved, identity))
+    if by.deepspeed_json and before != now:
+        fix = f"Pass --precision {before} or a new --output_dir."
         raise UserError(f"DeepSpeed cannot change the precision of {checkpoint}. {fix}")
     require_same_run(saved, identity, where=checkpoint, allow_change=settings.allow_resume_change)
     if step > plan.max_steps:

@@ -44,12 +44,14 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     use_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    bf16, precision = hardware.choose_bf16(training.bf16, use_cpu=use_cpu, accept_any_hardware=any_hardware)
+    rules = {"use_cpu": use_cpu, "accept_any_hardware": any_hardware}
+    precision, reason = hardware.choose_precision(training.asked_precision, **rules)
     plan = plan_run(training, recipe.data, num_processes=int(os.environ.get("WORLD_SIZE", "1")))
     options = {
         "--torch_compile": training.torch_compile,
         f"--optim {training.optim}": training.optim in OWN_OPTIMIZERS,
         f"--ema_steps {training.ema_steps}": training.ema_steps,
+        "--precision fp16": precision == "fp16",
     }
     if not launcher.whole_weights and (refused := [option for option, is_set in options.items() if is_set]):
         fix = f"Launch with --config_file {recommended_launcher().config}."
@@ -62,16 +64,17 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     if training.max_usd and not training.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
     compiles = training.torch_compile if launcher.whole_weights and not plan.by_length else False
-    logger.info("precision: %s", precision)
+    logger.info("precision: %s", reason)
     settings = dataclasses.replace(
         training,
         output_dir=output_dir_of(recipe),
         run_name=training.run_name or recipe.title,
         use_cpu=use_cpu,
-        bf16=bf16,
+        bf16=precision == "bf16",
+        precision="fp16" if precision == "fp16" else "",
         max_steps=plan.max_steps,
         warmup_steps=warmup_steps(training, plan.max_steps),
-        torch_compile=hardware.choose_compile(compiles, use_cpu=use_cpu, accept_any_hardware=any_hardware),
+        torch_compile=hardware.choose_compile(compiles, **rules),
         usd_per_hour=training.usd_per_hour or _list_price(use_cpu=use_cpu),
         eval_on_start=training.eval_on_start and training.eval_strategy != "no",
         # If a supervised run has gone back to this checkpoint already, it resumes from its newest one.

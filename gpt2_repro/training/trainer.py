@@ -75,11 +75,12 @@ class PretrainingTrainer(Trainer):
         self.watchdog = Watchdog(self.args.hang_timeout)
         self.average = WeightAverage(self.args.ema_steps)
         self.state_bytes = state_bytes(self.args.optim, averaged=self.args.ema_steps > 0)
-        size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16, state=self.state_bytes)
+        size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.is_half, state=self.state_bytes)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
         self.when = StepControl(self.args, self.run, self.saver)
         self.validation = Validation(inputs, self.args, self.plan, self.when)
         self._restored_losses: dict[str, Any] | None = None
+        self.loss_scale: Callable[[], float] | None = None
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
         self._held_reports: list[Callable[[], None]] | None = None
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
@@ -93,8 +94,8 @@ class PretrainingTrainer(Trainer):
         return state
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        # DeepSpeed (0.19.8) rounds the weights to bf16 before it copies the fp32 master weights from them.
-        rounded = resume_from_checkpoint is None and self.is_deepspeed_enabled and self.args.bf16
+        # DeepSpeed (0.19.8) rounds the weights to bf16 or fp16 before it copies the fp32 master weights from them.
+        rounded = resume_from_checkpoint is None and self.is_deepspeed_enabled and self.args.is_half
         weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters() if rounded}
         # DeepSpeed prints a dozen lines about memory here, at any log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
@@ -107,9 +108,12 @@ class PretrainingTrainer(Trainer):
         follow(self.lr_scheduler, self.args.learning_rate)
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
-        engine.check_engine(facts, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
+        engine.check_engine(
+            facts, self.plan, max_grad_norm=self.args.max_grad_norm, precision=str(self.environment.precision)
+        )
         norm, engine_skips = engine.zero_gradient_norm(self.model_wrapped)
-        self.guard.attach(optimizer, norm, engine_skips=engine_skips)
+        self.loss_scale = engine.loss_scale(self.accelerator, self.model_wrapped)
+        self.guard.attach(optimizer, norm, engine_skips=engine_skips, loss_scale=self.loss_scale)
         self.average.attach(optimizer, self.model_wrapped.optimizer if self.is_deepspeed_enabled else None)
         facts |= {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss}
         memory = self.environment.accelerator.memory_bytes or 0
@@ -161,7 +165,7 @@ class PretrainingTrainer(Trainer):
     def start_writer(self) -> None:
         """Start the process that writes checkpoints. Call this on all ranks."""
         shards = self.args.world_size if self.is_deepspeed_enabled else 0
-        options = {"bf16": self.args.bf16, "state": self.state_bytes, "rank": self.args.process_index}
+        options = {"bf16": self.args.is_half, "state": self.state_bytes, "rank": self.args.process_index}
         size = bytes_of_rank(self.model.num_parameters(), shards=shards, **options)
         self.saver.start(size, lock=self.run.lock_descriptor)
 
@@ -190,13 +194,17 @@ class PretrainingTrainer(Trainer):
             # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
             norm = self.model_wrapped.get_global_grad_norm()
         else:
-            norm = whole(engine.clip_gradients(self.optimizer, math.inf) if grad_norm is None else grad_norm)
+            norm = whole(self._clip_to(math.inf) if grad_norm is None else grad_norm)
         self.guard.see_norm(norm)
         return norm
 
     def _clip_grad_norm(self, model: Any) -> Any:
         # DeepSpeed clips in its step.
-        return None if self.is_deepspeed_enabled else engine.clip_gradients(self.optimizer, self.args.max_grad_norm)
+        return None if self.is_deepspeed_enabled else self._clip_to(self.args.max_grad_norm)
+
+    def _clip_to(self, limit: float) -> Any:
+        self.accelerator.unscale_gradients(self.optimizer)  # in fp16
+        return engine.clip_gradients(self.optimizer, limit)
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # total_flos misses 40 % of GPT-2's FLOPs
@@ -227,6 +235,7 @@ class PretrainingTrainer(Trainer):
             # A callback that added these metrics would run after the reporting callbacks.
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
             logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
+            logs |= {"loss_scale": self.loss_scale()} if self.loss_scale else {}
             if self.args.usd_per_hour and self.is_world_process_zero():
                 logs["usd"] = round(self.run.seconds() / 3600 * self.args.usd_per_hour, 2)
             if self.run.is_stale():

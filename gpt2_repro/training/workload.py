@@ -77,7 +77,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     kept += steps // training.keep_every_steps if training.keep_every_steps else 0
     rolling = 1 if saves and training.save_rolling_minutes else 0
     state = state_bytes(training.optim, averaged=training.ema_steps > 0)
-    one, final = checkpoint_bytes(scale.trained, bf16=training.bf16, state=state), 4 * scale.parameters
+    one, final = checkpoint_bytes(scale.trained, bf16=training.is_half, state=state), 4 * scale.parameters
     is_compiled = training.torch_compile is not False and not training.activation_checkpointing
     peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
     return Workload(
@@ -100,7 +100,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
         data_bytes=2 * tokens,
         missing_bytes=0 if is_prepared else peak,
         model_type=recipe.model.model_type,
-        is_fast=training.bf16 and is_compiled,
+        is_fast=training.is_half and is_compiled,
     )
 
 
@@ -119,7 +119,7 @@ def estimate_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float 
         sequence_length=recipe.data.sequence_length,
         vocab_size=work.vocab_size,
         chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
-        bf16=training.bf16,
+        bf16=training.is_half,
         compiled=training.torch_compile is not False,
         state_bytes=state_bytes(training.optim, averaged=training.ema_steps > 0),
     )

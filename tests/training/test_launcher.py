@@ -118,7 +118,7 @@ WRONG |= {"rows_per_pass": 8, "accumulation_steps": 1}
 
 
 def test_engine_that_differs_from_the_recipe_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    check = functools.partial(check_engine, plan=PLAN, max_grad_norm=1.0, bf16=True)
+    check = functools.partial(check_engine, plan=PLAN, max_grad_norm=1.0, precision="bf16")
     check(BUILT)
     for key, value in WRONG.items():
         with pytest.raises(UserError, match=key):

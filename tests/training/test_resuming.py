@@ -149,7 +149,7 @@ def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) ->
     for changed in ({"seed": 2}, {"muon_momentum": 0.95}):
         assert start_of(tmp_path, **asked, run_identity=TRAJECTORY | changed)[0] == 5
     for changed, told in (
-        ({"bf16": True}, "--bf16 false"),  # DeepSpeed cannot change it
+        ({"bf16": True}, "--precision fp32"),  # DeepSpeed cannot change it
         ({"seed": 2, "new": 3}, r"seed 1 -> 2; new None -> 3.*--output_dir\.$"),  # not all changes can be allowed
         ({"muon_momentum": 0.9}, r"muon_momentum 0\.95 -> 0\.9"),
     ):
