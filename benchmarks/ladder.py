@@ -6,9 +6,8 @@ A rung changes one thing of the rung before. Data, schedule, precision and shape
 (5.0M tokens). Each rung tries the same two learning rates with seed 1. The better rate trains with all seeds.
 
 The script can be interrupted at any time. The same command continues: finished runs are in
-benchmarks/results/ladder.jsonl, one line a run. The runs of rung 0 are in benchmarks/results/optimizers.jsonl. Calls
-with different `--optimizers` can share the folder and run side by side. `--hours 0` only prints the table of the
-finished runs, and draws docs/figures/ladder.png.
+benchmarks/results/ladder.jsonl, one line a run. Calls with different `--optimizers` can share the folder and run side
+by side. `--hours 0` only prints the table of the finished runs, and draws docs/figures/ladder.png.
 """
 
 import argparse
@@ -28,7 +27,6 @@ from scipy.stats import t
 from benchmarks.optimizers import (
     ARMS,
     CONTEXT,
-    RESULTS,
     ROOT,
     SIZES,
     STEPS,
@@ -67,8 +65,7 @@ class Arm(NamedTuple):
     rung: str
 
     def run(self, rate: float, seed: int) -> str:
-        middle = () if self.rung == FIRST else (self.rung,)
-        return "-".join([self.size, *middle, self.optimizer, f"{rate:g}", str(seed)])
+        return f"{self.size}-{self.rung}-{self.optimizer}-{rate:g}-{seed}"
 
 
 class Result(NamedTuple):
@@ -88,7 +85,6 @@ class Ladder:
 
     def __init__(self, study: Study, common: Path, optimizers: list[str]) -> None:
         self.study, self.common = study, common
-        self.study.finished |= Study(RESULTS, study.folder, 0).finished
         self.arms = [Arm(*each) for each in itertools.product(("1M", "4M"), optimizers, BEFORE)]
 
     def model(self, arm: Arm) -> dict[str, Any]:
