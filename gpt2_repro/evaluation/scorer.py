@@ -18,7 +18,7 @@ from gpt2_repro.tokenization import encode, start_id
 
 NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 # Architectures whose attention takes any mask, so that texts with a common beginning can share a row.
-SHARING = ("gpt2", "llama", "mixtral")
+SHARING = ("gpt2", "llama", "mixtral", "starcoder2", "arcee", "qwen3", "exaone4")
 Pair = tuple[Any, list[int], list[int]]  # a cache key of lm-eval, the ids of a context, and the ids to score
 
 

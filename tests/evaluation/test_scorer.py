@@ -27,7 +27,9 @@ def requests(kind: str, arguments: list[tuple[str, ...]]) -> list[Instance]:
 
 
 @pytest.mark.parametrize("positions", [1, 200, 10_000])
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mixtral", "gpt_neo"])
+@pytest.mark.parametrize(
+    "model_type", ["gpt2", "llama", "mixtral", "starcoder2", "arcee", "qwen3", "exaone4", "gpt_neo"]
+)
 def test_scores_equal_those_of_lm_eval(
     model_type: str, positions: int, model, tokenizer, documents: list[str]
 ) -> None:
