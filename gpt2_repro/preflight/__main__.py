@@ -114,8 +114,7 @@ def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]
         notes.append(Finding("!", "precision", text))
     memory_bytes = cards[0].memory_gb * 10**9 if cards and cards[0].memory_gb else None
     if memory_bytes is None:
-        text = f"not checked, because the memory of {options.gpu} is not known"
-        notes.append(Finding("!", "memory", text))
+        notes.append(Finding("!", "memory", f"not checked, because the memory of {options.gpu} is not known"))
     return Accelerator("cuda", options.gpu, options.n or 1, None, memory_bytes), notes
 
 
