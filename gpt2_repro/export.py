@@ -53,7 +53,8 @@ def main(argv: list[str]) -> None:
             tokenization.save(tokenizer, staged)
             if checkpoint.record:
                 results = _results(checkpoint, fingerprint(model, tokenizer))
-                card = model_card(args.push_to_hub or args.out.name, checkpoint.record, *results)
+                name = args.push_to_hub or args.out.name
+                card = model_card(name, checkpoint.record, *results, license_id=args.license)
                 (staged / "README.md").write_text(card, encoding="utf-8")
             require_same(written, load_model(str(staged)))
         if args.out:
@@ -74,10 +75,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
+    parser.add_argument("--license", metavar="ID", help="License of the weights for the model card, such as mit.")
     args = parser.parse(argv)
     args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
     if args.private and args.push_to_hub is None:
         raise UserError("--private needs --push_to_hub.")
+    if args.license and args.format != "hf":
+        raise UserError("--license is written to the model card, which needs --format hf.")
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):

@@ -23,8 +23,8 @@ from gpt2_repro.errors import UserError, in_a_line
 logger = logging.getLogger(__name__)
 
 
-# Dense bf16 peaks in FLOP/s with fp32 accumulation, from NVIDIA's data sheets. The key is a part of the name that the
-# driver reports. The first match wins.
+# Dense bf16 peaks in FLOP/s with fp32 accumulation, from NVIDIA's data sheets; 3090, L4, A30 and MI300X from nanochat's
+# table, and other cards from pages of specifications (2026-11-25). The T4 and the V100 have no bf16: fp16. The key is a part of the name that the driver reports. The first match wins.
 PEAK_FLOPS = {
     "B200": 2250e12,
     "H200 NVL": 835.5e12,
@@ -35,8 +35,21 @@ PEAK_FLOPS = {
     "A100": 312e12,
     "L40S": 362.05e12,
     "A40": 149.7e12,
+    "A30": 165e12,
+    "A10": 125e12,
+    "A10G": 70e12,
+    "L4": 121e12,
+    "V100-PCIE": 112e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "RTX PRO 6000": 503.8e12,
+    "RTX A6000": 154.8e12,
     "RTX 5090": 209.5e12,
     "RTX 4090": 165.2e12,
+    "RTX 4080": 97.5e12,
+    "RTX 4060 Ti": 44.1e12,
+    "RTX 3090": 71e12,
+    "MI300X": 1307.4e12,
 }
 
 
@@ -52,18 +65,19 @@ class Accelerator:
     kind: str  # "cuda" or "cpu"
     name: str
     count: int
-    peak_flops: float | None  # dense bf16 FLOP/s of one device; None if unknown
+    peak_flops: float | None  # of one device, see PEAK_FLOPS; None if unknown
     memory_bytes: int | None
 
 
 def peak_flops(name: str) -> float | None:
-    """Return the dense bf16 FLOP/s of the GPU called `name`, or None if unknown."""
+    """Return the peak in PEAK_FLOPS of the GPU called `name`, or None if unknown."""
     return next((peak for part, peak in PEAK_FLOPS.items() if is_named(part, name)), None)
 
 
 def is_named(part: str, name: str) -> bool:
     """Return whether a GPU name contains `part` ("A100"). False for MIG and variants."""
-    if any(word in name for word in ("MIG", "Laptop", "4090 D", "5090 D", "GH200", "GB200")):
+    variants = ("MIG", "Laptop", "Max-Q", "SUPER", "3090 Ti", "4090 D", "5090 D", "GH200", "GB200")
+    if any(word in name for word in variants):
         return False
     return re.search(rf"\b{re.escape(part)}\b", name, re.IGNORECASE) is not None
 

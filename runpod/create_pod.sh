@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Print the command that rents a pod, and the cost. With --yes, run the command.
-#   bash runpod/create_pod.sh --gpu "NVIDIA A100-SXM4-80GB" --n 8 --volume VOLUME_ID --hours 4
+#   bash runpod/create_pod.sh --gpu "A100 SXM 80 GB" --n 8 --volume VOLUME_ID --hours 4
+#   bash runpod/create_pod.sh --gpu 4090 --volume_gb 80 --hours 30  one cheap card, without a network volume
 #   bash runpod/create_pod.sh --cpu --volume VOLUME_ID --hours 8    a machine without a GPU, to prepare the data
 #
-#   --gpu NAME          the GPU, such as "RTX 4090" or "H100 SXM", or RunPod's id, such as "NVIDIA RTX A6000"
+#   --gpu NAME          the GPU, such as 4090, A6000 or "H100 SXM", or RunPod's id, such as "NVIDIA GeForce RTX 3080"
 #   --n N               number of GPUs (default: 1)
 #   --cpu               rent a pod without a GPU
 #   --volume ID         attach this network volume. It is kept when the pod is terminated. Works only in the data
@@ -75,10 +76,11 @@ resolve_gpu() {
     [[ $line =~ ^-\ \{card:\ ([^,]+),\ name:\ ([^,]+), ]] || continue
     card=${BASH_REMATCH[1]} name=${BASH_REMATCH[2]}
     [[ $prices == *"card: $card, provider: RunPod"* ]] || continue
-    known+=", $card" words=" NVIDIA GeForce $card $name ${name//-/ } "
+    known+=", $card" words=" NVIDIA GeForce $card ${card// /} $name ${name//-/ } ${card//RTX A/A} "
     for word in $gpu; do [[ $words == *" $word "* ]] || continue 2; done
     count=$((count + 1)) found+="${found:+, }$card" id="NVIDIA $name"
-    [[ $name != RTX* ]] || id="NVIDIA GeForce $name"
+    [[ $name != RTX\ [0-9]* ]] || id="NVIDIA GeForce $name"
+    [[ $name != "RTX PRO 6000" ]] || id+=" Blackwell Server Edition"
   done <"$tables/cards.yaml"
   shopt -u nocasematch
   ((count == 1)) || mistake "--gpu $gpu matches ${found:-no card}. Pass one of: ${known#, }; or RunPod's id of another GPU."

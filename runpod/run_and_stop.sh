@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Train, evaluate, copy the run to another place and stop the pod, unattended and within a deadline.
-#   bash runpod/run_and_stop.sh --hours 4 --sync hf://buckets/USER/BUCKET -- \
-#       accelerate launch --config_file accelerate_configs/zero1.yaml train.py
+#   bash runpod/run_and_stop.sh --hours 4 --max_usd 50 --sync hf://buckets/USER/BUCKET -- \
+#       accelerate launch --config_file accelerate_configs/zero1.yaml train.py --usd_per_hour 14.32
 #
 #   --hours H          deadline: stop the pod after H hours. Required unless --keep is passed. The training ends with a
 #                      checkpoint five minutes before the deadline. If H is less than 50 minutes, it ends a tenth of H
 #                      before the deadline
+#   --max_usd USD      add this option to the training command: the training ends with a checkpoint when it has cost this
+#                      much. Required unless --keep is passed. The command must have --usd_per_hour, the price of the
+#                      machine. Set-up, evaluation and copying come on top, up to the deadline
 #   --sync TARGET      copy the run to this target (see sync.sh). The target is checked before the training. Without
 #                      --sync the run stays on the volume
 #   --no_evaluation    do not run evaluate.sh
@@ -20,11 +23,12 @@
 set -euo pipefail
 # shellcheck source=runpod/stop_pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stop_pod.sh"
-hours="" target="" evaluates=1 grace=15 stops=1
+hours="" max_usd="" target="" evaluates=1 grace=15 stops=1
 while (($#)); do
   option=$1
   case $1 in
     --hours) hours=${2:-}; shift ;;
+    --max_usd) max_usd=${2:-}; shift ;;
     --sync) target=${2:-}; shift ;;
     --no_evaluation) evaluates=0 ;;
     --grace) grace=${2:-}; shift ;;
@@ -42,6 +46,15 @@ else
 fi
 [[ $grace == 0 ]] || is_positive "$grace" || mistake "--grace is '$grace'. Pass a number of minutes such as 15."
 (($#)) || mistake "The training command is missing. Pass it last: -- accelerate launch … train.py."
+if [[ -n $max_usd ]]; then
+  is_positive "$max_usd" || mistake "--max_usd is '$max_usd'. Pass a number of dollars such as 15."
+  set -- "$@" --max_usd "$max_usd"
+fi
+if [[ " $* " == *" --max_usd"[\ =]* ]]; then
+  [[ " $* " == *" --usd_per_hour"[\ =]* ]] || mistake "--max_usd needs the price of the machine. Add --usd_per_hour to the training command."
+elif ((stops)); then
+  mistake "--max_usd is missing. Pass the number of dollars that the training may cost, such as --max_usd 15."
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 { exec 9>>"$run_lock"; } 2>/dev/null || say "could not write $run_lock: a second run_and_stop.sh could start"

@@ -18,6 +18,7 @@ from gpt2_repro.model.export import load_model
 from gpt2_repro.model.llmc import read_llmc
 from gpt2_repro.run_record.checkpoints import training_record
 from gpt2_repro.run_record.environment import TrainingRecord
+from tests.sections import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,7 @@ def test_llm_cs_file_and_the_folder_are_the_same_model(run: Path, tmp_path: Path
         ("m.bin --format llmc --push_to_hub a/b", "--format hf"),
         ("--push_to_hub a/b", "HF_TOKEN"),
         ("new --private", "--push_to_hub"),
+        ("m.bin --license mit", "--format hf"),
     ],
 )
 def test_a_mistake_writes_one_line(run: Path, words: str, told: str, tmp_path: Path, monkeypatch) -> None:
@@ -126,6 +128,52 @@ def test_the_card_has_no_paths_of_this_machine(run: Path, record: TrainingRecord
     card = model_card("me", dataclasses.replace(record, environment=changed), COMPARISON, "me")
     assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "evaluate.sh x --local_data 'd'" in card
     assert str(run.parent) not in (run / "final" / "README.md").read_text(encoding="utf-8")
+
+
+FINEWEB = {"name": "fineweb-10bt", "repository": "HuggingFaceFW/fineweb"}
+PG19 = {"name": "pg19", "repository": "emozilla/pg19"}
+
+
+@pytest.mark.parametrize(
+    ("source", "init_from", "known"),
+    [
+        (FINEWEB, "", {"language": ["en"], "datasets": ["HuggingFaceFW/fineweb"]}),
+        (
+            {"name": "a=0.5,b=0.5", "sources": [PG19, FINEWEB]},
+            "openai-community/gpt2",
+            {
+                "language": ["en"],
+                "datasets": ["HuggingFaceFW/fineweb", "emozilla/pg19"],
+                "base_model": "openai-community/gpt2",
+            },
+        ),
+        ({"name": "somebody/german", "repository": "somebody/german"}, "runs/x", {"datasets": ["somebody/german"]}),
+        ({"name": "files", "files": [{"path": "a.txt"}]}, "/home/me/runs/x/final", {}),
+        (
+            {"name": "a", "sources": [FINEWEB, {"name": "my.txt"}]},
+            "gpt2",
+            {"datasets": ["HuggingFaceFW/fineweb"], "base_model": "gpt2"},
+        ),
+        ({"name": "tiny-shakespeare"}, "tests", {"language": ["en"]}),  # `tests` is a folder
+    ],
+)
+def test_the_header_has_what_is_known(
+    record: TrainingRecord, source: dict, init_from: str, known: dict, monkeypatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    data = {**record.environment.data, "source": source}
+    run_identity = {**record.environment.run_identity, "init_from": init_from}
+    changed = dataclasses.replace(record.environment, data=data, run_identity=run_identity)
+    found = huggingface_hub.ModelCard(model_card("me", dataclasses.replace(record, environment=changed))).data
+    shown = {"language": found.language, "datasets": found.datasets, "base_model": found.base_model}
+    assert isinstance(found, huggingface_hub.ModelCardData) and found.license is None
+    assert {key: value for key, value in shown.items() if value is not None} == known
+
+
+def test_the_license_is_the_one_that_was_passed(run: Path, tmp_path: Path) -> None:
+    main([str(run), str(tmp_path / "folder"), "--license", "apache-2.0"])
+    card = huggingface_hub.ModelCard.load(tmp_path / "folder" / "README.md")
+    assert card.data.license == "apache-2.0" and card.data.library_name == "transformers"
 
 
 def test_results_stand_in_the_card_in_the_hubs_form(record: TrainingRecord) -> None:

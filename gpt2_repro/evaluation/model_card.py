@@ -9,9 +9,11 @@ from typing import Any
 
 import yaml
 
+from gpt2_repro.data.sources.presets import LANGUAGES
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow
 from gpt2_repro.evaluation.output import render
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, LocalTask
+from gpt2_repro.run_record.checkpoint import HUB_ID
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 from gpt2_repro.text import Cell, Table
@@ -24,7 +26,11 @@ SETTINGS = (
 
 
 def model_card(
-    name: str, record: TrainingRecord, comparison: Comparison | None = None, column: str | None = None
+    name: str,
+    record: TrainingRecord,
+    comparison: Comparison | None = None,
+    column: str | None = None,
+    license_id: str | None = None,
 ) -> str:
     """Return the model card as Markdown with the metadata header of the Hub.
 
@@ -32,9 +38,11 @@ def model_card(
         name: the title of the card, and the name of the model in the card's code example.
         comparison: the evaluation results. Results of a smoke test are omitted.
         column: the name of this model in `comparison`.
+        license_id: the license of the weights. It does not follow from the license of the data.
     """
     rows = _rows(comparison, column)
-    header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    header: dict[str, Any] = {"license": license_id} if license_id else {}
+    header |= {"library_name": "transformers", "pipeline_tag": "text-generation", **_origin(record)}
     if rows and column:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
     identity = record.environment.run_identity
@@ -54,6 +62,20 @@ def model_card(
     )
     # Absolute paths are shortened to their last part, because they are valid on one machine only.
     return re.sub(r"(?<![\w./-])/(?:[^\s/\"',=]+/)+", "", card)
+
+
+def _origin(record: TrainingRecord) -> dict[str, Any]:
+    """Return language, Hub datasets and base model, each only if it is known."""
+    source, start = record.environment.data.get("source", {}), record.environment.run_identity.get("init_from", "")
+    sources = source.get("sources", [source])
+    languages = {LANGUAGES.get(one.get("repository", one.get("name"))) for one in sources}
+    is_hub_id = HUB_ID.fullmatch(start) and not start.startswith("runs/") and not Path(start).exists()
+    known = {
+        "language": None if None in languages else sorted(filter(None, languages)),
+        "datasets": sorted({one["repository"] for one in sources if "repository" in one}),
+        "base_model": start.rstrip("/") if is_hub_id else None,
+    }
+    return {key: value for key, value in known.items() if value}
 
 
 def _rows(comparison: Comparison | None, column: str | None) -> list[ComparisonRow]:

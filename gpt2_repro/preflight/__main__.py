@@ -71,6 +71,8 @@ def main(argv: list[str]) -> None:
     if options.budget or options.hours:
         requested = _recipe_within(requested, device)
     is_here = options.gpu is None
+    if any(note.about == "precision" for note in notes):
+        requested = dataclasses.replace(requested, training=dataclasses.replace(requested.training, precision="fp16"))
     on_gpu, memory_bytes = (None, None) if is_here else (True, device.memory_bytes)  # None: as on this machine
     recipe = follow_data(requested, on_gpu=on_gpu, processes=device.count, memory_bytes=memory_bytes)
     work, plans = workload_of(recipe), plans_of(recipe, requested, device.count, memory_bytes)
@@ -107,7 +109,12 @@ def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]
         raise UserError(f"The speed of {options.gpu!r} is not known. Pass --tokens_per_second, or --gpu: {known}.")
     text = f"{options.gpu} matches {' and '.join(card.card for card in cards)}. The estimate is for the first"
     notes = [Finding("!", "card", text)] if cards[1:] else []
-    memory_bytes = cards[0].memory_gb * 10**9 if cards else None
+    if cards and not cards[0].bf16 and requested.training.asked_precision in ("bf16", "auto"):
+        text = f"{cards[0].card} has no bf16, so the run is planned in fp16. Pass --precision fp16 to train.py"
+        notes.append(Finding("!", "precision", text))
+    memory_bytes = cards[0].memory_gb * 10**9 if cards and cards[0].memory_gb else None
+    if memory_bytes is None:
+        notes.append(Finding("!", "memory", f"not checked, because the memory of {options.gpu} is not known"))
     return Accelerator("cuda", options.gpu, options.n or 1, None, memory_bytes), notes
 
 
@@ -166,7 +173,9 @@ def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
 
     launch = f"accelerate launch --config_file {recommended_launcher().config} --num_processes {device.count}"
     start = launch if device.kind == "cuda" else "python"
-    words = [f"python prepare_data.py {recipe.path}", f"{start} train.py {recipe.path}"]
+    precision, written = recipe.training.precision, recipe.written.get("training", {}).get("precision", "")
+    changed = f" --precision {precision}" if precision != written else ""
+    words = [f"python prepare_data.py {recipe.path}", f"{start} train.py {recipe.path}{changed}"]
     return ["Commands:", *(f"  {line}" for line in [*words, f"bash evaluate.sh {output_dir_of(recipe)}"])]
 
 

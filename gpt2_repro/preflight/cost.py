@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gpt2_repro.hardware import is_named
+from gpt2_repro.hardware import is_named, peak_flops
 from gpt2_repro.text import Cell, Table, duration
 
 
@@ -38,9 +38,10 @@ class Card(NamedTuple):
 
     card: str  # such as `A100 SXM 80 GB`
     name: str  # words that identify the GPU in the name that the driver reports
-    memory_gb: int
+    memory_gb: int | None  # None if unknown
     tokens_per_second: float
     speed: str  # where the speed was published, or how it was estimated
+    bf16: bool = True  # False if the GPU cannot multiply in bf16. The speed is then that of fp16.
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
@@ -49,6 +50,12 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 CARDS = {row["card"]: Card(**row) for row in _rows("cards.yaml")}
 PRICES = tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
+# Share of the peak FLOP/s that training uses, for GPUs that are not in cards.yaml.
+LEAST_SHARE = min(
+    card.tokens_per_second * GPT2_FLOPS_PER_TOKEN / peak
+    for card in CARDS.values()
+    if (peak := peak_flops(card.name)) and not card.speed.startswith("estimated")
+)
 
 
 def price_of(name: str) -> Price | None:
@@ -57,21 +64,26 @@ def price_of(name: str) -> Price | None:
 
 
 def cards_named(name: str) -> list[Card]:
-    """Return the cards that match a driver's GPU name, or words of a name in cards.yaml."""
+    """Return the cards that match a driver's GPU name, or words of a name in cards.yaml.
+
+    A GPU that is not in cards.yaml gets an estimated speed if its peak FLOP/s is known.
+    """
     if found := [card for card in CARDS.values() if is_named(card.name, name)]:
         return found[:1]
     asked = _words(name)
-    return [card for card in CARDS.values() if asked and asked in _words(card.card)]
+    if found := [card for card in CARDS.values() if asked and asked <= _words(card.card)]:
+        return found
+    peak = peak_flops(name)
+    speed = f"estimated at {LEAST_SHARE:.0%} of the peak, the lowest share of a published speed"
+    return [Card(name, name, None, LEAST_SHARE * peak / GPT2_FLOPS_PER_TOKEN, speed)] if peak else []
 
 
-def _words(name: str) -> str:
-    """Return a name in lower case, with a space before and after each word.
+def _words(name: str) -> set[str]:
+    """Return the words of a name in lower case.
 
-    A unit after a number is a word of its own. For example, `A100 SXM 40GB` becomes ` a100 sxm 40 gb `.
+    A unit after a number is a word of its own, and so is `rtx`: `A100 40GB` has the words a100, 40 and gb.
     """
-    words = re.findall(r"[a-z]+\d*[a-z]*|\d+", name.lower())
-    # With spaces at both ends, a search for one name in another finds only full words.
-    return f" {' '.join(words)} " if words else ""
+    return set(re.findall(r"rtx|[a-z]+\d*[a-z]*|\d+", name.lower()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +99,7 @@ class Workload:
     hellaswag_tokens: int  # of all HellaSwag evaluations
     samples: int
     saves: int  # checkpoints that are saved because of `save_steps`
-    kept: int  # checkpoints in the run directory when the run has ended
+    kept: int  # checkpoints in the run directory when the run has ended, with the best one
     save_minutes: float  # longest time between two checkpoints, 0 for no limit
     checkpoint_bytes: int
     final_bytes: int
@@ -95,7 +107,7 @@ class Workload:
     data_bytes: float
     missing_bytes: float  # peak of the data preparation, 0 if the data is prepared
     model_type: str
-    is_fast: bool  # compiled, in bf16 and without activation checkpointing, as for the speeds in cards.yaml
+    is_fast: bool  # compiled and without activation checkpointing, as for the speeds in cards.yaml
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
@@ -181,7 +193,8 @@ def budget_lines(planned: dict[str, Any]) -> list[str]:
     if minutes:
         rows = [(entry["name"], entry["minutes"], entry["basis"]) for entry in planned["budget"]]
         cost = f"${planned['usd']:,.2f} at ${machine['usd_per_hour']:,.2f} an hour" if planned["usd"] else ""
-        rows.append(("total", minutes, f"{cost} ({planned['price']})" if cost else duration(60 * minutes)))
+        ask = " Pass --usd_per_hour for the cost." if rows[0][0] == "boot" else ""  # a rented machine
+        rows.append(("total", minutes, f"{cost} ({planned['price']})" if cost else duration(60 * minutes) + ask))
         cells = [[Cell(name), Cell(f"{time:,.1f} min", "number"), Cell(basis)] for name, time, basis in rows]
         lines = [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {planned['speed']}"]
     else:

@@ -75,6 +75,8 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     saves = 0 if training.save_strategy == "no" else -(-steps // (training.save_steps or steps))
     kept = min(training.keep_checkpoints or saves, max(1, saves))
     kept += steps // training.keep_every_steps if training.keep_every_steps else 0
+    # The last save deletes the rolling checkpoint, but not the best one.
+    best = bool(training.keep_best_checkpoint and validations and kept < saves)
     rolling = 1 if saves and training.save_rolling_minutes else 0
     state = state_bytes(training.optim, averaged=training.ema_steps > 0)
     one, final = checkpoint_bytes(scale.trained, bf16=training.is_half, state=state), 4 * scale.parameters
@@ -92,7 +94,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
         hellaswag_tokens=hellaswag_passes * HELLASWAG_TOKENS,
         samples=min(validations, _times(steps, sampled)),
         saves=saves,
-        kept=kept,
+        kept=kept + best,
         save_minutes=training.save_minutes if saves else 0.0,
         checkpoint_bytes=one,
         final_bytes=final,

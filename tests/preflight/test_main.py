@@ -41,7 +41,7 @@ def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     code, out = look("--budget", 32, *machine)
     path = tmp_path / "recipes" / "budget_32usd.yaml"
     recipe = parse_for_training(path)
-    assert code == 0 and recipe.model.n_layer == 12  # near gpt2_124m, which costs $38
+    assert code == 0 and recipe.model.n_layer == 12  # near gpt2_124m, which costs $39
     total = re.search(r"^total +([\d.]+) min +\$([\d.]+)", out, re.MULTILINE)
     assert total and float(total[2]) == pytest.approx(32, rel=0.01)
     for command in ("prepare_data.py", "train.py"):
@@ -61,6 +61,30 @@ def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_micro_batch_that_does_not_fit(look) -> None:
     code, out = look("--gpu", "RTX 4090")
     assert code == 1 and "--per_device_train_batch_size 32\n" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "code"),
+    [
+        (
+            ("T4",),
+            ["! precision", "64 rows x 1024 tokens need 25", "train.py recipes/gpt2_124m.yaml --precision fp16"],
+            1,
+        ),
+        (("T4", "--tokens_per_second", 9), ["! precision", "16.0 GB. Pass --per_device_train_batch_size 16\n"], 1),
+        (
+            ("3090",),
+            ["1 x RTX 3090", "24.0 GB. Pass --per_device_train_batch_size 32\n", "estimated from the RTX 4090"],
+            1,
+        ),
+        (("A30",), ["! memory", "estimated at 32% of the peak", "Pass --usd_per_hour"], 0),
+        (("RTX 4080", "--per_device_train_batch_size", 16), ["✓ memory", "Pass --usd_per_hour"], 0),
+    ],
+)
+def test_cards_that_people_own(look, words: tuple[object, ...], told: list[str], code: int) -> None:
+    ended, out = look("--gpu", *words)
+    assert ended == code and not [text for text in told if text not in out], out
+    assert ("--precision fp16" in out) == (words[0] == "T4")
 
 
 def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:

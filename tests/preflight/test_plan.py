@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.size import gpt2_scale
 from gpt2_repro.preflight.compute_optimal import choose, expected_loss
-from gpt2_repro.preflight.cost import Workload, cards_named, plan_on
+from gpt2_repro.preflight.cost import CARDS, PRICES, Workload, cards_named, plan_on, price_of
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.training.workload import workload_of
 from tests.sections import parse_for_training
@@ -69,9 +70,16 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     assert spent["training steps"] == pytest.approx(18_865 * 32 * 0.090 / 8 / 60, rel=0.01)  # 90 ms for 16 rows
     assert spent["validation"] == pytest.approx(77 * 10_485_760 / 3 / speed / 60)
     assert spent["HellaSwag"] == pytest.approx(20 * 3_034_080 / 3 / speed / 60)
-    # 10 checkpoints at 2 s each, 20 samples at 0.6 s each; two checkpoints and the final model copied at 50 MB/s.
+    # 10 checkpoints at 2 s each, 20 samples at 0.6 s each; the newest two checkpoints, the best one and the final model
+    # copied at 50 MB/s.
     assert (spent["saving"], spent["samples"]) == pytest.approx((10 * 2 / 60, 0.2))
-    assert spent["sync"] == pytest.approx((2 * work().checkpoint_bytes + work().final_bytes) / 50e6 / 60)
+    assert spent["sync"] == pytest.approx((3 * work().checkpoint_bytes + work().final_bytes) / 50e6 / 60)
+    for changed, kept in (
+        ({"keep_best_checkpoint": "false"}, 2),
+        ({"eval_strategy": "no"}, 2),
+        ({"keep_checkpoints": 0}, 10),
+    ):
+        assert work(**changed).kept == kept
     assert planned["minutes"] == pytest.approx(sum(spent.values()))
     assert planned["usd"] == pytest.approx(planned["minutes"] / 60 * 8 * 1.79)
     # On one GPU 2,000 steps take longer than 15 minutes, so checkpoints are saved by time.
@@ -98,9 +106,31 @@ def test_the_memory_of_a_pass() -> None:
 def test_a_card_is_found_by_whole_words() -> None:
     cards = {f"NVIDIA {name}": [name] for name in ("H100 PCIe", "H100 NVL", "H200", "L40S")}
     cards |= {"NVIDIA H100 80GB HBM3": ["H100 SXM"], "NVIDIA A100-PCIE-40GB": ["A100 PCIe 40 GB"]}
+    cards |= {"RTX4090": ["RTX 4090"], "a100 80gb": ["A100 SXM 80 GB", "A100 PCIe 80 GB"], "Tesla T4": ["T4"]}
     cards |= {"A100 SXM": ["A100 SXM 80 GB", "A100 SXM 40 GB"], "a100 sxm 40gb": ["A100 SXM 40 GB"]}
-    cards |= {name: [] for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "Tesla T4", "H", "")}
+    cards |= {name: [] for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "NVIDIA L40", "H", "")}
     assert {name: [card.card for card in cards_named(name)] for name in cards} == cards
+
+
+def test_a_card_without_a_speed_gets_an_estimate() -> None:
+    (card,) = cards_named("NVIDIA A30")  # is in PEAK_FLOPS, but not in cards.yaml
+    assert card.memory_gb is None and card.speed.startswith("estimated")
+    shares = {name: cards_named(name)[0].tokens_per_second * 855e6 / peak for name, peak in PEAK_FLOPS.items()}
+    published = [shares[name] for name in ("H100", "A100", "RTX 4090")]
+    assert shares["A30"] == pytest.approx(min(published), rel=0.01)
+    assert all(share <= max(published) * 1.01 for share in shares.values()), shares
+    # The speeds are those of bf16 and fp16.
+    assert plan_on(work(bf16="false"), "A30", 1)["minutes"] is None
+    assert plan_on(work(precision="fp16"), "T4", 1)["machine"]["tokens_per_second"] == 24_000
+
+
+def test_every_price_has_a_card_a_source_and_a_date() -> None:
+    for price in PRICES:
+        assert price.card in CARDS and price.source and price.date.year == 2026 and price.usd_per_hour > 0
+        assert ("spot" in price.provider) == ("(estimate)" in price.provider)
+    assert all(price_of(card).provider.count("spot") == 0 for card in CARDS if price_of(card)), (
+        "spot is never the default"
+    )
 
 
 def test_the_tables_of_the_default_run_are_those_of_preflight() -> None:

@@ -121,7 +121,8 @@ class Pod:
         Returns the exit code, and the output and log, of run_and_stop.sh.
         """
         variables = {"RUN": str(self.workspace / "runs" / "mine")} | variables
-        code, said = self.run("run_and_stop.sh", *words, "--", "accelerate", "launch", "train.py", **variables)
+        training = ("accelerate", "launch", "train.py", "--usd_per_hour=1")
+        code, said = self.run("run_and_stop.sh", *words, "--max_usd", 20, "--", *training, **variables)
         return code, said + self.log("run-*.log")
 
     def calls(self, start: str = "") -> list[str]:

@@ -42,6 +42,23 @@ def test_a_pod_is_rented_only_when_that_is_typed(pod) -> None:
     assert pod.calls()[0].startswith("runpodctl pod create --name gpt2")
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("A100 SXM 80 GB", "NVIDIA A100-SXM4-80GB"),
+        ("h100 sxm", "NVIDIA H100 80GB HBM3"),
+        ("4090", "NVIDIA GeForce RTX 4090"),
+        ("RTX4090", "NVIDIA GeForce RTX 4090"),
+        ("rtx 3090", "NVIDIA GeForce RTX 3090"),
+        ("A6000", "NVIDIA RTX A6000"),
+        ("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+        ("L4", "NVIDIA L4"),
+    ],
+)
+def test_short_names_of_cards(pod, name: str, gpu: str) -> None:
+    assert options(pod, "--gpu", name, "--hours", 1, "--volume", "v")["--gpu-id"] == gpu
+
+
 def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
     text = options(pod, "--gpu", "A40", "--hours", 1.5, "--volume", "v")["--docker-args"]
     assert text.count("'") == 2  # RunPod splits the text like a shell
@@ -108,11 +125,17 @@ def test_a_copy_by_rsync_counts_once_it_is_compared(pod, target: str, differs: s
     [
         ("create_pod.sh --yes --gpu A40 --volume v", "pod1"),  # no deadline
         ("create_pod.sh --yes --gpu A40 --hours 4", "pod1"),  # no volume
+        ("create_pod.sh --yes --gpu A100 --volume v --hours 4", "pod1"),  # several cards
+        ("create_pod.sh --yes --gpu T4 --volume v --hours 4", "pod1"),  # RunPod has no T4
         ("run_and_stop.sh --hours four -- train.py", "pod1"),
+        ("run_and_stop.sh --hours 1 -- train.py --usd_per_hour 1", "pod1"),  # no price limit
+        ("run_and_stop.sh --hours 1 --max_usd ten -- train.py --usd_per_hour 1", "pod1"),
+        ("run_and_stop.sh --hours 1 --max_usd 10 -- train.py", "pod1"),  # no price
+        ("run_and_stop.sh --keep -- train.py --max_usd=10", "pod1"),
         ("sync.sh no-such-run host:", "pod1"),
         ("deadline.sh 0.0", "pod1"),
         ("stop_pod.sh --nonsense", "pod1"),
-        ("run_and_stop.sh --hours 1 -- train.py", None),  # not a pod
+        ("run_and_stop.sh --hours 1 --max_usd 9 -- train.py --usd_per_hour 1", None),  # not a pod
         ("stop_pod.sh", None),
         ("deadline.sh 1", None),
     ],

@@ -14,7 +14,7 @@ from tests.runpod.test_stop_pod import STOP, TERMINATE
 
 VOLUME = {"RUNPOD_VOLUME_ID": "volume"}
 BUCKET = ("--sync", "hf://buckets/me/mine")
-TRAIN = ("--", "train.py")
+TRAIN = ("--max_usd", "15", "--", "train.py", "--usd_per_hour", "0.34")
 SCRIPT = ["bash", str(ROOT / "runpod" / "run_and_stop.sh"), "--hours", "1", "--grace", "0", *TRAIN]
 # A training that creates the file `began` when it starts. At SIGTERM it writes a line to the file `told` and ends.
 PATIENT = (
@@ -36,7 +36,7 @@ def test_everything_comes_in_its_order(pod) -> None:
     assert code == 1, log  # no request to terminate the pod works in this test
     assert pod.calls() == [
         "hf buckets info me/mine",
-        "python -m gpt2_repro.supervise -- accelerate launch train.py",
+        "python -m gpt2_repro.supervise -- accelerate launch train.py --usd_per_hour=1 --max_usd 20",
         f"python -m gpt2_repro.evaluation {run}",
         f"python -m gpt2_repro.report {run}",
         f"hf sync {run} hf://buckets/me/mine/mine --exclude .lock --quiet",
@@ -59,6 +59,11 @@ def test_a_kept_machine_tells_the_exit_code(pod, words, variables: dict[str, str
     ended, log = pod.train("--keep", *words, **variables)
     assert ended == code and not pod.calls("runpodctl") and not pod.processes("deadline.sh"), log
     assert bool(pod.calls("python -m gpt2_repro.evaluation")) is evaluated
+
+
+def test_a_kept_machine_needs_no_price_limit(pod) -> None:
+    pod.run("run_and_stop.sh", "--keep", "--", "train.py")
+    assert pod.calls("python -m gpt2_repro.supervise") == ["python -m gpt2_repro.supervise -- train.py"]
 
 
 @pytest.mark.parametrize(

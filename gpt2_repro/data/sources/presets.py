@@ -20,6 +20,7 @@ class Preset:
 
     about: str
     repository: str
+    language: str
     train: str
     download: float
     text: float
@@ -46,6 +47,9 @@ OTHER_SOURCES = {
     "embedded": "the English documentation that is part of CPython: 2 MB, no network, depends on the Python version",
     "files": "your own text or tokens: pass --data_files GLOB",
 }
+# By repository or name of the source.
+LANGUAGES = {preset.repository: preset.language for preset in PRESETS.values()}
+LANGUAGES |= {"tiny-shakespeare": "en", "embedded": "en"}
 FORMS = {
     "OWNER/NAME[:CONFIG][@REVISION]": "any other dataset of the Hub with .parquet, .jsonl, .csv or .txt files",
     "SOURCE=WEIGHT,SOURCE=WEIGHT": "a mixture by shares of tokens; it ends as soon as one of its sources ends",
