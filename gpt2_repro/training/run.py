@@ -150,7 +150,8 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
 
     Exceptions in callbacks that report to tracking services are caught from now on.
     """
-    from transformers import PrinterCallback, ProgressCallback
+    from transformers import PrinterCallback
+    from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
     from transformers.utils.logging import disable_progress_bar
 
     from gpt2_repro.training.callbacks import CompilationReport, ProgressBar
@@ -159,7 +160,7 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
 
     guard_reporting(trainer)
     disable_progress_bar()  # each save would draw a bar over the progress bar of the run
-    for stock in (ProgressCallback, PrinterCallback):
+    for stock in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(stock)
     trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
     report = functools.partial(report_text, trainer)
