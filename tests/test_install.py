@@ -1,8 +1,10 @@
 """The functions of gpt2_repro.api do what the commands do, and the package contains all files that it needs."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import gpt2_repro
 import gpt2_repro.__main__ as command
@@ -140,3 +144,36 @@ def test_an_installed_package_names_its_own_commands(monkeypatch: pytest.MonkeyP
     assert all(launchers.as_installed(text) == text for text in texts)
     monkeypatch.setattr(launchers, "INSTALLED", True)
     assert [launchers.as_installed(text) for text in texts] == list(texts.values())
+
+
+def requirements_in(name: str) -> dict[str, Requirement]:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    found = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
+    return {canonicalize_name(one.name): one for one in found}
+
+
+def test_the_lock_file_has_every_package_in_one_allowed_version() -> None:
+    locked, asked = requirements_in("requirements.lock"), requirements_in("requirements.txt")
+    versions = {name: str(one.specifier).removeprefix("==") for name, one in locked.items()}
+    assert all(str(one.specifier).startswith("==") for one in locked.values())
+    todo = [one for one in asked.values() if one.marker is None or one.marker.evaluate()]
+    assert all(one.specifier.contains(versions[name], prereleases=True) for name, one in asked.items())
+    for one in todo:  # the closure: `todo` grows
+        name = canonicalize_name(one.name)
+        assert one.specifier.contains(versions[name], prereleases=True), f"{one} but {versions[name]} is locked"
+        for text in importlib.metadata.requires(name) or []:
+            need = Requirement(text)
+            extras = [{"extra": extra} for extra in ("", *one.extras)]
+            if need.marker is None or any(need.marker.evaluate(extra) for extra in extras):
+                todo += [need] if str(need) not in map(str, todo) else []
+
+
+def test_the_image_is_pinned_and_keeps_no_secrets() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    images = [line.split()[1] for line in lines if line.startswith("FROM ")]
+    assert all(re.fullmatch(r"[\w./-]+:[\w.-]*\d+\.\d+\.\d+[\w.-]*", image) for image in images) and images
+    assert not [line for line in lines if re.match(r"(ENV|ARG)\b.*(KEY|TOKEN|SECRET|PASSWORD)", line)]
+    for line in lines:
+        if line.startswith("COPY ") and not line.startswith("COPY . "):
+            assert all((ROOT / name).is_file() for name in line.split()[1:-1])
+    assert {"data", "runs", ".venv*"} <= set((ROOT / ".dockerignore").read_text(encoding="utf-8").split())

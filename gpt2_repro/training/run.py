@@ -77,7 +77,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     from gpt2_repro.training import ranks
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.inputs import open_inputs
-    from gpt2_repro.training.tracking import prepare_wandb
+    from gpt2_repro.training.tracking import prepare_tracking
     from gpt2_repro.training.trainer import PretrainingTrainer
     from gpt2_repro.training.when import validates_at_start
 
@@ -130,7 +130,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
         run.claim(dataclasses.replace(recipe, training=training).to_yaml())
     chosen = {"attention": str(attention), "run_identity": identity}
     environment = announce(describe_run(args, plan, model, manifest, **chosen, **deviations))
-    prepare_wandb(args.report_to, run.path)  # before the Trainer imports wandb
+    prepare_tracking(args.report_to, run.path)  # before the Trainer imports wandb
     trainer = PretrainingTrainer(model=model, args=args, inputs=inputs, run=run, environment=environment)
     trainer.when.signals.install()
     add_callbacks(trainer)
