@@ -38,7 +38,7 @@ def main(argv: list[str]) -> Path:
     check_variables()
     end_with_launcher()
     # Imports take seconds, so each mistake is reported before the next import.
-    from gpt2_repro.training.arguments import load_recipe, output_dir_of
+    from gpt2_repro.training.arguments import check_trackers, load_recipe, output_dir_of
 
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
     from gpt2_repro.training.deviations import compare_with_default, differences
@@ -50,6 +50,7 @@ def main(argv: list[str]) -> Path:
     elif recipe.options.diff_recipe is not None:
         print(differences(recipe, recipe.options.diff_recipe))
     else:
+        check_trackers(recipe.training.report_to)
         data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
         recipe = follow_data(recipe, data)
         from gpt2_repro.training.run import train

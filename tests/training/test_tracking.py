@@ -1,5 +1,6 @@
 """Training continues if a tracking service fails, or if wandb has no API key. Curves are plotted over tokens."""
 
+import importlib.util
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from transformers.integrations import integration_utils
 from transformers.integrations.integration_utils import TensorBoardCallback, TrackioCallback, WandbCallback
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.training.arguments import check_trackers
 from gpt2_repro.training.tracking import check_reporting, guard_reporting, prepare_tracking, report_text
 
 
@@ -102,3 +104,7 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(integration_utils, "get_available_reporting_integrations", lambda: ["wandb"])
     with pytest.raises(UserError, match=f"pip install {name}"):
         check_reporting([name])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(UserError, match=f"pip install {name}"):
+        check_trackers([name])
+    check_trackers(["none"])
