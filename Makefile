@@ -19,6 +19,11 @@ LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.ya
 # system's packages.
 SYSTEM_TORCH = $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
 
+# uv installs faster than pip. With an installed torch, pip is used, because it sees the system's packages.
+UV = $(if $(SYSTEM_TORCH),,$(shell command -v uv))
+VENV_COMMAND = $(if $(UV),uv venv --quiet --seed --allow-existing --python python3,python3 -m venv $(SYSTEM_TORCH))
+INSTALL = $(if $(UV),uv pip install --quiet --python $(PYTHON),$(PYTHON) -m pip install --quiet --disable-pip-version-check)
+
 .PHONY: help demo test tests test-all test-faults test-chaos upgrade-check style quality
 .DELETE_ON_ERROR:
 
@@ -26,12 +31,12 @@ help:
 	@sed -n '/^# make/,/^$$/s/^# //p' Makefile
 
 $(VENV)/.installed: requirements.txt
-	python3 -m venv $(SYSTEM_TORCH) $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(VENV_COMMAND) $(VENV)
+	$(INSTALL) -r requirements.txt
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(INSTALL) -r requirements-dev.txt
 	@touch $@
 
 # A finished demo is only reported again. An interrupted demo is resumed.

@@ -1,77 +1,7 @@
-"""Pre-train a GPT-2 on a folder that prepare_data.py has written.
-
-Start train.py with python or with accelerate launch. Pass a recipe (default: recipes/gpt2_124m.yaml), and options
-that override fields of the recipe:
-
-    accelerate launch --config_file accelerate_configs/zero1.yaml train.py
-    accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml
-    python train.py recipes/own_text.yaml --dataset_dir data/shakespeare
-    python train.py recipes/gpt2_124m.yaml --dry_run
-
-Run the same command again to resume an interrupted run. A finished run is not changed.
-"""
-
-from pathlib import Path
-from typing import Any
+"""Train: run gpt2_repro/train.py, which documents the options."""
 
 from gpt2_repro import cli
-from gpt2_repro.data.prepared import PreparedData
-from gpt2_repro.launchers import check_variables
-from gpt2_repro.manifest import MANIFEST
-from gpt2_repro.training.launcher import end_with_launcher
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "dry_run": {
-        "action": "store_true",
-        "help": "Print all settings, the model size, the steps and the FLOPs, then exit.",
-    },
-    "diff_recipe": {
-        "metavar": "RECIPE",
-        "help": "Print the settings of this command that differ from RECIPE, then exit.",
-    },
-}
-
-
-def main(argv: list[str]) -> None:
-    """Train from a recipe, or only print the output of --dry_run or --diff_recipe."""
-    check_variables()
-    end_with_launcher()
-    # Imports take seconds, so each mistake is reported before the next import.
-    from gpt2_repro.training.arguments import load_recipe
-
-    recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
-    from gpt2_repro.training.deviations import compare_with_default, differences
-    from gpt2_repro.training.sizing import follow_data
-
-    if recipe.options.dry_run:
-        return dry_run(recipe)
-    if recipe.options.diff_recipe is not None:
-        return print(differences(recipe, recipe.options.diff_recipe))
-    data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
-    recipe = follow_data(recipe, data)
-    from gpt2_repro.training.run import train
-
-    train(recipe, data, deviations=compare_with_default(recipe))
-
-
-def dry_run(requested: Any) -> None:
-    """Print the resolved recipe and the numbers of its run.
-
-    Raises UserError if the prepared data or the sampling strategy does not fit the recipe. Without prepared data, the
-    tokenizer's name must determine the vocabulary size.
-    """
-    from gpt2_repro.data.tokenizer import expected_vocab_size
-    from gpt2_repro.preflight.plan import run_lines
-    from gpt2_repro.training.sizing import follow_data, plans_of
-    from gpt2_repro.training.workload import check_strategy, workload_of
-
-    recipe = follow_data(requested)
-    check_strategy(recipe.training, recipe.data)
-    if Path(recipe.data.dataset_dir, MANIFEST).is_file() or expected_vocab_size(recipe.data.tokenizer) is None:
-        PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
-    lines = run_lines(recipe.data, recipe.model, workload_of(recipe), plans_of(recipe, requested))
-    print("\n".join([recipe.to_yaml(), *lines]))
+from gpt2_repro.train import main
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Set up logging, parse options, and convert errors to exit codes."""
 
 import argparse
+import contextlib
 import errno
 import gc
 import io
@@ -24,6 +25,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, error_number, in_a_line
+from gpt2_repro.launchers import as_installed
 from gpt2_repro.run_record.supervision import MISTAKE, note
 
 
@@ -37,7 +39,35 @@ def is_local_main_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
-def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> None:
+def start_log(stream: TextIO | None = None) -> None:
+    """Print the messages of this package to `stream` (default: stdout), and set up the process for training."""
+    # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
+    # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    logging.basicConfig(format="%(message)s", stream=stream or sys.stdout)
+    logging.getLogger("gpt2_repro").setLevel("INFO" if is_local_main_process() else "WARNING")
+    # Saving a model imports DeepSpeed, which then warns on each machine without a GPU.
+    logging.getLogger("DeepSpeed").addFilter(_warns_of_cpu)
+
+
+def _warns_of_cpu(record: logging.LogRecord) -> bool:
+    return "accelerator to CPU" not in record.getMessage()
+
+
+@contextlib.contextmanager
+def mistakes() -> Iterator[None]:
+    """Raise UserError for a full or protected disk and for a missing optional package."""
+    try:
+        yield
+    except (UserError, RunFailed):
+        raise
+    except Exception as error:
+        if (mistake := _mistake(error)) is None:
+            raise
+        raise UserError(mistake) from error
+
+
+def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> None:
     """Call `main` with the command-line arguments, and convert errors to exit codes.
 
     A UserError (exit code 2) or RunFailed (exit code 1) becomes one line on stderr. A full disk, or a reader of the
@@ -48,22 +78,17 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
         sys.stdout = _without_errors(sys.stdout)
     logging.raiseExceptions = False  # a message that cannot be written is lost
     gc.set_threshold(1_000_000)  # imports create millions of objects, and take 12 % less time without collections
-    # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
-    # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    logging.basicConfig(format="%(message)s", stream=sys.stderr if "--json" in sys.argv else sys.stdout)
+    start_log(sys.stderr if "--json" in sys.argv else sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓
     if not sys.stderr.isatty():
         _disable_bars()
-    logging.getLogger("gpt2_repro").setLevel("INFO" if is_local_main_process() else "WARNING")
-    # Saving a model imports DeepSpeed, which then warns on each machine without a GPU.
-    logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not in record.getMessage())
     try:
-        with logging_redirect_tqdm():  # messages appear above the progress bars
-            main(sys.argv[1:])
-        sys.stdout.flush()
+        with mistakes():
+            with logging_redirect_tqdm():  # messages appear above the progress bars
+                main(sys.argv[1:])
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the buffered text
         sys.exit(1)
@@ -71,12 +96,8 @@ def run(main: Callable[[list[str]], None], *, prints_results: bool = True) -> No
         if is_local_main_process():
             print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
-    except Exception as error:
-        if not isinstance(error, UserError | RunFailed):
-            if (mistake := _mistake(error)) is None:
-                raise
-            error = UserError(mistake)
-        message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
+    except (UserError, RunFailed) as error:
+        message = as_installed(str(error)).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
         line = "error: " + re.sub(r"[\r\n]", lambda sign: repr(sign[0])[1:-1], message)
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
@@ -189,13 +210,20 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs.keys() & {"prog", "description"}:
+            kwargs[name] = kwargs[name] and as_installed(kwargs[name])
         super().__init__(*args, **kwargs | {"allow_abbrev": False, "formatter_class": _HelpFormatter})
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return the options. Raises UserError for unknown options and invalid values."""
+        """Return the options. Raises UserError for unknown options and invalid values.
+
+        For an option without values, `--name=false` means that it is not passed.
+        """
+        unset = {f"{name}=false" for action in self._actions if action.nargs == 0 for name in action.option_strings}
+        argv = [word for word in argv if word not in unset]
         # Before Python 3.12.8, parse_known_args refuses positional arguments on both sides of an option.
         takes_command = any(action.nargs == argparse.REMAINDER for action in self._actions)
         options, unknown = (self.parse_known_args if takes_command else self.parse_known_intermixed_args)(argv)

@@ -17,6 +17,7 @@ from transformers.hf_argparser import HfArgumentParser
 
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
+from gpt2_repro.launchers import ROOT
 
 
 DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is passed
@@ -108,10 +109,17 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def load_sections(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the sections of a recipe as written in its file, or raise UserError."""
+    """Return the sections of a recipe as written in its file, or raise UserError.
+
+    If the file does not exist, the path or name of a recipe that is shipped with the package is accepted.
+    """
+    shipped = ROOT.joinpath("recipes", *path.parts[path.parts[:1] == ("recipes",) :])
+    shipped = shipped.with_name(f"{shipped.name.removesuffix('.yaml')}.yaml")
+    if not path.is_file() and not shipped.is_file():
+        recipes = {*DEFAULT.parent.glob("*.yaml"), *(file.relative_to(ROOT) for file in ROOT.glob("recipes/*.yaml"))}
+        raise UserError(f"There is no recipe {path}. {did_you_mean(str(path), map(str, sorted(recipes)))}")
     if not path.is_file():
-        recipes = list(map(str, sorted(DEFAULT.parent.glob("*.yaml"))))
-        raise UserError(f"There is no recipe {path}. {did_you_mean(str(path), recipes)}")
+        path = shipped
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

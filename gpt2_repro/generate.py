@@ -69,6 +69,15 @@ def _load(name: str, source: str) -> tuple[Any, Any]:
 
 def main(argv: list[str]) -> None:
     """Load a checkpoint, generate text and print it."""
+    texts = samples(argv)
+    for number, text in enumerate(texts, 1):
+        if len(texts) > 1:
+            print(f"--- {number}")
+        print(text)
+
+
+def samples(argv: list[str]) -> list[str]:
+    """Return the texts that a checkpoint generates, for the words of a command line."""
     args = _parse(argv)
     source = resolve_checkpoint(args.checkpoint, unfinished=True).source
 
@@ -93,10 +102,7 @@ def main(argv: list[str]) -> None:
         options |= {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
     torch.manual_seed(args.seed)
     written = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    for number, sample in enumerate(written, 1):
-        if args.num_samples > 1:
-            print(f"--- {number}")
-        print(tokenizer.decode(sample, skip_special_tokens=True))
+    return [tokenizer.decode(sample, skip_special_tokens=True) for sample in written]
 
 
 if __name__ == "__main__":

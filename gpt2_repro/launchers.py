@@ -11,7 +11,20 @@ from typing import NamedTuple
 from gpt2_repro.errors import UserError
 
 
-ROOT = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parent
+INSTALLED = (PACKAGE / "accelerate_configs").is_dir()  # by pip, and not in the repository
+ROOT = PACKAGE if INSTALLED else PACKAGE.parent  # has recipes/, accelerate_configs/ and ds_configs/
+# The commands of the repository, and the same commands of an installed package.
+_FORMS = (
+    (
+        r"accelerate launch --config_file accelerate_configs/(\w+)\.yaml((?: --\w+ \S+)*) train\.py",
+        r"launch \1\2 train",
+    ),
+    (r"python train\.py", "train"),
+    (r"python prepare_data\.py", "prepare"),
+    (r"bash evaluate\.sh", "evaluate"),
+    (r"python -m gpt2_repro\.(\w+)", r"\1"),
+)
 # Set by accelerate, torchrun and clusters. torchrun also reads its options from PET_*.
 VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET|ACCELERATE|FSDP)_\w+"
@@ -47,8 +60,13 @@ class Launcher(NamedTuple):
 
     def command(self, num_processes: int) -> list[str]:
         """Return the part of the command line that comes before the training script."""
-        config = ["--config_file", str(ROOT / self.config), "--num_processes", str(num_processes)]
-        return [sys.executable, "-m", "accelerate.commands.launch", *config]
+        return [*self.start(), "--num_processes", str(num_processes)]
+
+    def start(self) -> list[str]:
+        """Return the command line without the number of processes, which the file sets. It works in any folder."""
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / self.config)]
+        json_file = str(ROOT / "ds_configs" / self.deepspeed_json)
+        return [*command, "--deepspeed_config_file", json_file] if self.deepspeed_json else command
 
 
 # The recommended launchers come first.
@@ -61,6 +79,13 @@ _TABLE = (
     Launcher("zero1_multinode", ZERO, "zero1.json"),
 )
 LAUNCHERS = {launcher.name: launcher for launcher in _TABLE}
+
+
+def as_installed(text: str) -> str:
+    """Return `text` with the commands that this installation has, for example `gpt2-repro train`."""
+    for pattern, command in _FORMS if INSTALLED else ():
+        text = re.sub(pattern, f"gpt2-repro {command}", text)
+    return text
 
 
 def recommended_launcher() -> Launcher:

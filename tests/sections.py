@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import prepare_data
-import train
+from gpt2_repro import prepare, train
 from gpt2_repro.config import parse_recipe
 from gpt2_repro.config import values_of as section_values
 from gpt2_repro.data.arguments import DataArguments
@@ -24,7 +23,7 @@ def parse_for_training(*words: object) -> TrainingRecipe:
 
 
 def parse_for_preparation(*words: object) -> DataRecipe:
-    return parse_recipe(DataRecipe, [str(word) for word in words], options=prepare_data.OPTIONS)
+    return parse_recipe(DataRecipe, [str(word) for word in words], options=prepare.OPTIONS)
 
 
 def values_of(path: Path) -> dict[str, dict[str, Any]]:

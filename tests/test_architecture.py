@@ -10,9 +10,10 @@ import gpt2_repro
 
 PACKAGE = Path(gpt2_repro.__file__).parent
 ROOT = PACKAGE.parent
+# Files of the repository that are not in the package.
 SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
 # Modules of layer 3 besides the scripts and every __main__.py. Modules that are in no other layer are in layer 0.
-ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "diff_recipe"}
+ENTRY_POINTS = {"api", "diagnose", "export", "generate", "prepare", "supervise", "train"}
 SUBPACKAGES = {"data", "model", "optim", "evaluation", "report", "preflight"}
 # The imports within layer 1.
 BESIDE = {"evaluation": ("data", "model"), "preflight": ("data", "model"), "report": ("evaluation",)}

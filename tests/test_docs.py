@@ -24,7 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 ACCELERATE = {"--config_file", "--num_processes", "--num_machines", "--machine_rank", "--main_process_ip"}
 ACCELERATE |= {"--main_process_port"}
 FOREIGN = ("mpirun ", "python dev/data/", "python data/", "torchrun ", "hf ")  # commands of other projects
-PROGRAM = re.compile(r"train\.py|prepare_data\.py|evaluate\.sh|gpt2_repro\.\w+|accelerate|benchmarks/\w+\.py")
+PROGRAM = re.compile(r"train\.py|prepare_data\.py|evaluate\.sh|gpt2_repro\.(?!api\b)\w+|accelerate|benchmarks/\w+\.py")
 OUR_FILE = re.compile(r"(?<![\w./:-])(?!dev/|scripts/|runs/)(?:[a-z_]+/)+\w+\.(?:py|yaml|sh|md|ipynb)\b")
 MODULES = ("diagnose", "evaluation", "export", "generate", "preflight", "report", "supervise")
 

@@ -22,7 +22,7 @@ from gpt2_repro import cli
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
-from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
+from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, EvaluationSettings
 from gpt2_repro.evaluation.core import core_score
 from gpt2_repro.evaluation.harness import choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_average, open_model
@@ -41,7 +41,7 @@ UNTRAINED = "untrained"
 logger = logging.getLogger("gpt2_repro.evaluation")
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> Comparison:
     """Score checkpoints and the baseline, and write the table (called by evaluate.sh)."""
     # --- What to score
     forget_variables()
@@ -76,6 +76,11 @@ def main(argv: list[str]) -> None:
 
     # --- Table
     comparison = compare(scored, baseline, settings, output.run_metadata("bash evaluate.sh", argv), flagged)
+    _write(comparison, output_dir)
+    return comparison
+
+
+def _write(comparison: Comparison, output_dir: Path) -> None:
     table = output.comparison_markdown(comparison)
     print(f"\n{table}")  # first, because the scores took hours and the disk may be full
     print(output.write_results(output_dir, "comparison", comparison.to_json(), table))

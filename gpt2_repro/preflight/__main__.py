@@ -22,7 +22,7 @@ from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
 from gpt2_repro.hardware import Accelerator
-from gpt2_repro.launchers import ROOT, forget_variables, recommended_launcher
+from gpt2_repro.launchers import INSTALLED, ROOT, as_installed, forget_variables, recommended_launcher
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.preflight import cost, environment, memory
 from gpt2_repro.text import Finding
@@ -55,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def main(argv: list[str]) -> None:
     """Print the results of all checks, and the estimated time and cost of the run."""
     forget_variables()
-    packages = environment.check_python(ROOT / "requirements.txt")
+    packages = environment.check_python()
     if any(finding.words.startswith("is not installed") for finding in packages):
         print("\n".join(map(str, packages)))
         sys.exit(1)
@@ -161,6 +161,7 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
             )
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise UserError(f"{path} exists with other values. Delete or rename it.")
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     print("\n".join([f"wrote {path}", *choice.lines(), ""]), file=sys.stderr if options.json else sys.stdout)
     again = load_recipe([str(path), *(["--usd_per_hour", str(price)] if price else [])], options=OPTIONS)
@@ -176,7 +177,8 @@ def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
     precision, written = recipe.training.precision, recipe.written.get("training", {}).get("precision", "")
     changed = f" --precision {precision}" if precision != written else ""
     words = [f"python prepare_data.py {recipe.path}", f"{start} train.py {recipe.path}{changed}"]
-    return ["Commands:", *(f"  {line}" for line in [*words, f"bash evaluate.sh {output_dir_of(recipe)}"])]
+    words += [f"bash evaluate.sh {output_dir_of(recipe)}"]
+    return ["Commands:", *(f"  {as_installed(line)}" for line in words)]
 
 
 def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: Plans, device: Accelerator) -> list[Finding]:
@@ -278,7 +280,8 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
             # Pass the data as an option, because then only the form of its rows must match the recipe.
             varied = {"dataset_dir": data.dataset_dir, "output_dir": run, "tokens_per_step": tokens}
             words = [word for name, value in (varied | silent | short).items() for word in (f"--{name}", str(value))]
-            command = [*recommended_launcher().command(gpus), str(ROOT / "train.py"), str(path), *words]
+            script = ["-m", "gpt2_repro.train"] if INSTALLED else [str(ROOT / "train.py")]
+            command = [*recommended_launcher().command(gpus), *script, str(path), *words]
             if finding := memory.try_training(command, trial):
                 return finding
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU")

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from gpt2_repro.launchers import INSTALLED, ROOT
 from gpt2_repro.text import Finding, size
 
 
@@ -23,11 +24,12 @@ LEAST_OPEN_FILES = 4096
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_eval")
 
 
-def check_python(requirements: Path) -> list[Finding]:
-    """Check the versions of Python and of the packages listed in requirements.txt."""
+def check_python() -> list[Finding]:
+    """Check the versions of Python and of the packages that this project requires."""
     supported = sys.version_info >= (3, 11)
     words = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
-    lines = requirements.read_text(encoding="utf-8").splitlines()
+    listed = ROOT / "requirements.txt"
+    lines = (requires("gpt2-repro") or []) if INSTALLED else listed.read_text(encoding="utf-8").splitlines()
     needed = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
     checked = [_check_package(one) for one in needed if one.marker is None or one.marker.evaluate()]
     # Packages that are not in PACKAGES are listed only if their check fails.

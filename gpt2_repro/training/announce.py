@@ -6,13 +6,13 @@ import platform
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import find_accelerator
+from gpt2_repro.launchers import INSTALLED, ROOT
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.scale import measure
 from gpt2_repro.run_record.environment import Environment
@@ -83,7 +83,9 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    git = ["git", "-C", str(Path(__file__).parents[2]), "describe", "--always", "--dirty", "--abbrev=12"]
+    if INSTALLED:
+        return None
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
     except OSError:

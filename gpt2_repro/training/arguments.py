@@ -1,6 +1,7 @@
 """Define the recipe section `training:`, with llm.c's defaults."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -201,6 +202,13 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
     model = follow_checkpoint(recipe.model, recipe.stated)
     check_model(model, packing=recipe.data.packing, separator=recipe.data.separator)
     return dataclasses.replace(recipe, data=data, model=model)
+
+
+def check_trackers(report_to: Sequence[str]) -> None:
+    """Raise UserError if the package of a common tracking service is missing, without importing anything."""
+    for name in {"wandb", "trackio", "tensorboard"} & set(report_to):
+        if not any(map(importlib.util.find_spec, (name, f"{name}X"))):  # transformers also accepts tensorboardX
+            raise UserError(f"Cannot report to {name!r} (--report_to). Run `pip install {name}`.")
 
 
 def count_steps(training: TrainingSection) -> int:

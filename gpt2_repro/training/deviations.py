@@ -1,18 +1,18 @@
 """Compare a run with a recipe: `train.py --diff_recipe`, and the deviations in environment.json."""
 
 import enum
-from pathlib import Path
 from typing import Any
 
 from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import references
+from gpt2_repro.launchers import ROOT
 from gpt2_repro.training.arguments import TrainingRecipe, count_steps, load_recipe
 from gpt2_repro.training.resuming import TRAJECTORY
 from gpt2_repro.training.sizing import follow_data
 
 
-DEFAULT_RECIPE = Path(__file__).parents[2] / DEFAULT
+DEFAULT_RECIPE = ROOT / DEFAULT
 LENGTH = ("tokens_per_step", "total_tokens", "max_steps", "bf16")
 # Fields of the sections data and model that change no loss, except for rounding.
 PLACES = ("dataset_dir", "validation_text", "attn_implementation")

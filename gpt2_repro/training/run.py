@@ -77,7 +77,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     from gpt2_repro.training import ranks
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.inputs import open_inputs
-    from gpt2_repro.training.tracking import prepare_wandb
+    from gpt2_repro.training.tracking import prepare_tracking
     from gpt2_repro.training.trainer import PretrainingTrainer
     from gpt2_repro.training.when import validates_at_start
 
@@ -130,7 +130,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
         run.claim(dataclasses.replace(recipe, training=training).to_yaml())
     chosen = {"attention": str(attention), "run_identity": identity}
     environment = announce(describe_run(args, plan, model, manifest, **chosen, **deviations))
-    prepare_wandb(args.report_to, run.path)  # before the Trainer imports wandb
+    prepare_tracking(args.report_to, run.path)  # before the Trainer imports wandb
     trainer = PretrainingTrainer(model=model, args=args, inputs=inputs, run=run, environment=environment)
     trainer.when.signals.install()
     add_callbacks(trainer)
@@ -150,7 +150,8 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
 
     Exceptions in callbacks that report to tracking services are caught from now on.
     """
-    from transformers import PrinterCallback, ProgressCallback
+    from transformers import PrinterCallback
+    from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
     from transformers.utils.logging import disable_progress_bar
 
     from gpt2_repro.training.callbacks import CompilationReport, ProgressBar
@@ -159,7 +160,7 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
 
     guard_reporting(trainer)
     disable_progress_bar()  # each save would draw a bar over the progress bar of the run
-    for stock in (ProgressCallback, PrinterCallback):
+    for stock in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(stock)
     trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
     report = functools.partial(report_text, trainer)

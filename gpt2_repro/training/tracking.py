@@ -1,5 +1,6 @@
 """Report to tracking services such as wandb. A failing service never ends a run."""
 
+import copy
 import functools
 import html
 import logging
@@ -42,11 +43,12 @@ def check_reporting(report_to: list[str]) -> None:
             raise UserError(f"Cannot report to {name!r} (--report_to). {fix}")
 
 
-def prepare_wandb(report_to: list[str], run: Path) -> None:
-    """Make wandb write to the run directory, and continue the wandb run on a resume.
+def prepare_tracking(report_to: list[str], run: Path) -> None:
+    """Make wandb and tensorboard write to the run directory, and continue the wandb run on a resume.
 
     Without an API key, wandb records offline.
     """
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run / "tensorboard"))
     if "wandb" not in report_to or os.environ.get("RANK", "0") != "0":
         return
     run_id = run / "wandb" / "run_id"
@@ -119,20 +121,61 @@ class WandbPage(TrainerCallback):
         self.wandb.log({"sample": page, TOKENS: tokens})
 
 
+class TrackioPage(TrainerCallback):
+    """Stands in for the module trackio, with trained tokens as steps, and shows text samples."""
+
+    def __init__(self, trackio: Any) -> None:
+        self.trackio = trackio
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.trackio, name)
+
+    def log(self, values: dict[str, Any]) -> None:
+        # The callback of transformers (5.23) passes no step, so that trackio counts the log entries.
+        self.trackio.log(values, step=values.get(TOKENS))
+
+    def show(self, text: str, tokens: int) -> None:
+        self.trackio.log({"sample": self.trackio.Markdown(_as_markdown(text))}, step=tokens)
+
+
+class TensorBoardPage(TrainerCallback):
+    """Wraps the callback of transformers: its horizontal axis has trained tokens. Shows text samples."""
+
+    def __init__(self, stock: Any) -> None:
+        self.stock = stock
+        self.on_train_begin, self.on_train_end = stock.on_train_begin, stock.on_train_end
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        at_tokens = copy.copy(state)
+        at_tokens.global_step = state.num_input_tokens_seen
+        self.stock.on_log(args, at_tokens, control, **kwargs)
+
+    def show(self, text: str, tokens: int) -> None:
+        if self.stock.tb_writer is not None:  # only rank 0 has a writer
+            self.stock.tb_writer.add_text("sample", _as_markdown(text), tokens)
+
+
+def _as_markdown(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())  # a block of code
+
+
 def guard_reporting(trainer: "Trainer") -> None:
-    """Catch exceptions of Trainer's reporting callbacks, and show samples in wandb."""
+    """Catch exceptions of Trainer's reporting callbacks, plot over tokens, and show samples."""
     guarded: list[Any] = []
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__module__ == "transformers.integrations.integration_utils":
-            guarded.append(Guarded(callback))
+            guarded.append(Guarded(TensorBoardPage(callback) if hasattr(callback, "tb_writer") else callback))
             guarded += [Guarded(WandbPage(callback._wandb))] if hasattr(callback, "_wandb") else []
+            if hasattr(callback, "_trackio"):
+                callback._trackio = TrackioPage(callback._trackio)
+                guarded.append(Guarded(callback._trackio))
         else:
             guarded.append(callback)
     trainer.callback_handler.callbacks[:] = guarded
 
 
 def report_text(trainer: "Trainer", text: str) -> None:
-    """Show a text sample in wandb, if the run reports to wandb."""
+    """Show a text sample in wandb, trackio and tensorboard, if the run reports to them."""
     for guarded in trainer.callback_handler.callbacks:
-        if isinstance(guarded, Guarded) and isinstance(guarded.callback, WandbPage):
+        if isinstance(guarded, Guarded) and isinstance(guarded.callback, WandbPage | TrackioPage | TensorBoardPage):
             guarded.attempt("show", text, trainer.state.num_input_tokens_seen)

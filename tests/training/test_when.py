@@ -61,7 +61,9 @@ def test_rolling_checkpoints_do_not_postpone_save_minutes(train, tmp_path: Path)
 def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of progress, such as a step or a save, restarts the watchdog's timer."""
     calls: list[object] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
+    monkeypatch.setattr(
+        faulthandler, "dump_traceback_later", lambda seconds, exit, file: calls.append((seconds, exit))
+    )
     signs = {name for name in vars(Watchdog) if name.startswith("on_")}
     assert signs >= {"on_substep_end", "on_step_end", "on_prediction_step", "on_save", "on_evaluate"}
     assert signs <= set(dir(TrainerCallback))

@@ -1,0 +1,102 @@
+"""Tokenize text, and write token ids and a manifest to a folder.
+
+The manifest has the settings, token counts and file hashes. No GPU is needed. Examples:
+
+python prepare_data.py                                      FineWeb 10BT from the Hub, for recipes/gpt2_124m.yaml
+python prepare_data.py recipes/own_text.yaml --data_files shakespeare.txt      your own text, into data/shakespeare
+python prepare_data.py recipes/demo.yaml                    Python's documentation, without a network connection
+python prepare_data.py --list_sources                       all named sources, with download sizes and preparation times
+python prepare_data.py --verify --dataset_dir data/books    compare a copied folder with its manifest
+"""
+
+import dataclasses
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro import cli
+from gpt2_repro.data.arguments import PreparationOptions, check_passed, name_folder
+from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.data.sources.presets import table
+from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import cpu_cores
+from gpt2_repro.launchers import INSTALLED, ROOT, as_installed
+from gpt2_repro.manifest import RowForm
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "list_sources": {"action": "store_true", "help": "Print all sources with sizes and preparation times, then exit."},
+    "verify": {
+        "action": "store_true",
+        "help": "Check every file of --dataset_dir against the hashes in its manifest, then exit.",
+    },
+    **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
+}
+OPTIONS["num_proc"]["default"] = cpu_cores()
+
+
+def main(argv: list[str]) -> Path:
+    """Prepare a folder, verify it, or print the list of sources. Return the folder."""
+    # Imported here because every worker process imports this file, and gpt2_repro.config imports transformers.
+    from gpt2_repro.config import parse_recipe
+    from gpt2_repro.data.recipe import DataRecipe
+
+    recipe = parse_recipe(DataRecipe, argv, description=__doc__, options=OPTIONS)
+    check_passed(recipe.data, recipe.typed)
+    args, options = name_folder(recipe.data, recipe.typed), recipe.options
+    if options.list_sources:
+        print(table(options.num_proc))
+        return Path(args.dataset_dir)
+    if options.verify:
+        if not args.dataset_dir:
+            raise UserError("Nothing to verify. Pass the prepared folder as --dataset_dir.")
+        PreparedData.read(args.dataset_dir, command="python prepare_data.py RECIPE").verify()
+        print(f"{args.dataset_dir}: every file matches the manifest")
+        return Path(args.dataset_dir)
+    names = [field.name for field in dataclasses.fields(PreparationOptions)]
+    data = prepare(args, PreparationOptions(**{name: getattr(options, name) for name in names}))
+    describe(data, max_tokens=args.max_tokens)
+    print(f"Train on this data with:\n{training_command(recipe, data.path)}")
+    return data.path
+
+
+def training_command(recipe: Any, folder: Path) -> str:
+    """Return the shell command that trains on a prepared folder with the recipe."""
+    nvidia = Path("/dev/nvidia0").exists()
+    root = Path() if INSTALLED else Path(os.path.relpath(ROOT))
+    launch = ["accelerate", "launch", "--config_file", str(root / "accelerate_configs" / "zero1.yaml")]
+    words = [*(launch if nvidia else ["python"]), str(root / "train.py"), str(recipe.path)]
+    if str(folder) != recipe.written.get("data", {}).get("dataset_dir"):
+        words += ["--dataset_dir", str(folder)]
+    form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed]
+    words += [word for name in form for word in (f"--{name}", str(getattr(recipe.data, name)))]
+    return as_installed(shlex.join(words))
+
+
+def describe(data: PreparedData, *, max_tokens: int) -> None:
+    """Print how many documents, tokens and rows a prepared folder has.
+
+    If the training split exceeds `max_tokens` (0: no limit) by more than 10 %, a note is printed.
+    """
+    manifest = data.manifest
+    for split, counts in manifest.counts.items():
+        empty = f" (not counting {counts.empty_documents:,} empty documents)" if counts.empty_documents else ""
+        text = f"{counts.documents:,} documents{empty}, {counts.tokens:,} tokens, {counts.rows:,} rows"
+        print(f"{data.path / split}: {text}, {counts.dropped_tokens:,} tokens dropped (too few for a row)")
+        if split == "train" and counts.sources:
+            # Documents are not cut, so few documents change the shares of a mixture.
+            shares = [f"{name} {source['tokens'] / counts.tokens:.1%}" for name, source in counts.sources.items()]
+            print(f"share of each source in the training tokens: {', '.join(shares)}")
+    if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
+        print(f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut.")
+    if bad := manifest.read.bad_documents:
+        print(f"skipped {bad:,} files or rows without readable text. The first: {manifest.read.bad_examples[0]}")
+    if losses := manifest.reference_losses:
+        models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"
+        print(f"validation loss to beat, in nats per token: {models}")
+
+
+if __name__ == "__main__":
+    cli.run(main, prints_results=False)
