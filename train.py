@@ -49,6 +49,9 @@ def main(argv: list[str]) -> None:
     if recipe.options.diff_recipe is not None:
         return print(differences(recipe, recipe.options.diff_recipe))
     data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+    from gpt2_repro.training.copying import restore_before_start
+
+    restore_before_start(recipe)
     recipe = follow_data(recipe, data)
     from gpt2_repro.training.run import train
 
