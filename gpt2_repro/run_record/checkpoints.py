@@ -122,6 +122,11 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
     return aside
 
 
+def abandoned(run: Path) -> set[int]:
+    """Return the steps of the checkpoints that `set_aside` has renamed."""
+    return {int(step) for path in run.glob("abandoned-*") if (step := path.name.rpartition("-")[2]).isdecimal()}
+
+
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint or final/, or {} if missing or damaged."""
     manifest = read_object(checkpoint / CHECKPOINT_MANIFEST)

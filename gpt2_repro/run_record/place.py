@@ -30,6 +30,11 @@ def open_place(name: str, progress: Callable[[], None] = lambda: None) -> "Place
     return RsyncPlace(name, progress) if HOST.fullmatch(name) and "://" not in name else Place(name, progress)
 
 
+def absolute(name: str) -> str:
+    """Return the name of a place for a process with another working directory."""
+    return name if "://" in name or HOST.fullmatch(name) else os.path.abspath(expand(name))  # noqa: PTH100
+
+
 class Place:
     """A folder on another disk, or a URL that fsspec supports."""
 

@@ -20,7 +20,7 @@ from gpt2_repro.errors import RunFailed, UserError, error_number, in_a_line
 from gpt2_repro.files import sync_folder
 from gpt2_repro.run_record import RunRecord, checkpoints, layout, side_process
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
-from gpt2_repro.run_record.place import Place, open_place
+from gpt2_repro.run_record.place import Place, absolute, open_place
 from gpt2_repro.text import size as size_text
 
 
@@ -41,7 +41,7 @@ class RunCopier:
     """Copies a run to --sync_to while training continues, one checkpoint at a time. Use it on rank 0 only."""
 
     def __init__(self, run: RunRecord, settings: "TrainingSection") -> None:
-        self.run, self.place, self.rules = run, settings.sync_to, rotation_of(settings)
+        self.run, self.place, self.rules = run, absolute(settings.sync_to), rotation_of(settings)
         self.process: side_process.SideProcess | None = None
         self.job: str | None = None  # the folder that is being copied; "": only the small files
         self.done: set[str] = set()  # the copied folders
@@ -128,9 +128,9 @@ def serve(name: str) -> None:
 
 
 def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
-    """Copy the small files of a run, and the folder `name` unless it is "". Return the seconds, or 0 without a copy.
+    """Copy the small files of a run and its folder `name`, and return the seconds.
 
-    After a checkpoint, old copies are deleted.
+    If the folder has been copied before or is "", the result is 0. After a checkpoint, old copies are deleted.
     """
     began, folder = time.monotonic(), Path(run, name)
     with tempfile.TemporaryDirectory() as still:  # training appends to the originals
@@ -141,17 +141,15 @@ def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
     if not name or not folder.is_dir():  # it may be deleted by now, if a newer checkpoint is complete
         return 0.0
     manifest = (folder / CHECKPOINT_MANIFEST).read_bytes()
-    if place.read(f"{name}/{CHECKPOINT_MANIFEST}") != manifest:
+    if is_new := place.read(f"{name}/{CHECKPOINT_MANIFEST}") != manifest:
         place.remove(name)  # of an interrupted copy, or from before the run went back
         files = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
         files = [file for file in files if not Path(file).name.startswith(checkpoints.SILLY_RENAME)]
         place.put(folder, name, [file for file in files if file != CHECKPOINT_MANIFEST])
         place.put(folder, name, [CHECKPOINT_MANIFEST])
-    else:
-        began = time.monotonic()
     if (step := step_of(folder)) >= 0:
         rotate(place, Path(run), newest=max(step, RunRecord(run).newest_step()), **rules)
-    return time.monotonic() - began
+    return time.monotonic() - began if is_new else 0.0
 
 
 def rotate(place: Place, run: Path, *, newest: int, **rules: Any) -> None:
@@ -228,6 +226,8 @@ def restore(run: RunRecord, name: str) -> None:
     place = open_place(name)
     here = checkpoints.newest_complete(run.path)[0]
     newer = {step: manifest for step, manifest in copies_at(place).items() if here is None or step > step_of(here)}
+    # A run that went back restores no checkpoint that it has set aside, if its next copy was not complete.
+    newer = {step: manifest for step, manifest in newer.items() if step not in checkpoints.abandoned(run.path)}
     defects = []
     if any(newer.values()):
         run.lock()
