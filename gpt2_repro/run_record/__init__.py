@@ -143,6 +143,12 @@ class RunRecord:
         self._lock, self.lock_descriptor = file, file.fileno()
         self._earlier = time_of_earlier_attempts(self.status())
 
+    def unlock(self) -> None:
+        """Unlock the run directory, if this process has locked it."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock, self.lock_descriptor = None, -1
+
     def claim(self, recipe: str) -> None:
         """Lock the run directory, write recipe.yaml and set the state to "running"."""
         self.lock()

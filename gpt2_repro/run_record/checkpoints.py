@@ -8,7 +8,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def discard(path: Path) -> None:
 
 def sweep(run: Path) -> None:
     """Delete the staging folder and partly deleted checkpoints that a killed run left."""
-    for path in (run / layout.STAGING, *run.glob(f"{layout.TRASH}-*")):
+    for path in (run / layout.STAGING, run / layout.RESTORING, *run.glob(f"{layout.TRASH}-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -122,6 +122,11 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
     return aside
 
 
+def abandoned(run: Path) -> set[int]:
+    """Return the steps of the checkpoints that `set_aside` has renamed."""
+    return {int(step) for path in run.glob("abandoned-*") if (step := path.name.rpartition("-")[2]).isdecimal()}
+
+
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint or final/, or {} if missing or damaged."""
     manifest = read_object(checkpoint / CHECKPOINT_MANIFEST)
@@ -160,25 +165,36 @@ def size(checkpoint: Path) -> int:
     return sum(file["bytes"] for file in read_manifest(checkpoint)["files"].values())
 
 
-def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False) -> None:
-    """Delete old complete checkpoints of a run, except the newest `keep` (0: all).
+def rotate(run: Path, *, also: int = -1, **rules: Any) -> None:
+    """Delete the complete checkpoints of a run, except those of `to_keep` and the one at step `also`."""
+    complete = {layout.step_of(path): path for path in complete_checkpoints(run)}
+    kept = to_keep(run, {step: bool(read_manifest(path).get("rolling")) for step, path in complete.items()}, **rules)
+    for step in complete.keys() - kept - {also}:
+        discard(complete[step])
+
+
+def to_keep(
+    run: Path, rolling: Mapping[int, bool], *, keep: int, keep_every: int = 0, keep_best: bool = False
+) -> set[int]:
+    """Return the steps of the checkpoints to keep: the newest `keep` (0: all), and those of the options.
 
     Rolling checkpoints, which the next save replaces, are not counted. The newest checkpoint is always kept. Also kept
     are steps that are multiples of `keep_every`, and with `keep_best` the lowest validation loss.
+
+    Args:
+        rolling: for the step of each complete checkpoint, whether it is rolling.
     """
-    complete = complete_checkpoints(run)
-    lasting = [path for path in complete if not read_manifest(path).get("rolling")]
+    complete = sorted(rolling, reverse=True)
+    lasting = [step for step in complete if not rolling[step]]
     kept = {*complete[:1], *(lasting[:keep] if keep else lasting)}
     if keep_every:
-        kept.update(path for path in complete if layout.step_of(path) % keep_every == 0)
+        kept.update(step for step in complete if step % keep_every == 0)
     if keep_best:
         validations = [event for event in events.read(run / layout.METRICS)[0] if "eval_loss" in event]
         losses = {event.get("step"): event["eval_loss"] for event in validations}
-        measured = {path: loss for path in complete if events.is_number(loss := losses.get(layout.step_of(path)))}
+        measured = {step: loss for step in complete if events.is_number(loss := losses.get(step))}
         kept.update(sorted(measured, key=measured.__getitem__)[:1])
-    for path in complete:
-        if path not in kept:
-            discard(path)
+    return kept
 
 
 @contextlib.contextmanager

@@ -3,26 +3,23 @@
 This runs in the training process, or in a separate process while training continues.
 """
 
-import contextlib
 import hashlib
 import json
 import mmap
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpt2_repro.files import growth, read_object, write_whole
-from gpt2_repro.run_record import checkpoints
+from gpt2_repro.run_record import checkpoints, side_process
 
 
 PATIENCE = 30.0  # seconds that the writer of a dead trainer waits for the writers of other ranks without progress
 PIECE = 1 << 24  # bytes that are hashed and written at once
 SYNC = 1 << 28  # bytes after which a file is synced, so that a slow disk shows progress
-SIGN_SECONDS = 5.0  # between two signs of progress
 
 
 class HashedFile:
@@ -92,30 +89,14 @@ def perform(job: dict[str, Any], memory: memoryview, progress: Callable[[], None
 
 
 def serve(descriptor: int) -> None:
-    """Read one job per line of stdin, perform it, and print one line of JSON per job.
+    """Perform the jobs of the trainer, which shares the memory behind `descriptor`."""
 
-    Stop at an empty line or at the end of stdin. While files are written, print an empty object now and then. The
-    trainer shares the memory behind `descriptor`.
-    """
-    signed_at = time.monotonic()
+    def write(job: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
+        with mmap.mmap(descriptor, 0) as shared, memoryview(shared) as memory:
+            return {"seconds": perform(job, memory, progress)}
 
-    def show_progress() -> None:
-        nonlocal signed_at
-        if time.monotonic() - signed_at > SIGN_SECONDS:
-            signed_at = time.monotonic()
-            with contextlib.suppress(BrokenPipeError):  # the trainer has ended, and the checkpoint is still completed
-                os.write(sys.stdout.fileno(), b"{}\n")
-
-    while line := sys.stdin.readline().strip():
-        try:
-            job = json.loads(line)  # if the trainer was killed, the line may be cut
-            with mmap.mmap(descriptor, 0) as shared, memoryview(shared) as memory:
-                reply: dict[str, Any] = {"seconds": perform(job, memory, show_progress)}
-        except Exception as error:
-            # The trainer deletes the staging folder. If the trainer has ended, the next start does.
-            reply = {"error": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", None)}
-        with contextlib.suppress(BrokenPipeError):  # the trainer has ended
-            os.write(sys.stdout.fileno(), json.dumps(reply).encode() + b"\n")
+    # After an error, the trainer deletes the staging folder. If the trainer has ended, the next start does.
+    side_process.serve(write)
 
 
 def _write_file(path: Path, entry: dict[str, Any], memory: memoryview, progress: Callable[[], None]) -> dict[str, Any]:

@@ -115,6 +115,10 @@ class TrainingSection:
     keep_checkpoints: int = _field(2, "Number of newest complete checkpoints to keep. 0 keeps all.")
     keep_best_checkpoint: bool = _field(True, "Also keep the checkpoint with the lowest validation loss at its step.")
     keep_every_steps: int = _field(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")
+    sync_to: str = _field(
+        "", "Copy the run here after each save: a folder, HOST:PATH (rsync), s3://…, hf://buckets/… or another URL."
+    )
+    sync_from: str = _field("", "Restore the run from here on an empty machine. (default: sync_to)")
     resume_from: str = _field("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")
     allow_resume_change: bool = _field(False, "Resume even if the data, schedule, dropout or seed changed.")
     extend_to: TokenCount = _field(TokenCount(0), "Extend the run to N target tokens, with a new warm-up. 0: never.")

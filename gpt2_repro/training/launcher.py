@@ -14,9 +14,10 @@ from typing import Any
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
+from gpt2_repro.run_record.side_process import end_with_parent
 
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 # Keys that a DeepSpeed JSON cannot set, with the reason.
@@ -61,7 +62,7 @@ def end_with_launcher() -> None:
     if not launched or sys.platform != "linux":
         return  # without Linux, the processes of a killed launcher train until they are ended by hand
     launcher = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, LAUNCHER_DIED)
+    end_with_parent(LAUNCHER_DIED)
     if os.getppid() != launcher:  # the launcher died before prctl was called
         os.kill(os.getpid(), LAUNCHER_DIED)
 

@@ -22,6 +22,7 @@ from gpt2_repro.run_record.layout import STAGING, STATUS
 from gpt2_repro.run_record.supervision import RUN, WENT_BACK, note
 from gpt2_repro.run_record.time_breakdown import breakdown_lines
 from gpt2_repro.training.arguments import TrainingRecipe
+from gpt2_repro.training.copying import RunCopier
 from gpt2_repro.training.resuming import NEWER, Start, choose_start, run_identity_of
 from gpt2_repro.training.settings import resolve_settings, to_training_arguments
 
@@ -90,8 +91,14 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     ranks.check_equal(NEWER | identity | further | {"data": manifest.sha256})
     if start.is_finished:
         note(RUN, str(run.path.resolve()))
-        if args.process_index == 0 and run.status().state != "complete":
-            run.write_status("complete", reason=None)
+        if args.process_index == 0:
+            if run.status().state != "complete":
+                run.write_status("complete", reason=None)
+            if settings.sync_to:
+                copier = RunCopier(run, settings)
+                while copier.is_behind():
+                    pass
+                copier.require_copied()
         return logger.info("%s is already complete: %s. To train again, pass a new --output_dir.", run.path, run.final)
     plan, identity = start.plan, identity | {"extensions": start.extensions}
     args.max_steps = plan.max_steps
@@ -126,7 +133,8 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
 
     # --- Trainer
     if args.process_index == 0:
-        training = dataclasses.replace(recipe.training, output_dir=args.output_dir, resume_from="")
+        elsewhere: Any = {"resume_from": "", "sync_to": "", "sync_from": ""}  # not for a run of the stored recipe
+        training = dataclasses.replace(recipe.training, output_dir=args.output_dir, **elsewhere)
         run.claim(dataclasses.replace(recipe, training=training).to_yaml())
     chosen = {"attention": str(attention), "run_identity": identity}
     environment = announce(describe_run(args, plan, model, manifest, **chosen, **deviations))
@@ -216,6 +224,7 @@ def fit(trainer: "PretrainingTrainer", start: Start) -> None:
         else:
             with trainer.meter.on("saving"):
                 _save_final(trainer)
+        trainer.saver.finish_copies()
         trainer.watchdog.disarm()
         # If a rank exits while others still work, its sockets close, and gloo aborts at exit.
         trainer.accelerator.wait_for_everyone()
@@ -228,6 +237,8 @@ def fit(trainer: "PretrainingTrainer", start: Start) -> None:
         raise
     finally:
         trainer.saver.close()  # after a crash, the writer still completes the last checkpoint
+    if trainer.saver.copier:
+        trainer.saver.copier.require_copied()
 
 
 def _prepare_run_directory(trainer: "PretrainingTrainer", start: Start) -> None:

@@ -1,13 +1,8 @@
 """Save checkpoints atomically while training continues, and rotate them."""
 
-import contextlib
-import json
 import logging
 import os
-import select
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +18,10 @@ from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import checkpoints, writer
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path
+from gpt2_repro.run_record.side_process import SideProcess
 from gpt2_repro.text import size as size_text
 from gpt2_repro.training import ranks
+from gpt2_repro.training.copying import RunCopier, rotation_of
 from gpt2_repro.training.hashing import StagingMemory
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
@@ -57,7 +54,8 @@ class CheckpointSaver:
         self.seconds = self.paused = 0.0  # duration of the last save, and how long training waited
         self.jobs: list[dict[str, Any]] = []  # not finished yet
         self.memory: StagingMemory | None = None
-        self.writer: Any = None  # the process
+        self.writer: SideProcess | None = None
+        self.copier: RunCopier | None = None  # on rank 0, with --sync_to
 
     @property
     def staging(self) -> Path:
@@ -93,17 +91,8 @@ class CheckpointSaver:
             return
         self.memory = StagingMemory(size)
         logger.info("checkpoints are copied to memory (%s) and then written in the background", size_text(needed))
-        command = [sys.executable, "-c", WRITER, str(self.memory.descriptor)]
-        # A separate session, because a signal to the launcher or to the terminal must not end the writer.
-        self.writer = subprocess.Popen(
-            command,
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,  # select does not see a reply in a buffer
-            start_new_session=True,
-            pass_fds=[self.memory.descriptor, *([lock] if lock >= 0 else [])],
-        )
+        memory = self.memory.descriptor
+        self.writer = SideProcess(WRITER, memory, descriptors=[memory, *([lock] if lock >= 0 else [])])
 
     def save(
         self,
@@ -147,7 +136,7 @@ class CheckpointSaver:
         return True
 
     def poll(self, *, wait: bool = False) -> None:
-        """Log the saves that this rank's writer has finished.
+        """Log the saves that this rank's writer has finished, and continue to copy them to --sync_to.
 
         Args:
             wait: wait until the writer has finished all saves.
@@ -157,8 +146,7 @@ class CheckpointSaver:
         if not self.is_warm:
             threading.Thread(target=_prepare_first_save, daemon=True).start()
             self.is_warm = True
-        while self.jobs and (wait or select.select([self.writer.stdout], [], [], 0)[0]):
-            reply = json.loads(self.writer.stdout.readline() or '{"error": "the writing process was killed"}')
+        while self.jobs and self.writer and (reply := self.writer.reply(None if wait else 0.0)) is not None:
             if not reply:  # the writer makes progress
                 self.alive()
                 continue
@@ -170,6 +158,8 @@ class CheckpointSaver:
                 shutil.rmtree(self.staging, ignore_errors=True)  # ends the writers of the other ranks
                 raise RunFailed(f"{name} could not be saved: {reply['error']}. Run the same command again.")
             self._report(self.jobs.pop(0), reply["seconds"])
+        if self.copier and self.copier.poll() and not self.jobs:
+            self.rotate()  # the checkpoint was kept while it was copied
 
     def finish(self) -> None:
         """Wait until the last save is complete on all ranks. Call this on all ranks."""
@@ -190,38 +180,45 @@ class CheckpointSaver:
     def close(self) -> None:
         """Tell the writer process to exit when its last save is complete."""
         if self.writer is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.writer.stdin.write(b"\n")  # dataloader workers may have the pipe open
+            self.writer.end()
             if not self.jobs:
-                self.writer.wait()
+                self.writer.process.wait()
+
+    def finish_copies(self) -> None:
+        """Wait until the run is copied to --sync_to. Call this on all ranks."""
+        while self.args.sync_to and ranks.largest(int(self.copier is not None and self.copier.is_behind())):
+            self.alive()
+        if self.copier:
+            self.rotate()
+            self.poll(wait=True)
 
     def rotate(self) -> None:
         """Delete checkpoints that the recipe does not keep. Call this on rank 0 only."""
         self._submit({})
 
     def _submit(self, job: dict[str, Any]) -> None:
-        job |= {"run": str(self.run.resolve()), "rotation": self._rotation(), "trainer": os.getpid()}
+        also = self.copier.step if self.copier else -1
+        job |= {
+            "run": str(self.run.resolve()),
+            "rotation": rotation_of(self.args) | {"also": also},
+            "trainer": os.getpid(),
+        }
         job |= {"rank": self.args.process_index, "ranks": self.args.world_size}
         if self.writer is None:
             return self._report(job, writer.perform(job, memoryview(b""), self.alive))
         self.jobs.append(job)
-        with contextlib.suppress(BrokenPipeError):  # the reply of a killed writer is missing
-            self.writer.stdin.write(json.dumps(job).encode() + b"\n")
-        return None
+        return self.writer.submit(job)
 
     def _report(self, job: dict[str, Any], seconds: float) -> None:
         if "staged" not in job or job["rank"]:
             return
+        if self.copier:
+            self.copier.retry()
         self.seconds = self.paused + seconds
         self.paused = self.paused if self.writer else self.seconds
         target = checkpoint_path(self.run, self.saved_step)
         text = "saved %s: %s MB in %.1f s, training paused for %.2f s"
         logger.info(text, target, f"{checkpoints.size(target) / 1e6:,.1f}", self.seconds, self.paused)
-
-    def _rotation(self, *, at_most: int | None = None) -> dict[str, Any]:
-        args = self.args
-        keep = args.keep_checkpoints if at_most is None else min(at_most, args.keep_checkpoints)
-        return {"keep": keep, "keep_every": args.keep_every_steps, "keep_best": args.keep_best_checkpoint}
 
     def _make_room_or_skip(self, step: int, stops: str | None, *, rolling: bool) -> bool:
         if (missing := self._missing(rolling=rolling)) <= 0:
@@ -252,7 +249,8 @@ class CheckpointSaver:
         complete = checkpoints.complete_checkpoints(self.run)
         needed = SPARE * (checkpoints.size(complete[0]) if complete else self.expected)
         if shutil.disk_usage(self.run).free < needed and not rolling:
-            checkpoints.rotate(self.run, **self._rotation(at_most=1))
+            rotation = rotation_of(self.args)
+            checkpoints.rotate(self.run, **rotation | {"keep": min(1, rotation["keep"])})
             if deleted := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
                 logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
         return needed - shutil.disk_usage(self.run).free

@@ -29,6 +29,7 @@ from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.writer import HashedFile
 from gpt2_repro.training import engine
+from gpt2_repro.training.copying import RunCopier
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.hashing import StagingMemory, write_safetensors
 from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
@@ -168,6 +169,8 @@ class PretrainingTrainer(Trainer):
         options = {"bf16": self.args.is_half, "state": self.state_bytes, "rank": self.args.process_index}
         size = bytes_of_rank(self.model.num_parameters(), shards=shards, **options)
         self.saver.start(size, lock=self.run.lock_descriptor)
+        if self.args.sync_to and self.is_world_process_zero():
+            self.saver.copier = RunCopier(self.run, self.args)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         # The first step has a learning rate above 0, as in llm.c. Trainer's warm-up begins at 0.

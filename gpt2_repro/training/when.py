@@ -89,6 +89,10 @@ class StepControl(DefaultFlowCallback):
             control.should_save = control.should_training_stop = control.should_log = True
             control.should_evaluate = args.eval_strategy != "no"
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.saver.copier and self.saver.is_warm:  # a validation can take minutes
+            self.saver.poll()
+
     def stop(self, request: int, control: Any) -> None:
         """Save a checkpoint and stop the run.
 

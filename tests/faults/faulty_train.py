@@ -1,4 +1,4 @@
-"""Run train.py with an injected fault, in the training process or in its writer.
+"""Run train.py with an injected fault, in the training process, its writer or its copier.
 
 Environment variables:
     FAULT: name of the fault.
@@ -23,11 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from gpt2_repro import cli
 from gpt2_repro.run_record import writer
+from gpt2_repro.training import copying
 
 
 FIRST, _, LAST = os.environ["FAULT_AT"].partition("-")
 STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
 WRITER = "import sys; from tests.faults.faulty_train import serve; serve(int(sys.argv[1]))"
+COPIER = "import sys; from tests.faults.faulty_train import serve_copies; serve_copies(sys.argv[1])"
 
 
 def patch(place: str, replacement: Callable[..., Any], when: Callable[..., bool]) -> None:
@@ -57,6 +59,18 @@ def is_saved(*args: Any, **kwargs: Any) -> bool:
 
 def is_shard(path: Path, *args: Any) -> bool:
     return "optim" in path.name and saves(path)
+
+
+def is_shard_of_copy(source: str, target: str, **kwargs: Any) -> bool:
+    return "optim" in str(source) and saves(source)
+
+
+def is_manifest(self: Any, folder: Path, name: str, files: list[str]) -> bool:
+    return files == ["manifest.json"] and saves(name)
+
+
+def is_complete_copy(self: Any, name: str) -> bool:
+    return bool(self.read(f"{name}/manifest.json"))
 
 
 def deletes(path: Path, **kwargs: Any) -> bool:
@@ -106,6 +120,22 @@ def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> 
     return original()
 
 
+def halve(original: Callable[[], Any], source: str, target: str, **kwargs: Any) -> None:
+    content = Path(source).read_bytes()
+    Path(target).write_bytes(content[: len(content) // 2])
+    kill_both(original)
+
+
+def tear_copy(original: Callable[[], Any], self: Any, name: str) -> None:
+    self.fs.rm(f"{self.root}/{name}/manifest.json")
+    kill_both(original)
+
+
+def halve_restore(original: Callable[[], Any], self: Any, name: str, folder: Path, files: list[str]) -> None:
+    self.fs.get_file(f"{self.root}/{name}/{files[0]}", str(folder / files[0]))
+    kill(original)
+
+
 kill, kill_trainer, kill_both = signals(os.getpid), signals(os.getppid), signals(os.getppid, os.getpid)
 # The place of a function, its replacement, and the condition for the arguments of a call.
 Fault = tuple[str, Callable[..., Any], Callable[..., bool]]
@@ -122,6 +152,18 @@ OF_WRITER: dict[str, Fault] = {
     "kill_trainer_before_the_manifest": ("run_record.checkpoints.seal", kill_trainer, saves),
     "kill_both_before_a_shard": ("run_record.writer._write_file", kill_both, is_shard),
     "kill_both_before_the_rename": ("run_record.checkpoints.publish", kill_both, saves),
+}
+OF_COPIER: dict[str, Fault] = {
+    "kill_before_the_copy": ("training.copying.copy", kill_both, lambda *_, name, **__: saves(name)),
+    "kill_in_a_file": ("training.copying.shutil.copyfile", halve, is_shard_of_copy),
+    "kill_before_the_copied_manifest": ("run_record.place.Place.put", kill_both, is_manifest),
+    "kill_in_the_rotation_of_copies": ("run_record.place.Place.remove", tear_copy, is_complete_copy),
+    "slow_copy": ("run_record.place.Place.put", waits(0.5), always),
+    "stuck_copy": ("run_record.place.Place.put", waits(3600), is_manifest),
+}
+OF_RESTORE: dict[str, Fault] = {
+    "kill_in_a_restored_file": ("run_record.place.Place.get", halve_restore, saves),
+    "kill_before_the_restored_checkpoint": ("run_record.checkpoints.publish", kill, saves),
 }
 AFTER_THE_SAVE: dict[str, tuple[str, Callable[..., bool]]] = {
     "validation": ("training.validation.Validation.measure", lambda *_, step, **__: step in STEPS),
@@ -149,17 +191,28 @@ def serve(descriptor: int) -> None:
     writer.serve(descriptor)
 
 
+def serve_copies(place: str) -> None:
+    """Run the process that copies checkpoints, with the fault."""
+    patch(*OF_COPIER[os.environ["FAULT"]])
+    copying.serve(place)
+
+
 def inject(fault: str) -> None:
     from gpt2_repro.training import saving
 
     if fault in OF_WRITER:
         saving.WRITER = WRITER
-    else:
+    elif fault in OF_COPIER:
+        copying.COPIER = COPIER
+    elif fault in OF_TRAINER:
         patch(*OF_TRAINER[fault])
 
 
 if __name__ == "__main__":
     import gpt2_repro.training.run as run_module
+
+    if os.environ["FAULT"] in OF_RESTORE:  # before the run starts
+        patch(*OF_RESTORE[os.environ["FAULT"]])
 
     original_fit = run_module.fit
     run_module.fit = lambda *args: (inject(os.environ["FAULT"]), original_fit(*args))[1]

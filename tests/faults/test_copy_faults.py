@@ -1,0 +1,114 @@
+"""A machine that disappears during a copy costs at most the steps since the last complete copy."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpt2_repro.run_record.checkpoints import newest_complete
+from gpt2_repro.run_record.place import open_place
+from gpt2_repro.training.copying import copies_at
+from tests.faults.runs import results, status
+
+
+pytestmark = pytest.mark.faults
+
+SAVES = (
+    "--per_device_train_batch_size",
+    4,
+    "--save_steps",
+    2,
+    "--eval_steps",
+    2,
+    "--keep_checkpoints",
+    1,
+    "--keep_best_checkpoint",
+    "false",
+)
+OPTIONS = (*SAVES, "--max_steps", 12)
+
+
+def newest_copy(place: str) -> int:
+    return next((step for step, manifest in copies_at(open_place(place)).items() if manifest), -1)
+
+
+@pytest.mark.parametrize("place", ["{}/place", "dir::file://{}/objects"], ids=["folder", "objects"])
+@pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one", "zero1"])
+def test_a_machine_that_disappears_costs_the_steps_since_the_last_copy(
+    place: str, launcher: tuple, train, fault, golden, tmp_path: Path
+) -> None:
+    """The processes are killed and the disk is deleted in each phase; the run continues elsewhere."""
+    place = place.format(tmp_path)
+    to = ("--sync_to", place)
+    kills = [
+        ("kill_before_the_copy", "2-12"),
+        ("kill_in_a_file", "2-12"),
+        ("kill_before_the_copied_manifest", "2-12"),
+        ("kill_in_the_rotation_of_copies", "2-12"),
+        ("kill_in_a_restored_file", "2-12"),
+        ("kill_before_the_restored_checkpoint", "2-12"),
+        ("kill_in_a_file", "8-12"),
+        ("kill_before_the_copied_manifest", "10-12"),
+    ]
+    for number, (name, steps) in enumerate(kills):
+        run = tmp_path / f"machine-{number}"
+        before = newest_copy(place)
+        code, text = fault(name, steps, run, *OPTIONS, *to, launcher=launcher)
+        assert code != 0 and newest_copy(place) >= before, text
+        if "restored" in name:
+            assert newest_complete(run)[0] is None and before > 0
+        elif before > 0:
+            assert f"restored {run}/checkpoint-{before}" in text
+        shutil.rmtree(run)
+    assert newest_copy(place) > 0
+    last = train(tmp_path / "last", *OPTIONS, *to, launcher=launcher)
+    assert results(last) == results(golden(*OPTIONS, launcher=launcher))
+    assert list(copies_at(open_place(place))) == [12]
+
+
+def test_a_killed_restore_is_repeated_in_the_same_folder(train, fault, resumes_exactly, tmp_path: Path) -> None:
+    place, run = tmp_path / "place", tmp_path / "run"
+    train(tmp_path / "first", *OPTIONS, "--stop_at_step", 4, "--sync_to", place)
+    for name in ("kill_in_a_restored_file", "kill_before_the_restored_checkpoint"):
+        code, _ = fault(name, 4, run, *OPTIONS, "--sync_from", place)
+        assert code != 0 and not list(run.glob("checkpoint-*"))
+    train(run, *OPTIONS, "--stop_at_step", 6, "--sync_from", place)
+    assert not (run / ".restoring").exists()
+    resumes_exactly(run, *OPTIONS)
+
+
+def test_a_signal_saves_first_and_waits_for_the_copy(start, tmp_path: Path) -> None:
+    place, run = tmp_path / "place", tmp_path / "run"
+    command = start(run, "--max_steps", 2000, *SAVES, "--sync_to", place, fault=("slow_copy", 0, 0))
+    command.wait_until(lambda: command.step() > 2)
+    command.process.send_signal(signal.SIGTERM)
+    assert command.end() == 0, command.text()
+    newest, _ = newest_complete(run)
+    assert status(run)["state"] == status(place)["state"] == "stopped"
+    assert newest and newest.name == f"checkpoint-{newest_copy(str(place))}"
+
+
+@pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one", "zero1"])
+def test_no_copier_survives_its_trainer(launcher: tuple, start, tmp_path: Path) -> None:
+    """If the trainer is killed, a copy that hangs ends too."""
+    options = ("--max_steps", 2000, *SAVES, "--sync_to", tmp_path / "place")
+    command = start(tmp_path / "run", *options, fault=("stuck_copy", "0-2000", 0), launcher=launcher)
+    command.wait_until(command.mark.is_file)
+    processes = psutil.Process(command.process.pid).children(recursive=True)
+    copiers = [process for process in processes if "serve_copies" in " ".join(process.cmdline())]
+    assert len(copiers) == 1
+    copiers[0].parent().kill()
+    _, alive = psutil.wait_procs(copiers, timeout=10)
+    assert not alive
+
+
+def test_a_stuck_copy_neither_blocks_the_training_nor_keeps_old_checkpoints(start, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--max_steps", 2000, *SAVES, "--sync_to", tmp_path / "place")
+    command = start(run, *options, fault=("stuck_copy", "0-2000", 0))
+    command.wait_until(command.mark.is_file)
+    step = command.step()
+    command.wait_until(lambda: command.step() > step + 20)
+    assert len(list(run.glob("checkpoint-*"))) <= 4  # newest, in flight, and one that is just published or deleted

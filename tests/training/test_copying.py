@@ -1,0 +1,258 @@
+"""A run is copied to another place while it trains, and restored on an empty machine."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.run_record import RunRecord, checkpoints
+from gpt2_repro.run_record.place import open_place
+from gpt2_repro.training import copying
+from gpt2_repro.training.arguments import TrainingSection
+
+
+KEEP_TWO = {"keep": 2}
+
+
+@pytest.fixture(params=["folder", "objects", "rsync"])
+def place(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the name of an empty place: a folder, an object store in memory, or a folder behind rsync."""
+    if request.param == "folder":
+        yield str(tmp_path / "place")
+    elif request.param == "objects":
+        import fsspec
+
+        yield f"memory://{tmp_path.name}/run"
+        fsspec.filesystem("memory").store.clear()
+    else:
+        if shutil.which("rsync") is None:
+            pytest.skip("rsync is not installed")
+        shell = tmp_path / "shell"  # instead of ssh: drop the options and the host
+        words = 'while [[ $1 == -* ]]; do [[ $1 == -l ]] && shift; shift; done; shift; exec bash -c "$*"'
+        shell.write_text(f"#!/bin/bash\n{words}\n", encoding="utf-8")
+        shell.chmod(0o755)
+        monkeypatch.setenv("RSYNC_RSH", str(shell))
+        yield f"me@host:{tmp_path}/place"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def save(run: Path, step: int, **facts: Any) -> None:
+    """Add a complete checkpoint to a run, and an event to its log."""
+    folder = run / f"checkpoint-{step}"
+    (folder / "shards").mkdir(parents=True)
+    (folder / "shards" / "weights.bin").write_bytes(str(step).encode() * 1000)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    checkpoints.seal(folder, {}, run_identity={"seed": 1}, **facts)
+    (run / "run_status.json").write_text('{"state": "running"}', encoding="utf-8")
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, "eval_loss": abs(step - 4)}) + "\n")
+
+
+def copy(run: Path, step: int, place: str, **rules: Any) -> float:
+    return copying.copy(open_place(place), str(run), f"checkpoint-{step}", KEEP_TWO | rules)
+
+
+def steps_at(place: str) -> list[int]:
+    return [step for step, manifest in copying.copies_at(open_place(place)).items() if manifest]
+
+
+def restore(folder: Path, place: str) -> RunRecord:
+    run = RunRecord(folder)
+    copying.restore(run, place)
+    run.unlock()
+    return run
+
+
+def test_a_restored_checkpoint_equals_its_original(run: Path, place: str, tmp_path: Path) -> None:
+    save(run, 2)
+    copy(run, 2, place)
+    restored = restore(tmp_path / "restored", place)
+    files = [path.relative_to(run) for path in run.rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert all((restored.path / file).read_bytes() == (run / file).read_bytes() for file in files)
+    assert copy(run, 2, place) == 0  # a complete copy is not repeated
+    assert not (restored.path / ".restoring").exists()
+
+
+def test_copies_are_rotated_like_checkpoints(run: Path, place: str) -> None:
+    for step in (2, 4, 6, 8, 10):
+        save(run, step, rolling=step == 8)
+        copy(run, step, place, keep_every=6)
+        checkpoints.rotate(run, keep=2, keep_every=6)
+        assert set(steps_at(place)) == {int(path.name[11:]) for path in run.glob("checkpoint-*")}
+    assert steps_at(place) == [10, 6]  # a rolling one is not counted, so 4 and 6 were the lasting two
+
+
+def test_the_best_checkpoint_is_kept_by_a_machine_that_does_not_have_it(run: Path, place: str, tmp_path: Path) -> None:
+    for step in (4, 6, 8):
+        save(run, step)
+        copy(run, step, place, keep=1, keep_best=True)
+    other = restore(tmp_path / "other", place).path
+    assert [path.name for path in other.glob("checkpoint-*")] == ["checkpoint-8"]
+    save(other, 10)
+    copy(other, 10, place, keep=1, keep_best=True)
+    assert steps_at(place) == [10, 4]
+
+
+def test_copies_after_the_step_that_a_run_went_back_to_are_deleted(run: Path, place: str) -> None:
+    for step in (2, 4, 6):
+        save(run, step)
+        copy(run, step, place)
+    checkpoints.set_aside(run, after=2)
+    save(run, 3)
+    assert steps_at(place) == [6, 4]
+    assert restore(run, place).newest_step() == 3  # as after a crash before the next copy
+    copy(run, 3, place)
+    assert steps_at(place) == [3]
+
+
+def damage(run: Path, place: str, step: int, kind: str) -> None:
+    """Damage the copy of a checkpoint."""
+    there, name = open_place(place), f"checkpoint-{step}"
+    if kind == "no manifest":
+        there.remove(name)
+        there.put(run / name, name, ["config.json"])
+        return
+    file = "manifest.json" if kind == "torn manifest" else "config.json"
+    content = b"[]" if kind == "other content" else b'{"files": {'
+    (run / "damage").mkdir(exist_ok=True)
+    (run / "damage" / file).write_bytes(content)
+    there.put(run / "damage", name, [file])
+
+
+@pytest.mark.parametrize("kind", ["no manifest", "torn manifest", "other content"])
+def test_a_damaged_copy_falls_back_to_the_one_before(kind: str, run: Path, place: str, tmp_path: Path) -> None:
+    for step in (2, 4):
+        save(run, step)
+        copy(run, step, place)
+    damage(run, place, 4, kind)
+    restored = restore(tmp_path / "restored", place).path
+    assert [path.name for path in restored.glob("*checkpoint-*")] == ["checkpoint-2"]
+    copied = copy(run, 4, place)  # repairs a copy whose manifest differs
+    assert kind == "other content" or (copied and steps_at(place) == [4, 2])
+
+
+def test_a_run_with_damaged_copies_only_does_not_start_again(run: Path, place: str, tmp_path: Path) -> None:
+    save(run, 2)
+    copy(run, 2, place)
+    damage(run, place, 2, "other content")
+    with pytest.raises(UserError, match="damaged"):
+        restore(tmp_path / "restored", place)
+    assert restore(run, place).newest_step() == 2  # a machine with its own checkpoint continues
+
+
+def test_nothing_is_restored_over_a_checkpoint_as_new(run: Path, place: str, tmp_path: Path) -> None:
+    save(run, 2)
+    copy(run, 2, place)
+    other = tmp_path / "other"
+    save(other, 2, mine=True)
+    restore(other, place)
+    assert checkpoints.read_manifest(other / "checkpoint-2")["mine"]
+    assert not list((tmp_path / "empty").glob("*")) and steps_at(f"{place}-of-nobody") == []
+
+
+def test_a_manifest_cannot_name_files_outside_of_the_checkpoint(run: Path, tmp_path: Path) -> None:
+    save(run, 2)
+    manifest = checkpoints.read_manifest(run / "checkpoint-2")
+    manifest["files"]["../../.bashrc"] = manifest["files"]["config.json"]
+    manifest["sha256"] = checkpoints.manifest_hash(manifest)
+    (run / "checkpoint-2" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(UserError, match="outside"):
+        restore(tmp_path / "restored", str(run))
+
+
+def test_the_run_of_a_copy_is_known(run: Path, place: str) -> None:
+    save(run, 2)
+    copy(run, 2, place)
+    assert copying.identity_at(place) == {"seed": 1}
+
+
+def test_a_place_that_cannot_be_read_is_a_failure_that_is_retried(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFailed), copying.faults_in_words("place"):
+        restore(tmp_path / "run", str(tmp_path / "file" / "place"))
+
+
+@pytest.mark.parametrize("name", ["nope://bucket/run", "s3://key:secret@bucket/run", "{run}/copy", "oci://bucket/run"])
+def test_a_wrong_place_is_named_before_the_training(name: str, tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", run, "--sync_to", name.format(run=run))
+    assert done.returncode == 2 and "--sync_to" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert not run.exists()
+
+
+def test_a_run_continues_on_another_machine(train: Callable[..., Path], events, tmp_path: Path) -> None:
+    """A run that is stopped, deleted and restored ends like a run that was not."""
+    place, options = tmp_path / "place", ("--save_steps", 2)
+    straight = train(tmp_path / "straight", *options)
+    first = train(tmp_path / "first", *options, "--stop_at_step", 5, "--sync_to", place)
+    assert steps_at(str(place))[0] == 5
+    assert (place / "run_status.json").read_bytes() == (first / "run_status.json").read_bytes()
+    shutil.rmtree(first)
+    second = train(tmp_path / "second", *options, "--sync_to", place)
+    weights = [(folder / "final" / "model.safetensors").read_bytes() for folder in (straight, second, place)]
+    assert weights[0] == weights[1] == weights[2]
+    assert [e.get("loss") for e in events(place) if "loss" in e] == [
+        e["loss"] for e in events(straight) if "loss" in e
+    ]
+    assert str(place) not in (second / "recipe.yaml").read_text(encoding="utf-8")
+    # A third machine gets the finished run, and changes nothing.
+    third = train(tmp_path / "third", *options, "--sync_from", place)
+    assert (third / "final" / "model.safetensors").read_bytes() == weights[0]
+    assert events(third) == events(second)
+
+
+def test_copies_of_another_run_are_not_replaced(train, tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
+    place, mine, options = tmp_path / "place", tmp_path / "mine", ("--max_steps", 4, "--warmup_steps", 2)
+    train(tmp_path / "theirs", *options, "--sync_to", place)
+    train(mine, *options, "--seed", 7, "--stop_at_step", 2)
+    before = steps_at(str(place))
+    words = ("--output_dir", mine, *options, "--seed", 7, "--sync_to", place, "--sync_from", tmp_path / "none")
+    done = type_warm("python", "train.py", tiny_recipe, *words)
+    assert done.returncode == 2 and "--sync_to" in done.stderr and "seed" in done.stderr, done.stderr
+    assert steps_at(str(place)) == before
+
+
+def test_a_copy_that_fails_does_not_stop_the_training(tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
+    place, run = tmp_path / "disk" / "place", tmp_path / "run"
+    place.mkdir(parents=True)
+    (place / "metrics.jsonl").mkdir()  # cannot be replaced by a file
+    command = ("python", "train.py", tiny_recipe, "--output_dir", run, "--sync_to", place)
+    done = type_warm(*command)
+    assert done.returncode == 1 and "NOT COPIED" in done.stdout and "Traceback" not in done.stdout + done.stderr
+    assert RunRecord(run).status().state == "complete"
+    (place / "metrics.jsonl").rmdir()
+    done = type_warm(*command)
+    assert done.returncode == 0 and steps_at(str(place)) and (place / "final" / "manifest.json").is_file(), done.stderr
+
+
+def test_a_relative_place_is_relative_to_the_folder_of_the_command(tmp_path: Path, monkeypatch) -> None:
+    """The process that copies has another working directory."""
+    monkeypatch.chdir(tmp_path)
+    names = {"copy/run": f"{tmp_path}/copy/run", "s3://b/run": "s3://b/run", "me@host:run": "me@host:run"}
+    for name, expected in names.items():
+        assert copying.RunCopier(RunRecord("run"), TrainingSection(sync_to=name)).place == expected
+
+
+def test_the_copier_starts_quickly() -> None:
+    """The copier imports neither torch nor transformers."""
+    code = "import sys; from gpt2_repro.training import copying; print({'torch', 'transformers'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_a_wrapped_folder_is_an_object_store(run: Path, tmp_path: Path) -> None:
+    """The tests of faults use this form, which several processes can share."""
+    save(run, 2)
+    place = f"dir::file://{tmp_path}/objects"
+    copy(run, 2, place)
+    assert steps_at(place) == [2] and not open_place(place).is_local
