@@ -34,8 +34,11 @@ def newest_copy(place: str) -> int:
     return next((step for step, manifest in copies_at(open_place(place)).items() if manifest), -1)
 
 
-@pytest.mark.parametrize("place", ["{}/place", "dir::file://{}/objects"], ids=["folder", "objects"])
-@pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one", "zero1"])
+@pytest.mark.parametrize(
+    ("launcher", "place"),
+    [(("python",), "{}/place"), (("python",), "dir::file://{}/objects"), (("launch", 2), "{}/place")],
+    ids=["one-folder", "one-objects", "zero1-folder"],
+)
 def test_a_machine_that_disappears_costs_the_steps_since_the_last_copy(
     place: str, launcher: tuple, train, fault, golden, tmp_path: Path
 ) -> None:
