@@ -107,7 +107,7 @@ class Workload:
     data_bytes: float
     missing_bytes: float  # peak of the data preparation, 0 if the data is prepared
     model_type: str
-    is_fast: bool  # compiled and without activation checkpointing, as for the speeds in cards.yaml
+    is_fast: bool  # compiled, dense, in 16 bits, without activation checkpointing, as for cards.yaml
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
@@ -164,8 +164,7 @@ def plan_on(
     is_124m = work.model_type == "gpt2" and abs(ratio - 1) <= 0.02
     origins = {"typed": "passed as an option", "measured": "measured on this CPU"}
     source = f"{speed:,.0f} tokens/s, {origins[basis]}" if speed else None
-    # The time of a mixture of experts does not follow from its FLOPs.
-    if card and not speed and work.is_fast and work.model_type != "mixtral":
+    if card and not speed and work.is_fast:
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
         source = card.speed if is_124m else f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token"
         basis = "published" if is_124m and not card.speed.startswith("estimated") else "estimated"

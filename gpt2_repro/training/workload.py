@@ -102,7 +102,8 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
         data_bytes=2 * tokens,
         missing_bytes=0 if is_prepared else peak,
         model_type=recipe.model.model_type,
-        is_fast=training.is_half and is_compiled,
+        # The time of a mixture of experts does not follow from its FLOPs.
+        is_fast=training.is_half and is_compiled and scale.active == scale.parameters,
     )
 
 

@@ -56,6 +56,12 @@ def test_the_speed_of_another_model_is_scaled_by_its_flops(changed: dict[str, An
     assert planned["machine"]["tokens_per_second"] == pytest.approx(speed, rel=0.001)
 
 
+@pytest.mark.parametrize("model_type", ["mixtral", "olmoe"])
+def test_the_speed_of_a_mixture_is_not_known(model_type: str) -> None:
+    overrides = "num_experts=8,num_experts_per_tok=2" if model_type == "olmoe" else ""
+    assert plan_on(work(model_type=model_type, config_overrides=overrides), "H100 SXM", 1)["minutes"] is None
+
+
 def test_the_disk_holds_what_is_kept() -> None:
     one, final = work().checkpoint_bytes, work().final_bytes
     for changed, kept in (({}, 2), ({"keep_checkpoints": 0}, 10), ({"keep_every_steps": 5000}, 2 + 3)):
