@@ -248,6 +248,8 @@ def test_diff_recipe_prints_both_values_and_needs_no_data(
         ("check_124m", True),
         ("gpt2_124m --seed 7 --per_device_train_batch_size 16 --stop_at_step 1000", True),
         ("gpt2_124m --source fineweb-10bt-tokens --split source", True),
+        ("gpt2_124m --precision bf16", True),
+        ("gpt2_124m --precision fp16", False),
         ("gpt2_124m --source fineweb-edu-10bt", False),
         ("gpt2_124m --eval_tokens 1048576", False),
         ("gpt2_124m --learning_rate 5e-4", False),

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     training, speed, basis = recipe.training, options.tokens_per_second, "typed"
     if is_here and not speed and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS:
         rows, basis = training.per_device_train_batch_size, "measured"
-        speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, bf16=training.bf16)
+        speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, precision=training.asked_precision)
     price = training.usd_per_hour
     planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed, basis=basis)
     if options.json:
@@ -235,7 +235,8 @@ def _check_devices(recipe: "TrainingRecipe") -> list[Finding]:
     except UserError as error:
         return [driver, Finding("✗", "device", str(error))]
     rules = {"use_cpu": on_cpu, "accept_any_hardware": training.accept_any_hardware}
-    machine = Machine(not on_cpu, training.bf16, length, document_mask=model.document_mask)
+    is_bf16 = training.asked_precision in ("auto", "bf16")
+    machine = Machine(not on_cpu, is_bf16, length, document_mask=model.document_mask)
     config = build_config(model, sequence_length=length, vocab_size=128)
     rows, attention = training.per_device_train_batch_size, model.attn_implementation
     here = hardware.find_accelerator(use_cpu=on_cpu)

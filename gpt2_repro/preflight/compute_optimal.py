@@ -2,8 +2,8 @@
 
 The rules and their sources:
 
-- expected loss: L(N, D) = E + A / N**alpha + B / D**beta of Besiroglu et al. (arXiv 2404.10102), a new fit of the data of
-  Hoffmann et al. 2022. E is moved so that GPT-2 124M has the loss of llm.c after 9.9B tokens of FineWeb. The formula
+- expected loss: L(N, D) = E + A / N**alpha + B / D**beta of Besiroglu et al. (arXiv 2404.10102), a new fit of the data
+  of Hoffmann et al. 2022. E is moved so that GPT-2 124M has the loss of llm.c after 9.9B tokens of FineWeb. The formula
   then gives 2.90 for llm.c's GPT-2 350M after 31.5B tokens, which ended at 2.928.
 - tokens per step: proportional to D**0.383 (Bergsma et al., arXiv 2505.13738), with 524,288 for 9.9B tokens
 - learning rate: proportional to the square root of the tokens per step, and of 1 / width (as nanochat's

@@ -73,7 +73,7 @@ def division(plan: BatchPlan | UserError) -> str:
     return f"{a_pass} x {gpus} x {plan.gradient_accumulation_steps} accumulation steps"
 
 
-def measure_cpu(data: DataArguments, model: ModelArguments, work: Workload, *, rows: int, bf16: bool) -> float:
+def measure_cpu(data: DataArguments, model: ModelArguments, work: Workload, *, rows: int, precision: str) -> float:
     """Return the tokens per second of this CPU, with fewer rows if a pass would take long."""
     import torch
 
@@ -84,7 +84,7 @@ def measure_cpu(data: DataArguments, model: ModelArguments, work: Workload, *, r
     rows = max(1, min(rows, int(CPU_PASS_FLOPS * work.tokens / work.flops / length)))
     config = build_config(model, sequence_length=length, vocab_size=work.vocab_size)
     built = build_model(config, attention="causal_sdpa").train()
-    bf16 = bf16 and hardware.choose_precision("bf16", use_cpu=True, accept_any_hardware=True)[0] == "bf16"
+    bf16 = hardware.choose_precision(precision, use_cpu=True, accept_any_hardware=True)[0] == "bf16"
     ids = torch.randint(work.vocab_size, (rows, length))
 
     def train_pass() -> None:

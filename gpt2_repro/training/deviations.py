@@ -48,6 +48,8 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
     ]
     if count_steps(run.training) == count_steps(default.training):
         changed = [row for row in changed if row[1] not in ("max_steps", "total_tokens")]
+    if run.training.asked_precision == default.training.asked_precision:
+        changed = [row for row in changed if row[1] not in ("bf16", "precision")]
     curve = {key for _, key, _, _ in changed} - SAME_CURVE
     if run.training.eval_tokens != default.training.eval_tokens:
         curve.add("eval_tokens")

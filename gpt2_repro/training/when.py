@@ -173,7 +173,8 @@ class Watchdog(TrainerCallback):
         # Each restart creates a thread, so it is done at most once per second, or ten times per time limit.
         if self.seconds and (now := time.monotonic()) - self._armed > min(1.0, self.seconds / 10):
             self._armed = now
-            # A notebook's sys.stderr is no file. A C thread, which a waiting collective, a slow disk or the interpreter lock cannot block.
+            # A C thread, which a waiting collective, a slow disk or the interpreter lock cannot block. The default of
+            # `file`, sys.stderr, is not a file in a notebook.
             faulthandler.dump_traceback_later(self.seconds, exit=True, file=2)
 
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_evaluate = on_save = arm
