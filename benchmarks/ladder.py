@@ -50,13 +50,12 @@ BEFORE = {
     "7_moe": "4_swiglu",
 }
 FIRST = "0_gpt2"
-# The rates around the best of rung 0 in the study of the optimizers.
+# The best two rates of rung 0 in the study of the optimizers, at both sizes.
 RATES = {
-    ("1M", "adamw"): (4e-3, 8e-3),
-    ("1M", "muon"): (8e-3, 1.6e-2),
-    ("4M", "adamw"): (2e-3, 4e-3),
-    ("4M", "muon"): (8e-3, 1.6e-2),
+    "adamw": (4e-3, 8e-3),
+    "muon": (8e-3, 1.6e-2),
 }
+SEEDS = {"0.3M": (1, 2, 3), "1M": (1, 2)}
 
 
 class Arm(NamedTuple):
@@ -85,7 +84,7 @@ class Ladder:
 
     def __init__(self, study: Study, common: Path, optimizers: list[str]) -> None:
         self.study, self.common = study, common
-        self.arms = [Arm(*each) for each in itertools.product(("1M", "4M"), optimizers, BEFORE)]
+        self.arms = [Arm(*each) for each in itertools.product(SEEDS, optimizers, BEFORE)]
 
     def model(self, arm: Arm) -> dict[str, Any]:
         """Return the section `model:` of the rung."""
@@ -115,7 +114,7 @@ class Ladder:
         for _, group in itertools.groupby(self.arms, key=lambda arm: arm.size):
             arms = list(group)
             for arm in arms:
-                for rate in RATES[arm.size, arm.optimizer]:
+                for rate in RATES[arm.optimizer]:
                     self.curve(arm, rate, 1)
             for arm in arms:
                 self.result(arm, train=True)
@@ -126,11 +125,11 @@ class Ladder:
         def find(rate: float, seed: int) -> Curve | None:
             return self.curve(arm, rate, seed) if train else self.study.finished.get(arm.run(rate, seed))
 
-        by_rate = {rate: curve for rate in RATES[arm.size, arm.optimizer] if (curve := find(rate, 1))}
-        if len(by_rate) < len(RATES[arm.size, arm.optimizer]):
+        by_rate = {rate: curve for rate in RATES[arm.optimizer] if (curve := find(rate, 1))}
+        if len(by_rate) < len(RATES[arm.optimizer]):
             return None
         rate = min(by_rate, key=lambda rate: by_rate[rate].last)
-        curves = [curve for seed in SIZES[arm.size][3] if (curve := find(rate, seed))]
+        curves = [curve for seed in SEEDS[arm.size] if (curve := find(rate, seed))]
         return Result(by_rate, rate, curves)
 
     def results(self) -> dict[Arm, Result]:
