@@ -80,7 +80,7 @@ def _parse(argv: list[str]) -> Namespace:
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
     parser.add_argument("--max_length", type=int, help="Context in tokens. (default: 1024, or a model's positions)")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help=folder)
-    parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N or mps. (default: first GPU, otherwise cpu)")
     parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Number of tokens to score in each text.")
     options = parser.parse(argv)
     if options.tokens < 1 or (options.max_length is not None and options.max_length < SHORTEST_WINDOW):

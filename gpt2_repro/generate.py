@@ -14,6 +14,7 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.hardware import gpu_kind
 from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
@@ -86,7 +87,7 @@ def samples(argv: list[str]) -> list[str]:
     from gpt2_repro.tokenization import start_ids
 
     model, tokenizer = _load(args.checkpoint, source)
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.to(gpu_kind() or "cpu")
     window = max_positions(model.config)
     start = start_ids(tokenizer, args.prompt)
     kept = window - min(args.max_new_tokens, window // 2)

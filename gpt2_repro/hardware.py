@@ -62,7 +62,7 @@ USE_CPU = "--use_cpu to train on the CPU, or use recipes/own_text.yaml, whose mo
 class Accelerator:
     """The GPUs or the CPU that a run computes on."""
 
-    kind: str  # "cuda" or "cpu"
+    kind: str  # "cuda" (NVIDIA, and AMD with ROCm), "mps" (Apple) or "cpu"
     name: str
     count: int
     peak_flops: float | None  # of one device, see PEAK_FLOPS; None if unknown
@@ -82,13 +82,23 @@ def is_named(part: str, name: str) -> bool:
     return re.search(rf"\b{re.escape(part)}\b", name, re.IGNORECASE) is not None
 
 
+def gpu_kind() -> str | None:
+    """Return torch's name of the kind of GPU: "cuda" (NVIDIA, and AMD with ROCm), "mps" (Apple), or None."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else None
+
+
 def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
     """Return the visible GPUs, or the CPU if no GPU is visible or `use_cpu` is set."""
     import torch
 
-    if torch.cuda.is_available() and not use_cpu:
+    kind = None if use_cpu else gpu_kind()
+    if kind == "cuda":
         gpu = torch.cuda.get_device_properties(0)
-        return Accelerator("cuda", gpu.name, torch.cuda.device_count(), peak_flops(gpu.name), gpu.total_memory)
+        return Accelerator(kind, gpu.name, torch.cuda.device_count(), peak_flops(gpu.name), gpu.total_memory)
+    if kind == "mps":
+        return Accelerator(kind, torch.backends.mps.get_name(), 1, None, torch.mps.recommended_max_memory())
     return Accelerator("cpu", platform.processor() or platform.machine(), cpu_cores(), None, None)
 
 
@@ -143,7 +153,7 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
 
     if use_cpu:
         return True
-    if torch.cuda.is_available():
+    if gpu_kind():
         return False
     driver = None if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else nvidia_driver()
     if driver is not None:
@@ -158,9 +168,7 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
 
 def check_processes(num_processes: int) -> None:
     """Raise UserError if this machine has fewer GPUs than processes."""
-    import torch
-
-    if num_processes > (gpus := torch.cuda.device_count()):
+    if num_processes > (gpus := find_accelerator().count):
         text = f"{num_processes} processes need as many GPUs, but there are {gpus}."
         raise UserError(f"{text} Pass --num_processes {gpus}.")
 
@@ -183,6 +191,12 @@ def choose_precision(asked: str, *, use_cpu: bool, accept_any_hardware: bool) ->
         if cpu_multiplies_bf16():
             return "bf16", "bf16 with fp32 master weights, because this CPU has bf16 instructions"
         return "fp32", "fp32, because this CPU has no bf16 instructions and would emulate them slowly"
+    if gpu_kind() == "mps":
+        if asked == "fp16":
+            return "fp32", "fp32, because fp16 with loss scaling is not supported on Apple GPUs"
+        if _multiplies_bf16("mps"):
+            return "bf16", "bf16 with fp32 master weights"
+        return "fp32", "fp32, because this macOS has no bf16 on the GPU"
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if asked == "fp16" or (asked == "auto" and not has_bf16):
         return "fp16", "fp16 with fp32 master weights and loss scaling"
@@ -194,11 +208,11 @@ def choose_precision(asked: str, *, use_cpu: bool, accept_any_hardware: bool) ->
 
 
 def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:
-    """Return whether to use torch.compile, which None in the recipe uses on GPUs only.
+    """Return whether to use torch.compile, which None in the recipe uses on CUDA GPUs only.
 
     Raises UserError if it should be used but cannot work, except for None with `accept_any_hardware`.
     """
-    if asked is False or (asked is None and use_cpu):
+    if asked is False or (asked is None and (use_cpu or gpu_kind() == "mps")):
         return False
     obstacle = _compile_obstacle(use_cpu=use_cpu)
     if obstacle and (asked or not accept_any_hardware):
@@ -210,7 +224,7 @@ def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bo
 def _compile_obstacle(*, use_cpu: bool) -> str | None:
     import torch
 
-    if not use_cpu and torch.__version__.startswith("2.10.") and "A100" in torch.cuda.get_device_name():
+    if torch.__version__.startswith("2.10.") and "A100" in find_accelerator(use_cpu=use_cpu).name:
         return "Code compiled by torch 2.10 computes NaN on A100 GPUs. Install torch 2.9 or 2.11"
     # On a CPU, inductor compiles C++. On a GPU, Triton compiles its launchers in C.
     compilers, variable = (("g++",), "CXX") if use_cpu else (("gcc", "clang"), "CC")
@@ -218,9 +232,19 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
         return f"torch.compile needs a compiler. Install {' or '.join(compilers)}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "torch.compile needs Python's headers. Install python3-dev"
-    if not use_cpu and importlib.util.find_spec("triton") is None:
+    if not use_cpu and gpu_kind() == "cuda" and importlib.util.find_spec("triton") is None:
         return "torch.compile needs triton. Install triton"
     return None
+
+
+def _multiplies_bf16(device: str) -> bool:
+    import torch
+
+    try:
+        ones = torch.ones(2, 2, dtype=torch.bfloat16, device=device)
+        return bool(((ones @ ones) == 2).all())
+    except (RuntimeError, TypeError):
+        return False
 
 
 def nvidia_driver() -> str | None:

@@ -64,10 +64,10 @@ def main(argv: list[str]) -> Path:
 
 def training_command(recipe: Any, folder: Path) -> str:
     """Return the shell command that trains on a prepared folder with the recipe."""
-    nvidia = Path("/dev/nvidia0").exists()
+    gpu = any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))  # NVIDIA, AMD
     root = Path() if INSTALLED else Path(os.path.relpath(ROOT))
     launch = ["accelerate", "launch", "--config_file", str(root / "accelerate_configs" / "zero1.yaml")]
-    words = [*(launch if nvidia else ["python"]), str(root / "train.py"), str(recipe.path)]
+    words = [*(launch if gpu else ["python"]), str(root / "train.py"), str(recipe.path)]
     if str(folder) != recipe.written.get("data", {}).get("dataset_dir"):
         words += ["--dataset_dir", str(folder)]
     form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed]

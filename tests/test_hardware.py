@@ -8,6 +8,13 @@ import torch
 
 from gpt2_repro import hardware
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation import harness
+from gpt2_repro.model.attention import Machine, choose_attention
+from gpt2_repro.model.configuration import build_config
+from gpt2_repro.preflight import __main__ as preflight
+from gpt2_repro.training.settings import resolve_settings
+from gpt2_repro.training.sizing import follow_data
+from tests.sections import parse_for_training
 
 
 @pytest.mark.parametrize(
@@ -52,7 +59,10 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_gpus_compile_except_where_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.10 trains NaN on an A100 if it compiles."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    a100 = SimpleNamespace(name="NVIDIA A100-SXM4-80GB", total_memory=80 * 10**9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: a100)
     monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
 
@@ -67,3 +77,66 @@ def test_gpus_compile_except_where_torch_is_wrong(monkeypatch: pytest.MonkeyPatc
     for asked in (None, True):
         with pytest.raises(UserError, match="--torch_compile false"):
             chosen(asked)
+
+
+@pytest.fixture
+def apple(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M3 Pro")
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 24 * 10**9)
+
+
+@pytest.fixture
+def amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(name="AMD Instinct MI300X", total_memory=192 * 10**9)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    for name, value in {
+        "is_available": True,
+        "device_count": 8,
+        "get_device_properties": card,
+        "get_device_capability": (9, 4),
+        "is_bf16_supported": True,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+
+
+GPU = ("--use_cpu", "false", "--accept_any_hardware", "false", "--precision", "auto")
+RULES = {"use_cpu": False, "accept_any_hardware": False}
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_an_apple_gpu(apple, bf16: bool, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trains in one process, with bf16 if macOS has it, with torch's SDPA, and uncompiled."""
+    monkeypatch.setattr(hardware, "_multiplies_bf16", lambda device: bf16)
+    recipe = parse_for_training(tiny_recipe, *GPU)
+    settings, plan = resolve_settings(follow_data(recipe))
+    assert (settings.use_cpu, settings.bf16, settings.precision, settings.torch_compile) == (False, bf16, "", False)
+    assert plan.num_processes == 1
+    precisions = {asked: hardware.choose_precision(asked, **RULES)[0] for asked in ("auto", "bf16", "fp16", "fp32")}
+    best = "bf16" if bf16 else "fp32"
+    assert precisions == {"auto": best, "bf16": best, "fp16": "fp32", "fp32": "fp32"}
+    config = build_config(recipe.model, sequence_length=64, vocab_size=300)
+    assert choose_attention("auto", Machine(cuda=False, bf16=bf16, length=64), config, rows=2).name == "causal_sdpa"
+    assert harness.choose_device(None) == "mps"
+    found = {finding.about: finding for finding in preflight._check_devices(recipe)}
+    assert {found[about].mark for about in ("device", "precision", "torch.compile", "attention")} == {"✓"}
+    assert "1 x Apple M3 Pro, 24 GB" in found["device"].words
+    with pytest.raises(UserError, match="2 processes need as many GPUs"):
+        hardware.check_processes(2)
+
+
+def test_an_apple_gpu_multiplies_bf16() -> None:
+    assert hardware._multiplies_bf16("cpu")  # the test product, on a device that exists here
+    assert not hardware._multiplies_bf16("mps")
+
+
+def test_amd_gpus(amd, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch for ROCm calls them cuda, and the driver of NVIDIA is not asked."""
+    monkeypatch.setattr(hardware, "nvidia_driver", lambda: None)
+    recipe = parse_for_training(tiny_recipe, *GPU, "--torch_compile", "false")
+    settings, _ = resolve_settings(follow_data(recipe))
+    assert (settings.use_cpu, settings.bf16) == (False, True)
+    assert hardware.find_accelerator().peak_flops == 1307.4e12 and hardware.demo_processes() == 8
+    assert harness.choose_device(None) == "cuda"
+    assert not any(finding.mark == "✗" for finding in preflight._check_devices(recipe))
+    assert preflight._check_devices(recipe)[0].words == "ROCm 6.4"

@@ -71,7 +71,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--limit", type=positive_count, metavar="N", help="Smoke test of N documents per task.")
     results = "Folder for the results. Default: RUN/evaluation if it can be written, otherwise evaluations/MODEL."
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help=results)
-    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N or mps. Default: the GPU, if there is one.")
     rows = "Full windows per forward pass. Default: 32 on GPU, 1 on CPU."
     parser.add_argument("--batch_size", type=positive_count, metavar="N", help=rows)
     options = parser.parse(argv)

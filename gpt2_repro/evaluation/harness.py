@@ -38,17 +38,17 @@ Results = tuple[dict[str, Any], list[Metric]]
 
 
 def choose_device(name: str | None) -> str:
-    """Return `name` if this device works, or "cuda" or "cpu" if `name` is None."""
+    """Return `name` if this device works, or the GPU, otherwise "cpu", if `name` is None."""
     import torch
 
     if name is None:
         on_cpu = hardware.choose_device(use_cpu=False, accept_any_hardware=True, cpu_option="--device cpu")
-        return "cpu" if on_cpu else "cuda"
+        return "cpu" if on_cpu else hardware.gpu_kind() or "cpu"
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0][:100]
-        raise UserError(f"--device {name} does not work here ({reason}). Pass cpu, cuda or cuda:N.") from None
+        raise UserError(f"--device {name} does not work here ({reason}). Pass cpu, cuda, cuda:N or mps.") from None
     return name
 
 

@@ -119,7 +119,8 @@ class HellaSwag:
             positions: the maximum number of tokens in one forward pass, including padding.
             goes_on: a function that is called before each pass. If it returns False, the remaining losses stay 0.
         """
-        means = torch.zeros(len(self.rows), dtype=torch.float64, device=device)
+        place = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
+        means = torch.zeros(len(self.rows), dtype=torch.float64, device=place)
         batches = self.batches(positions)
         for first in range(0, len(batches), processes):
             if not goes_on():
@@ -128,10 +129,11 @@ class HellaSwag:
             own = first + process < len(batches)
             numbers = batches[first + process if own else -1]
             ids, labels, row_of_target = (part.to(device) for part in self.collate(numbers))
-            sums = torch.zeros(len(numbers), dtype=torch.float64, device=device)
-            sums.index_add_(0, row_of_target, losses_of(ids, labels).double())
+            sums = torch.zeros(len(numbers), dtype=torch.float64, device=place)
+            row_of_target = row_of_target.to(place)
+            sums.index_add_(0, row_of_target, losses_of(ids, labels).to(place).double())
             if own:
-                means[torch.tensor(numbers, device=device)] = sums / row_of_target.bincount()
+                means[torch.tensor(numbers, device=place)] = sums / row_of_target.bincount()
             after_batch()
         return means.view(-1, ENDINGS)
 

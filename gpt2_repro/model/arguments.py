@@ -39,6 +39,7 @@ class ModelArguments:
         "auto",
         "flash_attention_2",
         "kernels-community/flash-attn2",
+        "kernels-community/aiter-flash-attn",
         "causal_sdpa",
         "causal_cudnn",
         "causal_efficient",

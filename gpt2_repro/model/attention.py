@@ -21,6 +21,7 @@ from gpt2_repro.model.pretraining import SDPA
 logger = logging.getLogger(__name__)
 
 PACKAGE, HUB_KERNEL = "flash_attention_2", "kernels-community/flash-attn2"
+AMD_KERNEL = "kernels-community/aiter-flash-attn"
 TIMING_SECONDS = 1.0  # per kernel, after a warm-up
 # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
 MOST_DIFFERENCE = 0.05
@@ -30,7 +31,7 @@ KERNEL_FAILURES = (ImportError, RuntimeError, ValueError, OSError, AssertionErro
 class Machine(NamedTuple):
     """The properties of a machine and a run that decide which kernels can be used."""
 
-    cuda: bool
+    cuda: bool  # a GPU of NVIDIA, or of AMD with ROCm
     bf16: bool
     length: int  # targets per row
     one_row_compiled: bool = False  # whether torch.compile is used with one row per forward pass
@@ -52,7 +53,7 @@ def obstacle(name: str, machine: Machine) -> str | None:
     if name in ("causal_sdpa", "eager") or (name == "causal_efficient" and machine.cuda):
         return None
     if not machine.cuda:
-        return "there is no GPU"
+        return "there is no NVIDIA or AMD GPU"
     if not machine.bf16:
         return "it needs bf16, which this run does not use"
     if torch.cuda.get_device_capability() < (8, 0):
@@ -66,7 +67,9 @@ def obstacle(name: str, machine: Machine) -> str | None:
         return "torch.compile cannot compile transformers' flash attention for a micro-batch of 1 row"
     if name == PACKAGE and importlib.util.find_spec("flash_attn") is None:
         return "flash-attn is not installed (requirements-gpu.txt)"
-    if name == HUB_KERNEL and not is_kernels_available():
+    if name == AMD_KERNEL and torch.version.hip is None:
+        return "this GPU is not from AMD"
+    if name in (HUB_KERNEL, AMD_KERNEL) and not is_kernels_available():
         return "the package kernels is not installed in the version that transformers needs"
     return None
 
@@ -84,7 +87,7 @@ def choose_attention(
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
-    flash = (PACKAGE, HUB_KERNEL)
+    flash = (PACKAGE, HUB_KERNEL, AMD_KERNEL)
     how = {"rows": rows, "bf16": machine.bf16, "document_mask": machine.document_mask, "device": "cuda"}
     if requested != "auto":
         problem: str | float | None = obstacle(requested, machine)
@@ -97,7 +100,7 @@ def choose_attention(
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
     if not machine.cuda:
-        return Choice("causal_sdpa", "torch's SDPA, because there is no GPU")
+        return Choice("causal_sdpa", "torch's SDPA, because there is no NVIDIA or AMD GPU")
     if machine.document_mask:
         usable = {name: obstacles[name] for name in flash}
         timings: Any = usable

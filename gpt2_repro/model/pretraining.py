@@ -21,7 +21,7 @@ from gpt2_repro.model.size import tokens_per_chunk
 
 
 # The compiler of torch 2.9 has no products of bf16 matrices with an fp32 result (pytorch#163393).
-FP32_PRODUCTS = torch.__version__ >= (2, 10)
+FP32_PRODUCTS = torch.__version__ >= (2, 10) and torch.version.hip is None  # not tried with ROCm
 
 
 # Attention without a mask tensor: transformers (5.23) creates no mask for an attention name without a mask function.

@@ -224,11 +224,13 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
 
 def _check_devices(recipe: "TrainingRecipe") -> list[Finding]:
     """Check the driver, the devices, and whether they support precision, torch.compile and attention of a recipe."""
+    import torch
+
     from gpt2_repro.model.attention import Machine, choose_attention
     from gpt2_repro.model.configuration import build_config
 
     training, model, length = recipe.training, recipe.model, recipe.data.sequence_length
-    version = hardware.nvidia_driver()
+    version = f"ROCm {torch.version.hip}" if torch.version.hip else hardware.nvidia_driver()
     driver = Finding("✓" if version else "!", "driver", version or "no NVIDIA device")
     try:
         on_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=training.accept_any_hardware)
@@ -236,10 +238,10 @@ def _check_devices(recipe: "TrainingRecipe") -> list[Finding]:
         return [driver, Finding("✗", "device", str(error))]
     rules = {"use_cpu": on_cpu, "accept_any_hardware": training.accept_any_hardware}
     is_bf16 = training.asked_precision in ("auto", "bf16")
-    machine = Machine(not on_cpu, is_bf16, length, document_mask=model.document_mask)
     config = build_config(model, sequence_length=length, vocab_size=128)
     rows, attention = training.per_device_train_batch_size, model.attn_implementation
     here = hardware.find_accelerator(use_cpu=on_cpu)
+    machine = Machine(here.kind == "cuda", is_bf16, length, document_mask=model.document_mask)
     gpus = f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
     return [
         driver,

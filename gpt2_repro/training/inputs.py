@@ -110,7 +110,7 @@ def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: Pretrai
         **cut,
         collate_fn=functools.partial(collate_rows, length=length),
         num_workers=args.dataloader_num_workers,
-        pin_memory=args.dataloader_pin_memory,
+        pin_memory=args.dataloader_pin_memory and args.device.type != "mps",
         persistent_workers=args.dataloader_persistent_workers,
         prefetch_factor=args.dataloader_prefetch_factor,
         multiprocessing_context=args.dataloader_multiprocessing_context,

@@ -110,7 +110,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     config = build_config(model_section, **shape, tokenizer=inputs.tokenizer)
     check_architecture(config)
     machine = Machine(
-        cuda=not args.use_cpu,
+        cuda=args.device.type == "cuda",
         bf16=args.bf16,
         length=plan.sequence_length,
         one_row_compiled=args.compiles_one_row,

@@ -88,7 +88,8 @@ class Validation:
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
         """Return this rank's sum of losses, targets and bytes of the targets' text, in fp64 of shape [3]."""
         device, on_gpu = self.args.device, self.args.device.type == "cuda"
-        total = torch.zeros(3, dtype=torch.float64, device=device)
+        place = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
+        total = torch.zeros(3, dtype=torch.float64, device=place)
         for batch, targets in validation_batches(
             rows,
             process=self.args.process_index,
@@ -103,7 +104,8 @@ class Validation:
                 (batch[name].pin_memory() if on_gpu else batch[name]).to(device, non_blocking=on_gpu)
                 for name in ("input_ids", "shift_labels")
             )
-            total[0] += model(input_ids=ids, shift_labels=labels, num_items_in_batch=1).loss.double()
+            loss = model(input_ids=ids, shift_labels=labels, num_items_in_batch=1).loss
+            total[0] += loss.to(place).double()
             total[1] += targets
             scored = batch["labels"] != IGNORED
             begins = (batch["input_ids"] == (-1 if self._start is None else self._start)).long()

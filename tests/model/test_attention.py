@@ -14,6 +14,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.model import attention, pretraining
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.attention import (
+    AMD_KERNEL,
     HUB_KERNEL,
     PACKAGE,
     Machine,
@@ -68,7 +69,10 @@ for function in (shifted, broken_backward, across_documents, failing, untraceabl
 def card(monkeypatch: pytest.MonkeyPatch):
     """Return a function that pretends that a GPU and attention packages exist."""
 
-    def use(*, installed: bool = True, kernels: bool = False, capability: tuple[int, int] = (9, 0)) -> None:
+    def use(
+        *, installed: bool = True, kernels: bool = False, capability: tuple[int, int] = (9, 0), rocm: str | None = None
+    ) -> None:
+        monkeypatch.setattr(torch.version, "hip", rocm)
         monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name if installed else None)
         monkeypatch.setattr(attention, "is_kernels_available", lambda: kernels)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
@@ -80,12 +84,13 @@ def card(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("name", "machine", "installed", "reason"),
     [
-        (PACKAGE, {"cuda": False}, {}, "no GPU"),
+        (PACKAGE, {"cuda": False}, {}, "no NVIDIA or AMD GPU"),
         (PACKAGE, {"bf16": False}, {}, "bf16"),
         (PACKAGE, {}, {"installed": False}, "not installed"),
         (PACKAGE, {}, {"capability": (7, 5)}, "Ampere"),
         (PACKAGE, {"one_row_compiled": True}, {}, "compile"),
         (HUB_KERNEL, {}, {}, "the package kernels"),
+        (AMD_KERNEL, {}, {"kernels": True}, "not from AMD"),
         ("causal_cudnn", {"length": 1000}, {}, "128"),
         ("causal_cudnn", {"document_mask": True}, {}, "masks"),
     ],
@@ -94,7 +99,7 @@ def test_obstacles(name: str, machine: dict, installed: dict, reason: str, card)
     card(**installed)
     with pytest.raises(UserError, match=f"{name}.*{reason}.*--attn_implementation auto"):
         choose_attention(name, GPU._replace(**machine), config(), rows=2)
-    card(kernels=True)
+    card(kernels=True, rocm="6.4" if name == AMD_KERNEL else None)
     assert obstacle(name, GPU) is None
     # With document lengths, transformers does not read the position ids of one row.
     assert obstacle(PACKAGE, GPU._replace(one_row_compiled=True, document_mask=True)) is None
@@ -113,7 +118,7 @@ def test_auto_uses_the_fastest_usable_kernel_or_that_of_the_run(card, monkeypatc
         card(**installed)
         choice = choose_attention("auto", GPU, config(), rows=64)
         assert choice.name == "causal_cudnn" and "18.50" in choice.reason
-        assert [name for name, why in timed.items() if why] == [unusable]
+        assert [name for name, why in timed.items() if why] == [unusable, AMD_KERNEL]
     kept = choose_attention("auto", GPU, config(), rows=2, earlier="causal_efficient")
     assert kept.name == "causal_efficient"
     chosen = choose_attention("auto", GPU, config(), rows=2, earlier=PACKAGE)
