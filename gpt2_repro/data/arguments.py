@@ -38,7 +38,8 @@ class DataArguments:
         "#COLUMN to select the text column. Mix sources by their share of tokens: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
     data_files: list[str] = option(
-        [], "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin."
+        [],
+        "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin .ds.",
     )
     text_column: str = option("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
     sample_by: Literal["document", "paragraph", "line"] = option(

@@ -20,7 +20,7 @@ from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock
 from gpt2_repro.data.sources.base import Source, SourceFile
 from gpt2_repro.data.sources.local_files import LocalFile
 from gpt2_repro.data.sources.opening import SourceOpener, Sources
-from gpt2_repro.data.sources.token_files import CHECKED_IDS, read_header, separator_shown
+from gpt2_repro.data.sources.token_files import CHECKED_IDS, TOKENS, read_header, separator_shown
 from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, write_whole
@@ -204,9 +204,9 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
     bytes_per_token = 1 if args.tokenizer == "char" else BYTES_PER_TOKEN
     needed = 0.0
     for stream in streams:
-        bins = [file for file in stream.files if file.name.endswith(".bin")]
+        bins = [file for file in stream.files if file.name.endswith(TOKENS)]
         text = sum(_text_bytes(file) for file in stream.files if file not in bins)
-        tokens = text / bytes_per_token + sum(file.size / 2 for file in bins)
+        tokens = text / bytes_per_token + sum(file.size / itemsize for file in bins)
         copies = 1 if any(isinstance(file, LocalFile) for file in bins) else 2  # local token files are not copied
         needed += copies * itemsize * min(tokens, stream.limit)
         if args.validation_text and args.split == "hash":  # downloads are kept, to read them again
@@ -222,7 +222,7 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
 def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
     """Raise UserError if the separators in token files do not match --separator."""
     for source in sources:
-        bins = [file.name for file in source.files if isinstance(file, LocalFile) and file.name.endswith(".bin")]
+        bins = [file.name for file in source.files if isinstance(file, LocalFile) and file.name.endswith(TOKENS)]
         if bins and encoder.end_of_text is not None:
             first, last = read_header(Path(bins[0])), read_header(Path(bins[-1]))
             if not (first.ids()[:CHECKED_IDS] == encoder.end_of_text).any():

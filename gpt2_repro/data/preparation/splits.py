@@ -13,6 +13,7 @@ import numpy as np
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.staging import Stream
 from gpt2_repro.data.sources.opening import Sources
+from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError
 
 
@@ -63,7 +64,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
     """Raise UserError if a source does not support --split, or a file is used twice."""
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
-        tokens, own = any(file.name.endswith(".bin") for file in source.files), source.validation_files
+        tokens, own = any(file.name.endswith(TOKENS) for file in source.files), source.validation_files
         problems = {
             "has only validation files. Pass training files too": not source.files,
             "has no validation files (`val` in the name). Pass --split head or hash": args.split == "source"

@@ -117,7 +117,7 @@ def stage_part(
     if isinstance(part, TokenPart):
         part.check(encoder.vocab_size)
         lengths = part.lengths(encoder.end_of_text, args.separator)
-        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16"}
+        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": part.dtype}
         facts |= {"tokens": part.tokens, "ids": where}
     else:
         partial = stem.with_suffix(f".{os.getpid()}.partial")

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpt2_repro.data.sources.base import Part, SourceFile, TextForm
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
+from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import sha256_of
 from gpt2_repro.hardware import check_hub, hub_reason
@@ -106,8 +107,8 @@ class HubFile(SourceFile):
 
     def drop(self) -> None:
         folder = self.repository.folder
-        # Token files (.bin) are kept until the rows are cut, because their ids are not copied.
-        if folder and self.path and self.path.suffix != ".bin" and self.path.is_relative_to(folder):
+        # Token files are kept until the rows are cut, because their ids are not copied.
+        if folder and self.path and self.path.suffix not in TOKENS and self.path.is_relative_to(folder):
             self.path.unlink(missing_ok=True)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpt2_repro.data.sources.base import Batch, Part, Source, SourceFile, TextForm, WholeFile
 from gpt2_repro.data.sources.parquet_files import parquet_parts
 from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart, is_json_array
-from gpt2_repro.data.sources.token_files import read_header
+from gpt2_repro.data.sources.token_files import TOKENS, read_header
 from gpt2_repro.errors import UserError, nearest
 from gpt2_repro.manifest import MANIFEST
 
@@ -31,7 +31,7 @@ def kind_of(path: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class LocalFile(SourceFile):
-    """A local file: text in one of the formats in KINDS, or tokens (.bin)."""
+    """A local file: text in one of the formats in KINDS, or tokens (TOKENS)."""
 
     name: str
     size: int
@@ -39,11 +39,11 @@ class LocalFile(SourceFile):
 
     def identity(self) -> tuple[str, ...]:
         """Return a key that is equal for all links to the same file."""
-        return str(Path(self.name).resolve()), "" if self.name.endswith(".bin") else self.form.text_column
+        return str(Path(self.name).resolve()), "" if self.name.endswith(TOKENS) else self.form.text_column
 
     def parts(self) -> list[Part]:
         path = Path(self.name)
-        if (kind := kind_of(path).replace(".md", ".txt")) == ".bin":
+        if (kind := kind_of(path).replace(".md", ".txt")) in TOKENS:
             return [read_header(path)]
         if kind == ".parquet":
             return parquet_parts(path, self.size, self.form, PART_BYTES)
@@ -75,7 +75,7 @@ def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
     groups: list[list[SourceFile]] = []
     group_size = 0
     for file in files:
-        size = file.size if isinstance(file, LocalFile) and kind_of(Path(file.name)) != ".bin" else limit + 1
+        size = file.size if isinstance(file, LocalFile) and kind_of(Path(file.name)) not in TOKENS else limit + 1
         group_size += size
         if not groups or group_size > limit:
             groups.append([])
@@ -108,15 +108,17 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
         paths.update(files)
     # A file that is passed under two names is read once.
     sizes = {path: path.stat().st_size for path in sorted({p.resolve(): p for p in sorted(paths)[::-1]}.values())}
-    if wrong := [path for path in sizes if kind_of(path) not in KINDS and path.suffix != ".bin"]:
-        raise UserError(f"{wrong[0]} is not supported. Supported are {', '.join(KINDS)} (also as .gz, .zst) and .bin.")
+    if wrong := [path for path in sizes if kind_of(path) not in KINDS and path.suffix not in TOKENS]:
+        raise UserError(
+            f"{wrong[0]} is not supported. Supported are {', '.join(KINDS)} (also as .gz, .zst), .bin and .ds."
+        )
     if split == "source" and (tests := [path for path in sizes if _TEST_NAME.search(path.name)]):
         logger.info("test files are not used with --split source: %s", ", ".join(map(str, tests)))
         sizes = {path: size for path, size in sizes.items() if path not in tests}
     described = {"name": name, "files": [{"path": str(path), "bytes": size} for path, size in sizes.items()]}
     source = Source(described, [], [])
     for path, size in sizes.items():
-        held_out = (split == "source" or path.suffix == ".bin") and _VALIDATION_NAME.search(path.name)
+        held_out = (split == "source" or path.suffix in TOKENS) and _VALIDATION_NAME.search(path.name)
         (source.validation_files if held_out else source.files).append(LocalFile(str(path), size, form))
     return source
 

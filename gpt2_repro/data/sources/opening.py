@@ -16,6 +16,7 @@ from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of, local_source
 from gpt2_repro.data.sources.presets import OTHER_SOURCES, PRESETS
 from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, Docstrings, Shakespeare, Topics
+from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError, did_you_mean
 
 
@@ -107,7 +108,7 @@ class SourceOpener:
             return Source({"name": name}, [parts[0]], [parts[1]])
         if name == "embedded":
             return Source({"name": name, "python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
-        if kind_of(Path(name)) in (*KINDS, ".bin") or glob.glob(name, recursive=True):
+        if kind_of(Path(name)) in (*KINDS, *TOKENS) or glob.glob(name, recursive=True):
             return local_source(name, [name], form, split=self.args.split)
         if match := _HUB_ID.fullmatch(name):
             hub = self._repository(match["name"], match["revision"])

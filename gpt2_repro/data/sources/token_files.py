@@ -1,4 +1,4 @@
-"""Read token files: llm.c's .bin shards and nanoGPT's raw uint16 files."""
+"""Read token files: llm.c's .bin shards, nanoGPT's raw uint16 files, and datatrove's .ds files."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from gpt2_repro.data.sources.base import Batch, Part
 from gpt2_repro.errors import UserError
 
 
+TOKENS = (".bin", ".ds")  # extensions of token files
 # Format of llm.c (llmc/dataloader.h): 256 int32 (magic, version, number of tokens), then uint16 ids. Its Llama 3
 # shards (uint32 ids), models and evaluation files have other magic numbers, which are also dates.
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
@@ -26,20 +27,23 @@ class TokenPart(Part):
     offset: int  # bytes
     tokens: int
     size: int
+    dtype: str = "<u2"
+    index: str = ""  # datatrove's file with the end of each document in tokens, as uint64
 
     def read(self) -> Iterator[Batch]:
         raise UserError(f"{self.name} contains tokens, not text. Pass the tokenizer that made them as --tokenizer.")
 
     def ids(self) -> np.ndarray:
         """Return the ids in the file as a memory-mapped array of shape [tokens]."""
-        return map_ids(Path(self.name), self.offset, self.tokens, np.dtype("<u2"))
+        return map_ids(Path(self.name), self.offset, self.tokens, np.dtype(self.dtype))
 
     def check(self, vocab_size: int) -> None:
-        """Raise UserError if the file cannot have uint16 ids of the tokenizer.
+        """Raise UserError if the file cannot have ids of the tokenizer.
 
         Only the ids at the start of the file are checked.
         """
-        if vocab_size > 2**16:
+        is_wide = self.dtype == "<u4"
+        if vocab_size > 2**16 and not is_wide:
             raise UserError(f"{self.name} has ids of 16 bits, but the tokenizer has {vocab_size:,} ids.")
         ids = self.ids()[:CHECKED_IDS]
         if len(ids) < ENOUGH:
@@ -48,10 +52,10 @@ class TokenPart(Part):
         top = int(used[-1]) + 1
         # Every second value is the high half of a wider id: at most 15, because vocabularies have less than 2**20 ids.
         halves = ((ids[0::2], ids[1::2]), (ids[1::2], ids[0::2]))
-        if any(high.max() < 16 and low.mean() > 16 * high.max() for low, high in halves):
+        if not is_wide and any(high.max() < 16 and low.mean() > 16 * high.max() for low, high in halves):
             wrong = "has integers of more than 16 bits. Save the ids as uint16"
         # Half of the ids have a low byte below 128, but most letters and the ids of characters are below 128.
-        elif top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
+        elif not is_wide and top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
             wrong = "has text or integers of 8 bits. Pass text as a .txt file, and save ids as uint16"
         # A small vocabulary, such as the ids of characters, uses nearly all of its ids.
         elif top <= vocab_size // 4 and 2 * len(used) > top:
@@ -63,8 +67,11 @@ class TokenPart(Part):
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
         """Return the number of tokens of each document, including its separator.
 
-        If the file has no separators, all its tokens are one document.
+        Without an index and without separators, all tokens of the file are one document.
         """
+        if self.index:
+            lengths = np.diff(np.fromfile(self.index, "<u8").astype(np.int64), prepend=0)
+            return lengths[lengths > 0]
         if end_of_text is None or separator == "none":
             return np.array([self.tokens])
         ids, chunk = self.ids(), 2**26
@@ -77,6 +84,8 @@ class TokenPart(Part):
 def read_header(path: Path) -> TokenPart:
     """Read the header of a token file and return the location of its ids."""
     size = path.stat().st_size
+    if path.suffix == ".ds":
+        return _read_index(path, size)
     magic, version, tokens = [*np.fromfile(path, "<i4", count=3).tolist(), 0, 0, 0][:3]
     if magic == MAGIC:
         offset, tokens = HEADER_BYTES, tokens if version == VERSION else -1
@@ -88,6 +97,20 @@ def read_header(path: Path) -> TokenPart:
         wanted = f"the {tokens:,} uint16 ids" if tokens >= 0 else f"version {VERSION} of llm.c's format"
         raise UserError(f"{path} with {size:,} bytes is cut off or does not have {wanted}. Download it again.")
     return TokenPart(str(path), offset, tokens, size)
+
+
+def _read_index(path: Path, size: int) -> TokenPart:
+    """Return the location of the ids in datatrove's file, whose number of tokens is the last number of its index."""
+    index = Path(f"{path}.index")
+    if not index.is_file():
+        raise UserError(f"{index} is missing. Copy it too, or write the tokens with save_index=True.")
+    tokens = int(np.fromfile(index, "<u8")[-1]) if index.stat().st_size else 0
+    width = size // tokens if tokens else 2
+    if width not in (2, 4) or size != width * tokens:
+        raise UserError(
+            f"{path} with {size:,} bytes does not have the {tokens:,} tokens of its index. Copy both again."
+        )
+    return TokenPart(str(path), 0, tokens, size, f"<u{width}", str(index))
 
 
 def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray:
