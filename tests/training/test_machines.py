@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import time
 import zlib
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import torch
 from gpt2_repro.errors import UserError
 from gpt2_repro.training import launcher, ranks
 from tests.commands import kill_all
+from tests.sections import ROOT
 from tests.warm import start_warm
 
 
@@ -90,3 +94,48 @@ def test_gloo_takes_the_network_interface_of_nccl(wanted: str, own: dict, chosen
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": wanted} | own)
     launcher.choose_gloo_interface()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == chosen
+
+
+SLURM = {
+    # Two machines, which start the same command.
+    "srun": 'shift; for node in 0 1; do SLURM_NODEID=$node "$@" & jobs+=($!); done\n'
+    'code=0; for job in "${jobs[@]}"; do wait "$job" || code=$?; done; exit "$code"',
+    "scancel": 'echo "scancel $*" >>calls; kill -TERM $(cat pids)',
+    "scontrol": 'case $1 in show) printf "%s\\n" node1 node2 ;; *) echo "scontrol $*" >>calls ;; esac',
+    # The supervisor: it ends with CODE, or after SIGTERM.
+    "python": 'printf "%s|" "$@" >>words; echo >>words\n[[ -z ${CODE:-} ]] || exit "$CODE"\n'
+    'trap "exit 0" TERM; echo $$ >>pids; while :; do sleep 0.02; done',
+}
+
+
+@pytest.mark.parametrize("code", ["", "0", "1"])
+def test_a_slurm_job_continues_in_a_new_job(code: str, tmp_path: Path) -> None:
+    for name, text in SLURM.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"JOB_ID": "10007", "JOB_NODELIST": "node[1-2]", "JOB_NUM_NODES": "2", "GPUS_ON_NODE": "4"}
+    variables = {f"SLURM_{name}": value for name, value in slurm.items()} | {"CODE": code}
+    environment = os.environ | variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", ROOT / "cloud" / "slurm.sbatch", "my recipe.yaml", "--max_hours", "2"]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path) as job:
+        if not code:
+            pids, deadline = tmp_path / "pids", time.monotonic() + 30
+            while not pids.is_file() or pids.read_text(encoding="utf-8").count("\n") < 2:
+                assert job.poll() is None and time.monotonic() < deadline
+                time.sleep(0.02)
+            job.send_signal(signal.SIGUSR1)  # as Slurm does before the time limit
+        assert job.wait(30) == int(code or 0)
+    calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines() if not code else []
+    assert (tmp_path / "calls").is_file() == bool(calls)
+    assert calls == ([] if code else ["scancel --signal=TERM 10007.0", "scontrol requeue 10007"])
+    lines = [line.split("|")[:-1] for line in (tmp_path / "words").read_text(encoding="utf-8").splitlines()]
+    options = [dict(zip(words, words[1:], strict=False)) for words in lines]
+    assert {(each["--machine_rank"], each["--rdzv_conf"]) for each in options} == {
+        ("0", "is_host=1"),
+        ("1", "is_host=0"),
+    }
+    for words, each in zip(lines, options, strict=True):
+        assert words[:3] == ["-m", "gpt2_repro.supervise", "--"]
+        assert words[-4:] == ["train.py", "my recipe.yaml", "--max_hours", "2"]
+        assert (each["--num_machines"], each["--num_processes"], each["--rdzv_backend"]) == ("2", "8", "c10d")
+        assert (each["--main_process_ip"], each["--main_process_port"]) == ("node1", "20007")
