@@ -103,7 +103,7 @@ SLURM = {
     "scancel": 'echo "scancel $*" >>calls; kill -TERM $(cat pids)',
     "scontrol": 'case $1 in show) printf "%s\\n" node1 node2 ;; *) echo "scontrol $*" >>calls ;; esac',
     # The supervisor: it ends with CODE, or after SIGTERM.
-    "python": 'printf "%s|" "$@" >>words; echo >>words\n[[ -z ${CODE:-} ]] || exit "$CODE"\n'
+    "python": 'printf -v line "%s|" "$@"; echo "$line" >>words\n[[ -z ${CODE:-} ]] || exit "$CODE"\n'
     'trap "exit 0" TERM; echo $$ >>pids; while :; do sleep 0.02; done',
 }
 
