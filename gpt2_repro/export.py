@@ -2,7 +2,10 @@
 
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       create a Hugging Face folder
 python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       upload to the Hub (set HF_TOKEN)
-python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               create a model file for llm.c
+python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin                             create a model file of llm.c
+python -m gpt2_repro.export runs/gpt2_124m ckpt.pt                                   create a checkpoint of nanoGPT
+python -m gpt2_repro.export runs/gpt2_124m gpt2_124m.gguf --dtype q8_0               for llama.cpp and ollama
+python -m gpt2_repro.export ckpt.pt FOLDER --tokenizer openai-community/gpt2         from nanoGPT or llm.c (.bin)
 """
 
 import argparse
@@ -24,6 +27,14 @@ from gpt2_repro.run_record.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record.layout import COMPARISON
 
 
+FORMATS = {  # the extension of OUT, and the types of weights, the default first
+    "hf": ("", ("float32", "bfloat16")),
+    "llmc": (".bin", ("float32", "bfloat16")),
+    "nanogpt": (".pt", ("float32", "bfloat16")),
+    "gguf": (".gguf", ("f16", "q8_0", "float32")),
+}
+
+
 def main(argv: list[str]) -> None:
     """Load a checkpoint, write the export and read the export back.
 
@@ -34,50 +45,88 @@ def main(argv: list[str]) -> None:
 
     from gpt2_repro.model.export import load_model, load_tokenizer
 
-    model = load_model(checkpoint.source)
-    written = model if args.dtype == "float32" else copy.deepcopy(model).bfloat16()
+    model, tokenizer = load_model(checkpoint.source), None
+    if args.format in ("hf", "gguf"):
+        tokenizer = load_tokenizer(args.tokenizer or checkpoint.source)
+        if args.tokenizer:
+            _join(model, tokenizer, args.tokenizer)
+    written = copy.deepcopy(model).bfloat16() if args.dtype == "bfloat16" else model
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
     # On the same disk, so that the rename is atomic.
     with tempfile.TemporaryDirectory(prefix="export-", dir=args.out and args.out.parent) as scratch:
-        staged = Path(scratch) / "staged"
-        if args.format == "llmc":
-            from gpt2_repro.model.llmc import read_llmc, write_llmc
-
-            write_llmc(model, staged, dtype=args.dtype)
-            require_same(written, read_llmc(staged))
-        else:
-            tokenizer = load_tokenizer(checkpoint.source)
-            written.save_pretrained(staged)
-            readable(staged)
-            tokenization.save(tokenizer, staged)
+        staged = Path(scratch, f"staged{FORMATS[args.format][0]}")
+        if args.format == "hf":
+            _write_folder(written, tokenizer, staged)
             if checkpoint.record:
                 results = _results(checkpoint, fingerprint(model, tokenizer))
                 name = args.push_to_hub or args.out.name
                 card = model_card(name, checkpoint.record, *results, license_id=args.license)
                 (staged / "README.md").write_text(card, encoding="utf-8")
+        else:
+            _write_file(model, tokenizer, staged, args)
+        if args.format != "gguf":
             require_same(written, load_model(str(staged)))
         if args.out:
             shutil.move(staged, args.out)
-            print(f"Exported: {args.out} (verified by reading it back)")
+            print(f"Exported: {args.out}" + (" (verified by reading it back)" if args.format != "gguf" else ""))
         if args.push_to_hub:
             push(args.out or staged, args.push_to_hub, private=args.private)
+
+
+def _join(model: Any, tokenizer: Any, name: str) -> None:
+    """Record the special ids of a tokenizer in a model that came without it, or raise UserError."""
+    if len(tokenizer) > model.config.vocab_size:
+        problem = f"{name} has {len(tokenizer):,} ids, but the model has {model.config.vocab_size:,}."
+        raise UserError(f"{problem} Pass the tokenizer that it was trained with.")
+    for config in (model.config, model.generation_config):
+        config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
+
+
+def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    readable(folder)
+    tokenization.save(tokenizer, folder)
+
+
+def _write_file(model: Any, tokenizer: Any, path: Path, args: argparse.Namespace) -> None:
+    """Write a file of another program, and say if that program computes another GELU than the model."""
+    from gpt2_repro.model.gguf import write_gguf
+    from gpt2_repro.model.llmc import write_llmc
+    from gpt2_repro.model.nanogpt import write_nanogpt
+
+    if args.format == "gguf":
+        write_gguf(model, tokenizer, path, dtype=args.dtype)
+    else:
+        {"llmc": write_llmc, "nanogpt": write_nanogpt}[args.format](model, path, dtype=args.dtype)
+    is_exact, reads_exact = model.config.activation_function == "gelu", args.format == "nanogpt"
+    if is_exact != reads_exact:
+        kinds = ("the exact GELU", "GPT-2's approximation of GELU")
+        theirs, ours = kinds if reads_exact else kinds[::-1]
+        print(f"{args.format} computes {theirs}, and the model has {ours}. Its outputs will differ slightly.")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
-    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder (or llm.c file) to create.")
-    formats = "Format of the export. (default: llmc if OUT ends in .bin, otherwise hf)"
-    parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="Data type of the weights."
-    )
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder, .bin, .pt or .gguf to create.")
+    formats = "Format of the export. (default: by the extension of OUT)"
+    parser.add_argument("--format", choices=tuple(FORMATS), help=formats)
+    types = sorted({dtype for _, dtypes in FORMATS.values() for dtype in dtypes})
+    parser.add_argument("--dtype", choices=types, help="Type of the weights. (default: float32; f16 for GGUF)")
+    parser.add_argument("--tokenizer", metavar="NAME", help="Tokenizer of a model file of nanoGPT or llm.c.")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     parser.add_argument("--license", metavar="ID", help="License of the weights for the model card, such as mit.")
     args = parser.parse(argv)
-    args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
+    suffix = args.out.suffix if args.out else ""
+    args.format = args.format or next((name for name, (end, _) in FORMATS.items() if end and end == suffix), "hf")
+    dtypes = FORMATS[args.format][1]
+    args.dtype = args.dtype or dtypes[0]
+    if args.dtype not in dtypes:
+        raise UserError(f"--format {args.format} has no --dtype {args.dtype}. Pass {' or '.join(dtypes)}.")
+    if Path(args.checkpoint).is_file() and args.format in ("hf", "gguf") and not args.tokenizer:
+        raise UserError("A model file has no tokenizer. Pass --tokenizer, for example openai-community/gpt2.")
     if args.private and args.push_to_hub is None:
         raise UserError("--private needs --push_to_hub.")
     if args.license and args.format != "hf":

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import gguf
 import huggingface_hub
 import pytest
 import torch
@@ -14,7 +15,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow, Difference, Score
 from gpt2_repro.evaluation.model_card import model_card
 from gpt2_repro.export import main
-from gpt2_repro.model.export import load_model
+from gpt2_repro.model.export import load_model, load_pair
 from gpt2_repro.model.llmc import read_llmc
 from gpt2_repro.run_record.checkpoints import training_record
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -55,10 +56,57 @@ def test_llm_cs_file_and_the_folder_are_the_same_model(run: Path, tmp_path: Path
     assert again.config.eos_token_id is again.config.bos_token_id is None  # 50256 is not in a small vocabulary
 
 
+@pytest.mark.parametrize("name", ["m.bin", "ckpt.pt"])
+def test_files_of_other_programs_become_a_folder_again(run: Path, tmp_path: Path, name: str, capsys) -> None:
+    main([str(run), str(tmp_path / name)])
+    assert ("approximation of GELU" in capsys.readouterr().out) == (name == "ckpt.pt")
+    main([str(tmp_path / name), str(tmp_path / "folder"), "--tokenizer", str(run / "final")])
+    model, tokenizer = load_pair(str(tmp_path / "folder"))
+    assert torch.equal(logits(model), logits(load_model(str(run / "final"))))
+    assert model.config.eos_token_id == tokenizer.eos_token_id is not None
+    with pytest.raises(UserError, match="--tokenizer"):
+        main([str(tmp_path / name), str(tmp_path / "other")])
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0", "float32"])
+def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype: str) -> None:
+    main([str(run), str(tmp_path / "m.gguf"), "--dtype", dtype])
+    model, tokenizer = load_pair(str(run / "final"))
+    reader, weights = gguf.GGUFReader(tmp_path / "m.gguf"), model.transformer.state_dict()
+    names = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f"}
+    inner = {"attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj"}
+    inner |= {"ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+    assert len(reader.tensors) == len(weights)
+    for tensor in reader.tensors:
+        *block, name, part = tensor.name.split(".")
+        ours = weights[f"h.{block[1]}.{inner[name]}.{part}" if block else f"{names[name]}.{part}"]
+        is_matrix = part == "weight" and ours.ndim == 2
+        ours = (
+            ours.t()
+            if ".c_" in f".{inner.get(name, '')}".replace("attn.c", ".c").replace("mlp.c", ".c") and is_matrix
+            else ours
+        )
+        found = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).view(ours.shape)
+        error = {"f16": 2**-10, "q8_0": 1 / 127, "float32": 0.0}[dtype] * ours.abs().max()
+        assert (found - ours).abs().max() <= (error if is_matrix and name != "position_embd" else 0)
+        assert tensor.tensor_type.name == (
+            {"float32": "F32"}.get(dtype, dtype.upper()) if is_matrix and name != "position_embd" else "F32"
+        )
+    fields = {
+        name: reader.get_field(f"tokenizer.ggml.{name}").contents() for name in ("tokens", "merges", "token_type")
+    }
+    assert fields["tokens"] == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    assert fields["merges"] == [" ".join(pair) for pair in description["model"]["merges"]]
+    assert fields["token_type"][tokenizer.eos_token_id] == 3
+    assert reader.get_field("tokenizer.ggml.eos_token_id").contents() == tokenizer.eos_token_id
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ("there", "there"),
+        ("m.gguf --dtype bfloat16", "no --dtype bfloat16. Pass f16"),
         ("m.bin --format llmc --push_to_hub a/b", "--format hf"),
         ("--push_to_hub a/b", "HF_TOKEN"),
         ("new --private", "--push_to_hub"),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from transformers.hf_argparser import HfArg
@@ -48,7 +49,7 @@ class ModelArguments:
     document_mask: bool = HfArg(
         default=False, help="No attention between documents of a row. Slower without flash-attn."
     )
-    init_from: str = HfArg(default="", help="Folder or Hub id to take weights and shape from. Empty: random weights.")
+    init_from: str = HfArg(default="", help="Folder, Hub id, or .pt of nanoGPT, to take weights and shape from.")
 
     def __post_init__(self) -> None:
         if min(self.n_layer, self.n_head, self.n_embd) < 0 or self.pad_vocab_to_multiple_of < 1:
@@ -105,9 +106,12 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
     from transformers import AutoConfig
 
     from gpt2_repro.model.configuration import size_keys
+    from gpt2_repro.model.export import load_model
 
     try:
-        config = AutoConfig.from_pretrained(resolve_checkpoint(model.init_from).source, trust_remote_code=False)
+        source = resolve_checkpoint(model.init_from).source
+        is_file = Path(source).is_file()
+        config = load_model(source).config if is_file else AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception:
         return model  # the error is raised later, when the weights are loaded
     kept = {option for option in SHAPE if option in stated and getattr(model, option)}

@@ -22,6 +22,8 @@ from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import read_object
 from gpt2_repro.hardware import hub_reason
 from gpt2_repro.model.configuration import FAILURES, SAFELY
+from gpt2_repro.model.llmc import read_llmc
+from gpt2_repro.model.nanogpt import read_nanogpt
 from gpt2_repro.model.pretraining import plain_config, plain_model
 from gpt2_repro.model.scale import experts_of
 from gpt2_repro.tokenization import load
@@ -39,8 +41,12 @@ COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
 def load_model(checkpoint: str) -> PreTrainedModel:
     """Return the fp32 model of a folder or Hub id, without vocabulary padding.
 
+    `checkpoint` may also be a file of llm.c (.bin) or nanoGPT (.pt).
+
     Raises UserError if the model is quantized, cannot be loaded from safetensors, or has weights that are not finite.
     """
+    if (file := Path(checkpoint)).is_file():
+        return read_llmc(file) if file.suffix == ".bin" else read_nanogpt(file)
     verbosity = logging.get_verbosity()
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)

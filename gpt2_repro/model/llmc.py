@@ -17,15 +17,28 @@ from gpt2_repro.errors import UserError
 MAGIC = 20240326
 DTYPES = {"float32": 3, "bfloat16": 5}
 PADDED_TO = 128  # rows of the token embeddings
+GELU = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the first one is exact, the others are the same approximation
 BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+
+
+def require_gpt2(model: PreTrainedModel, reader: str) -> None:
+    """Raise UserError if `reader`, another program, would compute something else than a model."""
+    config = model.config
+    if type(model) is not GPT2LMHeadModel or config.n_inner not in (None, 4 * config.n_embd):
+        kind = type(model).__name__
+        raise UserError(f"{reader} reads only GPT-2 with a feed-forward width of 4 x n_embd, not this {kind}.")
+    if (
+        config.activation_function not in GELU
+        or not config.scale_attn_weights
+        or config.scale_attn_by_inverse_layer_idx
+    ):
+        raise UserError(f"{reader} reads only GPT-2 with GELU and the usual scale of attention.")
 
 
 def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     """Write a GPT-2 as a model file of llm.c in `dtype`, or raise UserError."""
+    require_gpt2(model, "llm.c")
     config = model.config
-    if type(model) is not GPT2LMHeadModel or config.n_inner not in (None, 4 * config.n_embd):
-        kind = type(model).__name__
-        raise UserError(f"llm.c reads only GPT-2 with a feed-forward width of 4 x n_embd, not this {kind}.")
     padded = -(-config.vocab_size // PADDED_TO) * PADDED_TO
     header = np.zeros(256, dtype=np.int32)
     shape = (config.n_layer, config.n_head, config.n_embd, padded)

@@ -15,6 +15,7 @@ from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, RECIPE, che
 
 logger = logging.getLogger(__name__)
 
+FILES = (".pt", ".bin")  # of nanoGPT and llm.c
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?/?")
 
 
@@ -53,6 +54,8 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
             raise UserError(f"The run {name} has no complete final/. Its newest complete checkpoint: {newest}.")
         logger.info("Run %s has no final/. Using its newest complete checkpoint: %s", name, newest.name)
         return _open_folder(newest)
+    if path.is_file() and path.suffix in FILES:
+        return Checkpoint(name, name)
     if path.exists():
         raise UserError(f"{name} is not a run directory, a checkpoint or a model folder.")
     if is_run(path.parent) or is_run(Path("runs", name)) or not HUB_ID.fullmatch(name) or path.parts[0] == "runs":

@@ -1,0 +1,69 @@
+"""Read and write checkpoints of nanoGPT and build-nanogpt, which contain a GPT-2 model."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.model.llmc import require_gpt2
+
+
+# Names of the shape in nanoGPT and in transformers. The modules have the same names, but nanoGPT has Linear layers where
+# transformers has Conv1D, whose weights are transposed.
+SHAPE = {"block_size": "n_positions"} | {name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
+TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+MASKS = (".attn.bias", ".attn.masked_bias")  # buffers
+ACTIVATION = "activation_function"
+
+
+class _BuildConfig:
+    """Stands for build-nanogpt's class GPTConfig, which its checkpoints name."""
+
+
+def read_nanogpt(path: Path) -> PreTrainedModel:
+    """Return the GPT-2 in a checkpoint of nanoGPT or build-nanogpt in fp32, or raise UserError.
+
+    Missing biases become zeros. The vocabulary keeps its size, usually 50,304 ids. No code of the file is run.
+    """
+    try:
+        with torch.serialization.safe_globals([(_BuildConfig, "__main__.GPTConfig")]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        built, settings = content.get("config"), content.get("model_args")
+        shape = vars(built) if isinstance(built, _BuildConfig) else settings
+        weights = {name.removeprefix("_orig_mod."): tensor.float() for name, tensor in content["model"].items()}
+        sizes = {ours: int(shape[theirs]) for theirs, ours in SHAPE.items()}
+    except Exception as error:  # torch raises many kinds for damaged and refused pickles
+        raise UserError(f"{path} is not a checkpoint of nanoGPT or build-nanogpt ({in_a_line(error)}).") from None
+    # nanoGPT's GELU is exact. build-nanogpt has GPT-2's approximation, and `write_nanogpt` records the model's own.
+    activation = built.get(ACTIVATION, "gelu") if isinstance(built, dict) else "gelu_pytorch_tanh" if built else "gelu"
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **{ACTIVATION: activation}, bos_token_id=None, eos_token_id=None))
+    state = {
+        name: tensor.t() if name.endswith(TRANSPOSED) else tensor
+        for name, tensor in weights.items()
+        if not name.endswith(MASKS)
+    }
+    try:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise UserError(f"{path} has weights of other shapes: {in_a_line(error)[:200]}.") from None
+    if wrong := [*unexpected, *(name for name in missing if not name.endswith(".bias"))]:
+        raise UserError(f"{path} is not a GPT-2: its weights differ in {wrong[0]}.")
+    if not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"]):
+        raise UserError(f"{path} has an output layer with its own weights. GPT-2 shares them with the embeddings.")
+    return model.eval()
+
+
+def write_nanogpt(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
+    """Write a GPT-2 as a checkpoint that nanoGPT's sample.py reads, in `dtype`, or raise UserError."""
+    require_gpt2(model, "nanoGPT")
+    weights: dict[str, Tensor] = {
+        name: (tensor.t() if name.endswith(TRANSPOSED) else tensor).to(getattr(torch, dtype)).contiguous()
+        for name, tensor in model.state_dict().items()
+        if not name.endswith(MASKS)
+    }
+    shape: dict[str, Any] = {theirs: getattr(model.config, ours) for theirs, ours in SHAPE.items()}
+    settings = {ACTIVATION: model.config.activation_function}
+    torch.save({"model": weights, "model_args": shape | {"bias": True, "dropout": 0.0}, "config": settings}, path)

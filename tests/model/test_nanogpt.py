@@ -1,0 +1,130 @@
+"""Checkpoints of nanoGPT and build-nanogpt are read and written, without running code of the file."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.model.arguments import ModelArguments, follow_checkpoint
+from gpt2_repro.model.build import build_model
+from gpt2_repro.model.configuration import build_config
+from gpt2_repro.model.export import load_model
+from gpt2_repro.model.nanogpt import read_nanogpt, write_nanogpt
+
+
+SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 24, "vocab_size": 64}
+IDS = torch.arange(24).view(2, 12) * 2
+
+
+def weights(*, bias: bool) -> dict[str, Tensor]:
+    """Return weights with the names and shapes of nanoGPT's GPT."""
+    torch.manual_seed(0)
+    width, made = SHAPE["n_embd"], {}
+    sizes = {"attn.c_attn": (3 * width, width), "attn.c_proj": (width, width)}
+    sizes |= {"mlp.c_fc": (4 * width, width), "mlp.c_proj": (width, 4 * width), "ln_1": (width,), "ln_2": (width,)}
+    modules = {f"h.{layer}.{name}": size for layer in range(SHAPE["n_layer"]) for name, size in sizes.items()}
+    for name, size in (modules | {"ln_f": (width,)}).items():
+        made[f"transformer.{name}.weight"] = torch.randn(size) / 4 + (len(size) == 1)
+        if bias:
+            made[f"transformer.{name}.bias"] = torch.randn(size[0]) / 4
+    made["transformer.wte.weight"] = made["lm_head.weight"] = torch.randn(SHAPE["vocab_size"], width)
+    made["transformer.wpe.weight"] = torch.randn(SHAPE["block_size"], width)
+    return made
+
+
+def compute(state: dict[str, Tensor], ids: Tensor, *, approximate: str) -> Tensor:
+    """Return the logits of nanoGPT's model, computed without its code and without transformers."""
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return functional.linear(x, state[f"transformer.{name}.weight"], state.get(f"transformer.{name}.bias"))
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        names = (f"transformer.{name}.{part}" for part in ("weight", "bias"))
+        return functional.layer_norm(x, x.shape[-1:], *map(state.get, names), eps=1e-5)
+
+    x = state["transformer.wte.weight"][ids] + state["transformer.wpe.weight"][: ids.shape[1]]
+    for layer in range(SHAPE["n_layer"]):
+        parts = linear(f"h.{layer}.attn.c_attn", norm(f"h.{layer}.ln_1", x)).chunk(3, dim=-1)
+        heads = (part.unflatten(-1, (SHAPE["n_head"], -1)).transpose(1, 2) for part in parts)
+        attended = functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + linear(f"h.{layer}.attn.c_proj", attended)
+        inner = functional.gelu(linear(f"h.{layer}.mlp.c_fc", norm(f"h.{layer}.ln_2", x)), approximate=approximate)
+        x = x + linear(f"h.{layer}.mlp.c_proj", inner)
+    return norm("ln_f", x) @ state["lm_head.weight"].T
+
+
+class GPTConfig:
+    """Has the place of build-nanogpt's class, which is in the script that was started."""
+
+
+GPTConfig.__module__ = "__main__"
+
+
+def saved(path: Path, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, *, build: bool = False) -> Path:
+    if build:
+        monkeypatch.setattr(sys.modules["__main__"], "GPTConfig", GPTConfig, raising=False)
+        config = GPTConfig()
+        config.__dict__ |= SHAPE
+        content: dict[str, Any] = {"model": state, "config": config, "step": 5, "val_loss": 3.0}
+    else:
+        settings = SHAPE | {"bias": "transformer.ln_f.bias" in state, "dropout": 0.0}
+        content = {"model": {f"_orig_mod.{name}": tensor for name, tensor in state.items()}, "model_args": settings}
+        content |= {"config": {"dataset": "openwebtext"}, "iter_num": 7, "best_val_loss": torch.tensor(3.0)}
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize(("bias", "build"), [(True, False), (False, False), (True, True)])
+def test_the_logits_are_nanogpts(bias: bool, build: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = weights(bias=bias)
+    state["transformer.h.0.attn.bias"] = torch.ones(24, 24).tril()[None, None]  # the mask of older versions
+    path = saved(tmp_path / "ckpt.pt", state, monkeypatch, build=build)
+    model = load_model(str(path))
+    expected = compute(state, IDS, approximate="tanh" if build else "none")
+    with torch.inference_mode():
+        assert torch.allclose(model(IDS).logits, expected, atol=1e-5)
+        write_nanogpt(model, tmp_path / "again.pt", dtype="float32")
+        assert torch.equal(read_nanogpt(tmp_path / "again.pt")(IDS).logits, model(IDS).logits)
+    written = torch.load(tmp_path / "again.pt", weights_only=True)
+    assert written["model_args"] == SHAPE | {"bias": True, "dropout": 0.0}
+    assert torch.allclose(compute(written["model"], IDS, approximate="tanh" if build else "none"), expected, atol=1e-5)
+
+
+def test_a_run_starts_from_nanogpts_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "ckpt.pt", weights(bias=False), monkeypatch)
+    section = follow_checkpoint(ModelArguments(init_from=str(path), pad_vocab_to_multiple_of=64), stated=())
+    assert (section.n_layer, section.n_head, section.n_embd) == (2, 2, 16)
+    config = build_config(section, sequence_length=24, vocab_size=60)  # nanoGPT pads the vocabulary too
+    with pytest.raises(UserError, match='"activation_function": "gelu"'):
+        build_model(config, attention="causal_sdpa", init_from=str(path))
+    config.activation_function = "gelu"
+    model = build_model(config, attention="causal_sdpa", init_from=str(path))
+    assert torch.equal(model.transformer.wte.weight[:60], weights(bias=False)["transformer.wte.weight"][:60])
+
+
+class Attack:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("attacked"),)
+
+
+def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = weights(bias=True)
+    tied = state | {"lm_head.weight": state["lm_head.weight"] + 1}
+    missing = {name: tensor for name, tensor in state.items() if "h.1.mlp.c_fc.weight" not in name}
+    for words, problem in ((tied, "own weights"), (missing, "h.1.mlp.c_fc.weight"), ({"lm_head.weight": state}, "pt")):
+        saved(Path("ckpt.pt"), words, monkeypatch)
+        with pytest.raises(UserError, match=problem):
+            read_nanogpt(Path("ckpt.pt"))
+    torch.save({"model": state, "model_args": SHAPE, "config": Attack()}, "ckpt.pt")
+    with pytest.raises(UserError, match="not a checkpoint of nanoGPT"):
+        read_nanogpt(Path("ckpt.pt"))
+    assert not Path("attacked").exists()
+    Path("ckpt.pt").write_bytes(b"text")
+    with pytest.raises(UserError, match="not a checkpoint of nanoGPT"):
+        read_nanogpt(Path("ckpt.pt"))
