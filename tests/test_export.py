@@ -80,18 +80,13 @@ def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype
     for tensor in reader.tensors:
         *block, name, part = tensor.name.split(".")
         ours = weights[f"h.{block[1]}.{inner[name]}.{part}" if block else f"{names[name]}.{part}"]
-        is_matrix = part == "weight" and ours.ndim == 2
-        ours = (
-            ours.t()
-            if ".c_" in f".{inner.get(name, '')}".replace("attn.c", ".c").replace("mlp.c", ".c") and is_matrix
-            else ours
-        )
+        kind = "F32"
+        if part == "weight" and ours.ndim == 2 and name != "position_embd":
+            kind = {"float32": "F32"}.get(dtype, dtype.upper())
+        ours = ours.t() if part == "weight" and ".c_" in inner.get(name, "") else ours
         found = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).view(ours.shape)
-        error = {"f16": 2**-10, "q8_0": 1 / 127, "float32": 0.0}[dtype] * ours.abs().max()
-        assert (found - ours).abs().max() <= (error if is_matrix and name != "position_embd" else 0)
-        assert tensor.tensor_type.name == (
-            {"float32": "F32"}.get(dtype, dtype.upper()) if is_matrix and name != "position_embd" else "F32"
-        )
+        error = {"F16": 2**-10, "Q8_0": 1 / 127, "F32": 0.0}[kind] * ours.abs().max()
+        assert tensor.tensor_type.name == kind and (found - ours).abs().max() <= error
     fields = {
         name: reader.get_field(f"tokenizer.ggml.{name}").contents() for name in ("tokens", "merges", "token_type")
     }
