@@ -27,6 +27,7 @@ from gpt2_repro.run_record.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record.layout import COMPARISON
 
 
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.j2")
 FORMATS = {  # the extension of OUT, and the types of weights, the default first
     "hf": ("", ("float32", "bfloat16")),
     "llmc": (".bin", ("float32", "bfloat16")),
@@ -50,6 +51,8 @@ def main(argv: list[str]) -> None:
         tokenizer = load_tokenizer(args.tokenizer or checkpoint.source)
         if args.tokenizer:
             _join(model, tokenizer, args.tokenizer)
+        if args.chat:
+            _add_chat(tokenizer)
     written = copy.deepcopy(model).bfloat16() if args.dtype == "bfloat16" else model
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +84,14 @@ def _join(model: Any, tokenizer: Any, name: str) -> None:
         raise UserError(f"{problem} Pass the tokenizer that it was trained with.")
     for config in (model.config, model.generation_config):
         config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
+
+
+def _add_chat(tokenizer: Any) -> None:
+    """Add a chat template, and padding with the token that ends a document, so that the vocabulary stays the same."""
+    if tokenizer.eos_token is None:
+        raise UserError("A chat needs a token that ends an answer, but this tokenizer has no <|endoftext|>.")
+    tokenizer.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8")
+    tokenizer.pad_token = tokenizer.eos_token
 
 
 def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -115,6 +126,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     types = sorted({dtype for _, dtypes in FORMATS.values() for dtype in dtypes})
     parser.add_argument("--dtype", choices=types, help="Type of the weights. (default: float32; f16 for GGUF)")
     parser.add_argument("--tokenizer", metavar="NAME", help="Tokenizer of a model file of nanoGPT or llm.c.")
+    chat = "Add a chat template and a padding token, for fine-tuning with TRL."
+    parser.add_argument("--chat", action="store_true", help=chat)
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     parser.add_argument("--license", metavar="ID", help="License of the weights for the model card, such as mit.")
@@ -125,6 +138,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     args.dtype = args.dtype or dtypes[0]
     if args.dtype not in dtypes:
         raise UserError(f"--format {args.format} has no --dtype {args.dtype}. Pass {' or '.join(dtypes)}.")
+    if args.chat and args.format not in ("hf", "gguf"):
+        raise UserError(f"--chat changes the tokenizer, which --format {args.format} does not contain.")
     if Path(args.checkpoint).is_file() and args.format in ("hf", "gguf") and not args.tokenizer:
         raise UserError("A model file has no tokenizer. Pass --tokenizer, for example openai-community/gpt2.")
     if args.private and args.push_to_hub is None:

@@ -4,10 +4,13 @@ python -m gpt2_repro.generate runs/demo "The meaning of"
 python -m gpt2_repro.generate runs/demo FILE:prompt.txt
 python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
 
+python -m gpt2_repro.generate runs/chat --chat                          answers each line that you type
+
 FILE:prompt.txt reads the prompt from the file prompt.txt.
 """
 
 import argparse
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     top_p = "Sample from the most likely tokens with this total probability."
     parser.add_argument("--top_p", type=cli.between(1e-9, 1.0), default=1.0, help=top_p)
+    parser.add_argument("--chat", action="store_true", help="Answer lines of standard input, with a chat template.")
     parser.add_argument("--seed", type=cli.between(0, 2**63 - 1), default=42, help="Random seed.")
     args = parser.parse(argv)
     if 0 < args.temperature < 0.001:  # probabilities would overflow
@@ -70,11 +74,59 @@ def _load(name: str, source: str) -> tuple[Any, Any]:
 
 def main(argv: list[str]) -> None:
     """Load a checkpoint, generate text and print it."""
+    if (args := _parse(argv)).chat:
+        return chat(args)
     texts = samples(argv)
     for number, text in enumerate(texts, 1):
         if len(texts) > 1:
             print(f"--- {number}")
         print(text)
+    return None
+
+
+def chat(args: argparse.Namespace) -> None:
+    """Answer the prompt and each line of standard input, word by word, until its end.
+
+    If the dialogue does not fit into the window, the oldest messages are forgotten.
+    """
+    source = resolve_checkpoint(args.checkpoint, unfinished=True).source
+
+    import torch
+    from transformers import TextStreamer
+
+    model, tokenizer = _load(args.checkpoint, source)
+    if not tokenizer.chat_template:
+        fix = "Fine-tune a model that was exported with --chat (docs/after-pretraining.md)."
+        raise UserError(f"{args.checkpoint} has no chat template. {fix}")
+    model = model.to(gpu_kind() or "cpu")
+    room = max_positions(model.config) - min(args.max_new_tokens, max_positions(model.config) // 2)
+    options = _options(args, tokenizer) | {
+        "streamer": TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    }
+    messages: list[dict[str, str]] = []
+    torch.manual_seed(args.seed)
+    with contextlib.suppress(EOFError):
+        while line := args.prompt or input("> "):
+            args.prompt = ""
+            messages.append({"role": "user", "content": line})
+            while len(ids := _ids_of(tokenizer, messages)) > room:
+                if len(messages) == 1:
+                    raise UserError(f"The message has {len(ids):,} tokens. At most {room:,} fit into the window.")
+                del messages[0]
+            asked = torch.tensor([ids], device=model.device)
+            new = min(args.max_new_tokens, max_positions(model.config) - len(ids))
+            written = model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=new, **options)
+            answer = tokenizer.decode(written[0, len(ids) :], skip_special_tokens=True).strip()
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _ids_of(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def _options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+    sampling = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+    return {"pad_token_id": tokenizer.eos_token_id} | (sampling if args.temperature else {})
 
 
 def samples(argv: list[str]) -> list[str]:
@@ -95,14 +147,12 @@ def samples(argv: list[str]) -> list[str]:
         logger.warning("The prompt has %d tokens. Only the last %d are used.", len(start), kept)
         start = start[-kept:]
     ids = torch.tensor([start] * args.num_samples, device=model.device)
-    options = {"max_new_tokens": min(args.max_new_tokens, window - len(start)), "pad_token_id": tokenizer.eos_token_id}
-    if options["max_new_tokens"] < args.max_new_tokens:
+    new = min(args.max_new_tokens, window - len(start))
+    if new < args.max_new_tokens:
         text = "The model's window has %d tokens, including the prompt. At most %d tokens are generated."
-        logger.warning(text, window, options["max_new_tokens"])
-    if args.temperature:
-        options |= {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+        logger.warning(text, window, new)
     torch.manual_seed(args.seed)
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **_options(args, tokenizer))
     return [tokenizer.decode(sample, skip_special_tokens=True) for sample in written]
 
 
