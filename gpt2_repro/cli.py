@@ -25,7 +25,6 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, error_number, in_a_line
-from gpt2_repro.launchers import as_installed
 from gpt2_repro.run_record.supervision import MISTAKE, note
 
 
@@ -97,7 +96,7 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
             print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
     except (UserError, RunFailed) as error:
-        message = as_installed(str(error)).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
+        message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
         line = "error: " + re.sub(r"[\r\n]", lambda sign: repr(sign[0])[1:-1], message)
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
@@ -210,8 +209,6 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs.keys() & {"prog", "description"}:
-            kwargs[name] = kwargs[name] and as_installed(kwargs[name])
         super().__init__(*args, **kwargs | {"allow_abbrev": False, "formatter_class": _HelpFormatter})
 
     def error(self, message: str) -> NoReturn:

@@ -10,7 +10,6 @@ python prepare_data.py --verify --dataset_dir data/books    compare a copied fol
 """
 
 import dataclasses
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import cpu_cores
-from gpt2_repro.launchers import INSTALLED, ROOT, as_installed
+from gpt2_repro.launchers import PREPARE, training_command
 from gpt2_repro.manifest import RowForm
 
 
@@ -52,27 +51,19 @@ def main(argv: list[str]) -> Path:
     if options.verify:
         if not args.dataset_dir:
             raise UserError("Nothing to verify. Pass the prepared folder as --dataset_dir.")
-        PreparedData.read(args.dataset_dir, command="python prepare_data.py RECIPE").verify()
+        PreparedData.read(args.dataset_dir, command=f"{PREPARE} RECIPE").verify()
         print(f"{args.dataset_dir}: every file matches the manifest")
         return Path(args.dataset_dir)
     names = [field.name for field in dataclasses.fields(PreparationOptions)]
     data = prepare(args, PreparationOptions(**{name: getattr(options, name) for name in names}))
     describe(data, max_tokens=args.max_tokens)
-    print(f"Train on this data with:\n{training_command(recipe, data.path)}")
-    return data.path
-
-
-def training_command(recipe: Any, folder: Path) -> str:
-    """Return the shell command that trains on a prepared folder with the recipe."""
-    nvidia = Path("/dev/nvidia0").exists()
-    root = Path() if INSTALLED else Path(os.path.relpath(ROOT))
-    launch = ["accelerate", "launch", "--config_file", str(root / "accelerate_configs" / "zero1.yaml")]
-    words = [*(launch if nvidia else ["python"]), str(root / "train.py"), str(recipe.path)]
-    if str(folder) != recipe.written.get("data", {}).get("dataset_dir"):
-        words += ["--dataset_dir", str(folder)]
+    words = [*training_command(on_gpu=Path("/dev/nvidia0").exists()), str(recipe.path)]
+    if str(data.path) != recipe.written.get("data", {}).get("dataset_dir"):
+        words += ["--dataset_dir", str(data.path)]
     form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed]
     words += [word for name in form for word in (f"--{name}", str(getattr(recipe.data, name)))]
-    return as_installed(shlex.join(words))
+    print(f"Train on this data with:\n{shlex.join(words)}")
+    return data.path
 
 
 def describe(data: PreparedData, *, max_tokens: int) -> None:

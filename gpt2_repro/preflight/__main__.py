@@ -10,6 +10,7 @@ Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit
 
 import dataclasses
 import logging
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
 from gpt2_repro.hardware import Accelerator
-from gpt2_repro.launchers import INSTALLED, ROOT, as_installed, forget_variables, recommended_launcher
+from gpt2_repro.launchers import EVALUATE, INSTALLED, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.preflight import cost, environment, memory
 from gpt2_repro.text import Finding
@@ -172,13 +173,11 @@ def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
     """Return the commands that prepare, train and evaluate."""
     from gpt2_repro.training.arguments import output_dir_of
 
-    launch = f"accelerate launch --config_file {recommended_launcher().config} --num_processes {device.count}"
-    start = launch if device.kind == "cuda" else "python"
+    train = training_command("--num_processes", str(device.count), on_gpu=device.kind == "cuda")
     precision, written = recipe.training.precision, recipe.written.get("training", {}).get("precision", "")
     changed = f" --precision {precision}" if precision != written else ""
-    words = [f"python prepare_data.py {recipe.path}", f"{start} train.py {recipe.path}{changed}"]
-    words += [f"bash evaluate.sh {output_dir_of(recipe)}"]
-    return ["Commands:", *(f"  {as_installed(line)}" for line in words)]
+    lines = [f"{PREPARE} {recipe.path}", f"{shlex.join(train)} {recipe.path}{changed}"]
+    return ["Commands:", *(f"  {line}" for line in [*lines, f"{EVALUATE} {output_dir_of(recipe)}"])]
 
 
 def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: Plans, device: Accelerator) -> list[Finding]:
@@ -282,7 +281,7 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
             varied = {"dataset_dir": data.dataset_dir, "output_dir": run, "tokens_per_step": tokens}
             words = [word for name, value in (varied | silent | short).items() for word in (f"--{name}", str(value))]
             script = ["-m", "gpt2_repro.train"] if INSTALLED else [str(ROOT / "train.py")]
-            command = [*recommended_launcher().command(gpus), *script, str(path), *words]
+            command = [*RECOMMENDED.command("--num_processes", str(gpus)), *script, str(path), *words]
             if finding := memory.try_training(command, trial):
                 return finding
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU")
