@@ -141,25 +141,24 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
         raise UserError("The speed of this machine is not known. Pass --gpu, or --tokens_per_second for GPT-2 124M.")
     minutes = 60 * (options.hours or options.budget / paid)
     name = f"budget_{options.budget:g}usd" if options.budget else f"budget_{options.hours:g}h"
-    machine = f"{device.count} x {card.card if card else device.name}"
+    heading = f"A GPT-2 for {minutes / 60:.1f} hours on {device.count} x {card.card if card else device.name}."
+    machine: dict[str, Any] = {"on_gpu": True, "processes": device.count, "memory_bytes": device.memory_bytes}
     path, training = Path("recipes", f"{name}.yaml"), 0.8 * minutes
-    for _ in range(4):  # the time of validations and checkpoints depends on the run
-        choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN)
-        with tempfile.TemporaryDirectory() as folder:
-            draft = Path(folder, path.name)
-            draft.write_text(
-                choice.recipe(name, f"A GPT-2 for {minutes / 60:.1f} hours on {machine}."), encoding="utf-8"
-            )
-            text, recipe = draft.read_text(encoding="utf-8"), load_recipe([str(draft)])
-        work = workload_of(follow_data(recipe, on_gpu=True, processes=device.count, memory_bytes=device.memory_bytes))
-        entries = cost.budget(work, speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops, basis="estimated")
-        rest = sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
-        training = minutes - rest
-        if training < minutes / 2:
-            least = f"--budget {2 * rest / 60 * paid:.2f}" if options.budget else f"--hours {2 * rest / 60:.2f}"
-            raise UserError(
-                f"More than half would be spent on {rest:.0f} minutes around the training. Pass {least} or more."
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder, path.name)
+        for _ in range(4):  # the time of validations and checkpoints depends on the run
+            choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN)
+            text = choice.recipe(name, heading)
+            draft.write_text(text, encoding="utf-8")
+            work = workload_of(follow_data(load_recipe([str(draft)]), **machine))
+            per_second = speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
+            entries = cost.budget(work, per_second, basis="estimated")
+            rest = sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
+            training = minutes - rest
+            if training < minutes / 2:
+                least = f"--budget {2 * rest / 60 * paid:.2f}" if options.budget else f"--hours {2 * rest / 60:.2f}"
+                problem = f"More than half would be spent on {rest:.0f} minutes around the training"
+                raise UserError(f"{problem}. Pass {least} or more.")
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise UserError(f"{path} exists with other values. Delete or rename it.")
     path.parent.mkdir(exist_ok=True)

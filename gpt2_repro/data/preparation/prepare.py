@@ -138,7 +138,7 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     for group in groups:
         stage_group(group, args, stage_stream)
     try:
-        write_folder(staging / "folder", tokenizer, args, sources.described(), groups, encoder)
+        write_folder(staging, args, sources, groups, encoder)
     except UserError:  # the same tokens would fail again
         _empty(staging)
         raise

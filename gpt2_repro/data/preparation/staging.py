@@ -92,7 +92,7 @@ class Stream:
         return sum(part.facts[key] for part in self.parts)
 
     def end(self) -> float:
-        """Return the position at which the stream ends (see `splits.order_documents`)."""
+        """Return the position at which the stream ends (see `splits.Group.spans`)."""
         return self.total("tokens") / self.weight
 
 
