@@ -61,9 +61,16 @@ def mistakes() -> Iterator[None]:
     except (UserError, RunFailed):
         raise
     except Exception as error:
-        if (mistake := _mistake(error)) is None:
+        number = error_number(error)
+        if isinstance(error, ImportError) and "pip install" in str(error):  # an optional package, such as bitsandbytes
+            raise UserError(in_a_line(error)) from error
+        if number not in DISK_ERRORS:
             raise
-        raise UserError(mistake) from error
+        fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
+        if number == errno.EFBIG:
+            fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
+        where = getattr(error, "filename", None) or "a file or the output of this command"
+        raise UserError(f"{os.strerror(number)}: {where}. {fix}") from error
 
 
 def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> None:
@@ -111,19 +118,6 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
         else:
             time.sleep(WAIT_FOR_MESSAGE)  # the launcher ends all processes after the first exit
         sys.exit(2 if isinstance(error, UserError) else 1)
-
-
-def _mistake(error: Exception) -> str | None:
-    """Return the message for a full or protected disk or a missing package, or None."""
-    if isinstance(error, ImportError) and "pip install" in str(error):
-        return in_a_line(error)  # an optional package, such as bitsandbytes
-    if (number := error_number(error)) not in DISK_ERRORS:
-        return None
-    fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
-    if number == errno.EFBIG:
-        fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
-    where = getattr(error, "filename", None) or "a file or the output of this command"
-    return f"{os.strerror(number)}: {where}. {fix}"
 
 
 class _Output(io.FileIO):

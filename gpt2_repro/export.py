@@ -70,9 +70,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder (or llm.c file) to create.")
     formats = "Format of the export. (default: llmc if OUT ends in .bin, otherwise hf)"
     parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="Data type of the weights."
-    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="Data type of weights.")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     parser.add_argument("--license", metavar="ID", help="License of the weights for the model card, such as mit.")
