@@ -24,24 +24,16 @@ VARIABLES = re.compile(
 )
 
 
-class CheckpointForm(NamedTuple):
-    """A checkpoint format. `file`: a file name without extension, or "" without an engine."""
-
-    words: str
-    file: str
-
-
-PLAIN = CheckpointForm("without DeepSpeed", "")
-ZERO = CheckpointForm("with DeepSpeed", "mp_rank_00_model_states")  # one model file for all ranks
-ZERO3 = CheckpointForm("with ZeRO-3", "zero_pp_rank_0_mp_rank_00_model_states")
-FSDP2 = CheckpointForm("with FSDP2", "pytorch_model_fsdp")
+ZERO = "mp_rank_00_model_states"  # one model file for all ranks
 
 
 class Launcher(NamedTuple):
     """A launcher: a file in accelerate_configs/ and the features that it supports."""
 
     name: str  # of the file, without .yaml
-    form: CheckpointForm  # a run can resume with every launcher that has the same format
+    # Name without extension of a file that identifies the format of a checkpoint, or "" without an engine. A run can
+    # resume with every launcher that has the same format.
+    form: str = ""
     deepspeed_json: str = ""  # the file in ds_configs/, if DeepSpeed is used
     # Whether each process has all weights. Compiling the loss, Muon and MARS need them.
     whole_weights: bool = True
@@ -62,10 +54,10 @@ class Launcher(NamedTuple):
 # The recommended launchers come first.
 _TABLE = (
     Launcher("zero1", ZERO, "zero1.json"),
-    Launcher("ddp", PLAIN),
+    Launcher("ddp"),
     Launcher("zero2", ZERO, "zero2.json"),
-    Launcher("zero3", ZERO3, "zero3.json", whole_weights=False),
-    Launcher("fsdp2", FSDP2, whole_weights=False),
+    Launcher("zero3", "zero_pp_rank_0_mp_rank_00_model_states", "zero3.json", whole_weights=False),
+    Launcher("fsdp2", "pytorch_model_fsdp", whole_weights=False),
     Launcher("zero1_multinode", ZERO, "zero1.json"),
 )
 LAUNCHERS = {launcher.name: launcher for launcher in _TABLE}
@@ -134,4 +126,4 @@ def deepspeed_json() -> Path | None:
 def launcher_of_checkpoint(files: Collection[str]) -> Launcher:
     """Return the first launcher that can resume a checkpoint with these files, or ddp."""
     stems = {Path(file).stem for file in files}
-    return next((each for each in LAUNCHERS.values() if each.form.file in stems), LAUNCHERS["ddp"])
+    return next((each for each in LAUNCHERS.values() if each.form in stems), LAUNCHERS["ddp"])
