@@ -27,10 +27,7 @@ from gpt2_repro.manifest import RowForm
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print all sources with sizes and preparation times, then exit."},
-    "verify": {
-        "action": "store_true",
-        "help": "Check every file of --dataset_dir against the hashes in its manifest, then exit.",
-    },
+    "verify": {"action": "store_true", "help": "Compare all files of --dataset_dir with its manifest, then exit."},
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
 OPTIONS["num_proc"]["default"] = cpu_cores()

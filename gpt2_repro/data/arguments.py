@@ -135,9 +135,7 @@ class PreparationOptions:
         "Library that encodes the text. auto uses fastokens for byte-level BPE, and tokenizers otherwise.",
         choices=["auto", "tokenizers"],
     )
-    max_bad_documents: int = option(
-        0, "Skip up to this many files and rows without readable text. Stop with an error if there are more.", type=int
-    )
+    max_bad_documents: int = option(0, "Skip at most this many files and rows without readable text.", type=int)
     keep_downloads: bool = option(False, "Keep downloaded files in the local Hugging Face cache.", action="store_true")
     overwrite: bool = option(False, "Replace an existing folder when the new folder is complete.", action="store_true")
 

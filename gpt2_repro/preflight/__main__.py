@@ -30,20 +30,17 @@ from gpt2_repro.text import Finding
 
 
 if TYPE_CHECKING:
+    from gpt2_repro.preflight.plan import Plans
     from gpt2_repro.training.arguments import TrainingRecipe
 
 
 logger = logging.getLogger("gpt2_repro.preflight")
-Plans = dict[int, BatchPlan | UserError]  # see `sizing.plans_of`
 DIST_SECONDS = 30.0
 CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
     "n": {"type": cli.positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {
-        "type": cli.positive_number,
-        "help": "Measured speed of all GPUs. (default: published speeds)",
-    },
+    "tokens_per_second": {"type": cli.positive_number, "help": "Speed of all GPUs. (default: published speeds)"},
     "budget": {"type": cli.positive_number, "metavar": "USD", "help": "Write a recipe for this number of dollars."},
     "hours": {"type": cli.positive_number, "help": "Write a recipe for this number of hours."},
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
@@ -179,7 +176,7 @@ def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
     return ["Commands:", *(f"  {line}" for line in [*lines, f"{EVALUATE} {output_dir_of(recipe)}"])]
 
 
-def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: Plans, device: Accelerator) -> list[Finding]:
+def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: "Plans", device: Accelerator) -> list[Finding]:
     """Check that a step divides over the GPUs, and that a micro-batch fits."""
     from gpt2_repro.preflight.plan import division
     from gpt2_repro.training.workload import estimate_memory

@@ -5,12 +5,13 @@ The order depends only on the lengths of the documents and on the weights of the
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.staging import Stream
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.preparation.staging import Stream, stage
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.errors import UserError
 
@@ -124,12 +125,12 @@ def groups_of(sources: Sources, args: DataArguments) -> list[Group]:
     return groups
 
 
-def stage_group(group: Group, args: DataArguments, stage: Callable[[Stream], None]) -> None:
+def stage_group(group: Group, staging: Path, args: DataArguments, options: PreparationOptions) -> None:
     """Tokenize the files of a group, and decide where its splits end."""
     # A mixture ends as soon as one of its sources ends.
     # Stage the source first that will probably end first, and of the others only as much as the mixture can use.
     for stream in sorted(group.streams, key=lambda stream: sum(file.size for file in stream.files) / stream.weight):
-        stage(stream)
+        stage(stream, staging, args, options)
         if len(group.streams) > 1:
             group.below = min(group.below, stream.end())
             for other in group.streams:

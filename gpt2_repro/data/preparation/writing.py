@@ -25,7 +25,7 @@ from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import sha256_of, sync, sync_folder, write_whole
+from gpt2_repro.files import read_object, sha256_of, sync, sync_folder, write_whole
 from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, ReadCounts, Shard, SplitCounts
 from gpt2_repro.tokenization import ENCODING
 
@@ -192,10 +192,8 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
         of_shard = itertools.chain([block], itertools.islice(remaining, SHARD_BLOCKS - 1))
         shards.append(_write_shard(folder / f"data-{len(shards):05d}.arrow", of_shard, features.arrow_schema))
     state = folder / "state.json"
-    described = json.loads(state.read_text(encoding="utf-8"))
-    described["_data_files"] = [{"filename": shard.name} for shard in shards]
-    described["_fingerprint"] = split_hash(shards)[:16]
-    write_whole(state, json.dumps(described, indent=2))
+    files = {"_data_files": [{"filename": shard.name} for shard in shards], "_fingerprint": split_hash(shards)[:16]}
+    write_whole(state, json.dumps(read_object(state) | files, indent=2))
     return shards
 
 
