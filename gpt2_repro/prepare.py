@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.data.arguments import PreparationOptions, check_passed, name_folder
+from gpt2_repro.data.arguments import PreparationOptions, name_folder
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
@@ -40,7 +40,10 @@ def main(argv: list[str]) -> Path:
     from gpt2_repro.data.recipe import DataRecipe
 
     recipe = parse_recipe(DataRecipe, argv, description=__doc__, options=OPTIONS)
-    check_passed(recipe.data, recipe.typed)
+    if {"source", "data_files"} <= recipe.typed:
+        raise UserError("--source and --data_files both set the text. Pass only one of them.")
+    if "validation_fraction" in recipe.typed and recipe.data.split != "hash":
+        raise UserError("--validation_fraction needs --split hash.")
     args, options = name_folder(recipe.data, recipe.typed), recipe.options
     if options.list_sources:
         print(table(options.num_proc))

@@ -106,14 +106,6 @@ def default_folder(data: DataArguments) -> str:
     return "data/" + "+".join(names) if any(names) else ""
 
 
-def check_passed(data: DataArguments, passed: Collection[str]) -> None:
-    """Raise UserError if a passed option has no effect because of another option."""
-    if {"source", "data_files"} <= set(passed):
-        raise UserError("--source and --data_files both set the text. Pass only one of them.")
-    if "validation_fraction" in passed and data.split != "hash":
-        raise UserError("--validation_fraction needs --split hash.")
-
-
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
     """Return a copy of `data` with the default dataset_dir, or `data` itself.
 
