@@ -44,8 +44,8 @@ def _launch(argv: list[str]) -> None:
         raise UserError("Pass a config and the command, for example: gpt2-repro launch zero1 --num_processes 2 train")
     if config not in LAUNCHERS:
         raise UserError(f"There is no config {config!r}. {did_you_mean(config, LAUNCHERS)}")
-    start, place = LAUNCHERS[config].start(), words.index("train")
-    command = [*start, *words[:place], "-m", "gpt2_repro.train", *words[place + 1 : -1]]
+    place = words.index("train")
+    command = LAUNCHERS[config].command(*words[:place], "-m", "gpt2_repro.train", *words[place + 1 : -1])
     os.execv(sys.executable, command)
 
 

@@ -108,14 +108,12 @@ def plan_by_length(
 ) -> BatchPlan:
     """Return the batch plan for rows of `shortest` to `longest` targets, or raise UserError."""
     passes = passes_by_length(tokens_per_step, rows=micro_batch_size, longest=longest, shortest=shortest)
-    accumulation = -(-passes // num_processes)
-    if accumulation * num_processes > tokens_per_step // longest:
+    per_process = -(-passes // num_processes)
+    if per_process * num_processes > tokens_per_step // longest:
         text = f"A step of {tokens_per_step:,} tokens may have fewer rows than forward passes"
         fix = "Pass a larger --tokens_per_step or --per_device_train_batch_size."
         raise UserError(f"{text}, because rows differ in length. {fix}")
-    return BatchPlan(
-        tokens_per_step, longest, micro_batch_size, num_processes, accumulation, max_steps, by_length=True
-    )
+    return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, per_process, max_steps, by_length=True)
 
 
 def extend_plan(

@@ -25,7 +25,6 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, error_number, in_a_line
-from gpt2_repro.launchers import as_installed
 from gpt2_repro.run_record.supervision import MISTAKE, note
 
 
@@ -62,9 +61,16 @@ def mistakes() -> Iterator[None]:
     except (UserError, RunFailed):
         raise
     except Exception as error:
-        if (mistake := _mistake(error)) is None:
+        number = error_number(error)
+        if isinstance(error, ImportError) and "pip install" in str(error):  # an optional package, such as bitsandbytes
+            raise UserError(in_a_line(error)) from error
+        if number not in DISK_ERRORS:
             raise
-        raise UserError(mistake) from error
+        fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
+        if number == errno.EFBIG:
+            fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
+        where = getattr(error, "filename", None) or "a file or the output of this command"
+        raise UserError(f"{os.strerror(number)}: {where}. {fix}") from error
 
 
 def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> None:
@@ -97,7 +103,7 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
             print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
     except (UserError, RunFailed) as error:
-        message = as_installed(str(error)).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
+        message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
         line = "error: " + re.sub(r"[\r\n]", lambda sign: repr(sign[0])[1:-1], message)
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
@@ -112,19 +118,6 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
         else:
             time.sleep(WAIT_FOR_MESSAGE)  # the launcher ends all processes after the first exit
         sys.exit(2 if isinstance(error, UserError) else 1)
-
-
-def _mistake(error: Exception) -> str | None:
-    """Return the message for a full or protected disk or a missing package, or None."""
-    if isinstance(error, ImportError) and "pip install" in str(error):
-        return in_a_line(error)  # an optional package, such as bitsandbytes
-    if (number := error_number(error)) not in DISK_ERRORS:
-        return None
-    fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
-    if number == errno.EFBIG:
-        fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
-    where = getattr(error, "filename", None) or "a file or the output of this command"
-    return f"{os.strerror(number)}: {where}. {fix}"
 
 
 class _Output(io.FileIO):
@@ -210,8 +203,6 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs.keys() & {"prog", "description"}:
-            kwargs[name] = kwargs[name] and as_installed(kwargs[name])
         super().__init__(*args, **kwargs | {"allow_abbrev": False, "formatter_class": _HelpFormatter})
 
     def error(self, message: str) -> NoReturn:

@@ -25,6 +25,7 @@ SECTIONS = ("data", "model", "training", "evaluation")
 PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # not in the title
 
 R = TypeVar("R", bound="Recipe")
+Options = Mapping[str, dict[str, Any]]
 
 
 class JsonObject(str):
@@ -131,25 +132,19 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     return {name: keys or {} for name, keys in document.items()}
 
 
-def parse_recipe(
-    kind: type[R],
-    argv: Sequence[str],
-    *,
-    description: str | None = None,
-    prog: str | None = None,
-    options: Mapping[str, dict[str, Any]] | None = None,
-) -> R:
+def parse_recipe(kind: type[R], argv: Sequence[str], *, options: Options | None = None, **about: str | None) -> R:
     """Parse a command line `[RECIPE] [--key value ...]`, or raise UserError.
 
     Args:
         kind: the subclass of Recipe, whose annotations name the sections and their dataclasses.
         options: the options that are not fields of a recipe, with keyword arguments for `add_argument`.
+        about: `prog` and `description` of the argument parser.
     """
     named = bool(argv) and not argv[0].startswith("-")
     path, flags = (Path(argv[0]), list(argv[1:])) if named else (DEFAULT, list(argv))
     classes: dict[str, Any] = {name: cls for name, cls in typing.get_type_hints(kind).items() if name in SECTIONS}
     usage = f"%(prog)s [RECIPE] [--key value ...]     default RECIPE: {DEFAULT}"
-    parser = _Parser(classes.values(), prog=prog, usage=usage, description=description)
+    parser = _Parser(classes.values(), usage=usage, **about)
     for name, keywords in (options or {}).items():
         parser.add_argument(f"--{name}", **keywords)
     written = {} if {"--help", "-h"} & set(flags) else load_sections(path)
@@ -173,9 +168,7 @@ def parse_recipe(
     )
 
 
-def _defaults(
-    path: Path, section: str, keys: Mapping[str, Any], fields: Mapping[str, Mapping[str, dataclasses.Field[Any]]]
-) -> dict[str, Any]:
+def _defaults(path: Path, section: str, keys: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a section in a file, as text that the parser converts like words of the command line."""
     defaults: dict[str, Any] = {}
     for key, value in keys.items():

@@ -87,13 +87,18 @@ def to_json(value: Any, **options: Any) -> str:
     return json.dumps(finite(value), **options)
 
 
+def parse_object(text: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a text, or None if the text is anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, or {} if the file is missing or damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {}
+    return (parse_object(path.read_bytes()) if path.is_file() else None) or {}
 
 
 T = TypeVar("T")

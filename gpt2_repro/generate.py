@@ -35,9 +35,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max_new_tokens", type=cli.positive_count, default=100, help="Tokens to generate.")
     parser.add_argument("--num_samples", type=cli.between(1, MOST_SAMPLES), default=1, help="Number of samples.")
     parser.add_argument("--temperature", type=cli.between(0.0, 1000.0), default=1.0, help="0: greedy decoding.")
-    parser.add_argument(
-        "--top_k", type=cli.between(0, 10**9), default=50, help="Sample from the top k tokens. 0: all."
-    )
+    parser.add_argument("--top_k", type=cli.between(0, 10**9), default=50, help="Draw from the top k tokens. 0: all.")
     top_p = "Sample from the most likely tokens with this total probability."
     parser.add_argument("--top_p", type=cli.between(1e-9, 1.0), default=1.0, help=top_p)
     parser.add_argument("--chat", action="store_true", help="Answer lines of standard input, with a chat template.")

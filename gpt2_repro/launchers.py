@@ -14,41 +14,26 @@ from gpt2_repro.errors import UserError
 PACKAGE = Path(__file__).parent
 INSTALLED = (PACKAGE / "accelerate_configs").is_dir()  # by pip, and not in the repository
 ROOT = PACKAGE if INSTALLED else PACKAGE.parent  # has recipes/, accelerate_configs/ and ds_configs/
-# The commands of the repository, and the same commands of an installed package.
-_FORMS = (
-    (
-        r"accelerate launch --config_file accelerate_configs/(\w+)\.yaml((?: --\w+ \S+)*) train\.py",
-        r"launch \1\2 train",
-    ),
-    (r"python train\.py", "train"),
-    (r"python prepare_data\.py", "prepare"),
-    (r"bash evaluate\.sh", "evaluate"),
-    (r"python -m gpt2_repro\.(\w+)", r"\1"),
-)
+# The commands that messages name.
+PREPARE, EVALUATE = "python prepare_data.py", "bash evaluate.sh"
+if INSTALLED:
+    PREPARE, EVALUATE = "gpt2-repro prepare", "gpt2-repro evaluate"
 # Set by accelerate, torchrun and clusters. torchrun also reads its options from PET_*.
 VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET|ACCELERATE|FSDP)_\w+"
 )
 
 
-class CheckpointForm(NamedTuple):
-    """A checkpoint format. `file`: a file name without extension, or "" without an engine."""
-
-    words: str
-    file: str
-
-
-PLAIN = CheckpointForm("without DeepSpeed", "")
-ZERO = CheckpointForm("with DeepSpeed", "mp_rank_00_model_states")  # one model file for all ranks
-ZERO3 = CheckpointForm("with ZeRO-3", "zero_pp_rank_0_mp_rank_00_model_states")
-FSDP2 = CheckpointForm("with FSDP2", "pytorch_model_fsdp")
+ZERO = "mp_rank_00_model_states"  # one model file for all ranks
 
 
 class Launcher(NamedTuple):
     """A launcher: a file in accelerate_configs/ and the features that it supports."""
 
     name: str  # of the file, without .yaml
-    form: CheckpointForm  # a run can resume with every launcher that has the same format
+    # Name without extension of a file that identifies the format of a checkpoint, or "" without an engine. A run can
+    # resume with every launcher that has the same format.
+    form: str = ""
     deepspeed_json: str = ""  # the file in ds_configs/, if DeepSpeed is used
     # Whether each process has all weights. Compiling the loss, Muon and MARS need them.
     whole_weights: bool = True
@@ -58,39 +43,39 @@ class Launcher(NamedTuple):
         """Path of the config for `accelerate launch --config_file`."""
         return f"accelerate_configs/{self.name}.yaml"
 
-    def command(self, num_processes: int) -> list[str]:
-        """Return the part of the command line that comes before the training script."""
-        return [*self.start(), "--num_processes", str(num_processes)]
-
-    def start(self) -> list[str]:
-        """Return the command line without the number of processes, which the file sets. It works in any folder."""
+    def command(self, *options: str) -> list[str]:
+        """Return the part of the command line that comes before the training script. It works in any folder."""
         command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / self.config)]
-        json_file = str(ROOT / "ds_configs" / self.deepspeed_json)
-        return [*command, "--deepspeed_config_file", json_file] if self.deepspeed_json else command
+        if self.deepspeed_json:
+            command += ["--deepspeed_config_file", str(ROOT / "ds_configs" / self.deepspeed_json)]
+        return [*command, *options]
 
 
 # The recommended launchers come first.
 _TABLE = (
     Launcher("zero1", ZERO, "zero1.json"),
-    Launcher("ddp", PLAIN),
+    Launcher("ddp"),
     Launcher("zero2", ZERO, "zero2.json"),
-    Launcher("zero3", ZERO3, "zero3.json", whole_weights=False),
-    Launcher("fsdp2", FSDP2, whole_weights=False),
+    Launcher("zero3", "zero_pp_rank_0_mp_rank_00_model_states", "zero3.json", whole_weights=False),
+    Launcher("fsdp2", "pytorch_model_fsdp", whole_weights=False),
     Launcher("zero1_multinode", ZERO, "zero1.json"),
 )
 LAUNCHERS = {launcher.name: launcher for launcher in _TABLE}
 
 
-def as_installed(text: str) -> str:
-    """Return `text` with the commands that this installation has, for example `gpt2-repro train`."""
-    for pattern, command in _FORMS if INSTALLED else ():
-        text = re.sub(pattern, f"gpt2-repro {command}", text)
-    return text
+RECOMMENDED = _TABLE[0]
 
 
-def recommended_launcher() -> Launcher:
-    """Return the recommended launcher."""
-    return next(iter(LAUNCHERS.values()))
+def training_command(*options: str, on_gpu: bool) -> list[str]:
+    """Return the words of a training command that messages name, up to the recipe.
+
+    `options` of accelerate launch are used if `on_gpu`.
+    """
+    if INSTALLED:
+        return ["gpt2-repro", *(["launch", RECOMMENDED.name, *options] if on_gpu else []), "train"]
+    root = Path(os.path.relpath(ROOT))
+    launch = ["accelerate", "launch", "--config_file", str(root / RECOMMENDED.config), *options]
+    return [*(launch if on_gpu else ["python"]), str(root / "train.py")]
 
 
 def check_variables() -> None:
@@ -141,4 +126,4 @@ def deepspeed_json() -> Path | None:
 def launcher_of_checkpoint(files: Collection[str]) -> Launcher:
     """Return the first launcher that can resume a checkpoint with these files, or ddp."""
     stems = {Path(file).stem for file in files}
-    return next((each for each in LAUNCHERS.values() if each.form.file in stems), LAUNCHERS["ddp"])
+    return next((each for each in LAUNCHERS.values() if each.form in stems), LAUNCHERS["ddp"])

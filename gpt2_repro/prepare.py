@@ -10,28 +10,24 @@ python prepare_data.py --verify --dataset_dir data/books    compare a copied fol
 """
 
 import dataclasses
-import os
 import shlex
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.data.arguments import PreparationOptions, check_passed, name_folder
+from gpt2_repro.data.arguments import PreparationOptions, name_folder
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import cpu_cores
-from gpt2_repro.launchers import INSTALLED, ROOT, as_installed
+from gpt2_repro.launchers import PREPARE, training_command
 from gpt2_repro.manifest import RowForm
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print all sources with sizes and preparation times, then exit."},
-    "verify": {
-        "action": "store_true",
-        "help": "Check every file of --dataset_dir against the hashes in its manifest, then exit.",
-    },
+    "verify": {"action": "store_true", "help": "Compare all files of --dataset_dir with its manifest, then exit."},
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
 OPTIONS["num_proc"]["default"] = cpu_cores()
@@ -44,7 +40,10 @@ def main(argv: list[str]) -> Path:
     from gpt2_repro.data.recipe import DataRecipe
 
     recipe = parse_recipe(DataRecipe, argv, description=__doc__, options=OPTIONS)
-    check_passed(recipe.data, recipe.typed)
+    if {"source", "data_files"} <= recipe.typed:
+        raise UserError("--source and --data_files both set the text. Pass only one of them.")
+    if "validation_fraction" in recipe.typed and recipe.data.split != "hash":
+        raise UserError("--validation_fraction needs --split hash.")
     args, options = name_folder(recipe.data, recipe.typed), recipe.options
     if options.list_sources:
         print(table(options.num_proc))
@@ -52,27 +51,20 @@ def main(argv: list[str]) -> Path:
     if options.verify:
         if not args.dataset_dir:
             raise UserError("Nothing to verify. Pass the prepared folder as --dataset_dir.")
-        PreparedData.read(args.dataset_dir, command="python prepare_data.py RECIPE").verify()
+        PreparedData.read(args.dataset_dir, command=f"{PREPARE} RECIPE").verify()
         print(f"{args.dataset_dir}: every file matches the manifest")
         return Path(args.dataset_dir)
     names = [field.name for field in dataclasses.fields(PreparationOptions)]
     data = prepare(args, PreparationOptions(**{name: getattr(options, name) for name in names}))
     describe(data, max_tokens=args.max_tokens)
-    print(f"Train on this data with:\n{training_command(recipe, data.path)}")
-    return data.path
-
-
-def training_command(recipe: Any, folder: Path) -> str:
-    """Return the shell command that trains on a prepared folder with the recipe."""
-    gpu = any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))  # NVIDIA, AMD
-    root = Path() if INSTALLED else Path(os.path.relpath(ROOT))
-    launch = ["accelerate", "launch", "--config_file", str(root / "accelerate_configs" / "zero1.yaml")]
-    words = [*(launch if gpu else ["python"]), str(root / "train.py"), str(recipe.path)]
-    if str(folder) != recipe.written.get("data", {}).get("dataset_dir"):
-        words += ["--dataset_dir", str(folder)]
+    on_gpu = any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))  # NVIDIA, AMD
+    words = [*training_command(on_gpu=on_gpu), str(recipe.path)]
+    if str(data.path) != recipe.written.get("data", {}).get("dataset_dir"):
+        words += ["--dataset_dir", str(data.path)]
     form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed]
     words += [word for name in form for word in (f"--{name}", str(getattr(recipe.data, name)))]
-    return as_installed(shlex.join(words))
+    print(f"Train on this data with:\n{shlex.join(words)}")
+    return data.path
 
 
 def describe(data: PreparedData, *, max_tokens: int) -> None:

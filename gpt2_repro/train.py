@@ -22,14 +22,8 @@ from gpt2_repro.training.launcher import end_with_launcher
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "dry_run": {
-        "action": "store_true",
-        "help": "Print all settings, the model size, the steps and the FLOPs, then exit.",
-    },
-    "diff_recipe": {
-        "metavar": "RECIPE",
-        "help": "Print the settings of this command that differ from RECIPE, then exit.",
-    },
+    "dry_run": {"action": "store_true", "help": "Print all settings, model size, steps and FLOPs, then exit."},
+    "diff_recipe": {"metavar": "RECIPE", "help": "Print the settings that differ from RECIPE, then exit."},
 }
 
 

@@ -16,7 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import train as train_script
 from gpt2_repro import hardware
-from gpt2_repro.data.tokenizer import train_tokenizer
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
 from tests.sections import ROOT
 
@@ -100,8 +101,9 @@ def test_weights_of_another_tokenizer(
     refused, documents: list[str], tmp_path: Path, vocab_size: int, ids: int
 ) -> None:
     shape = {"vocab_size": vocab_size, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    args = DataArguments(tokenizer=f"train:{ids}", sequence_length=32)
+    obtain_tokenizer(args, tmp_path / "other", lambda: [text[::-1] for text in documents], 0)
     GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path / "other")
-    train_tokenizer([text[::-1] for text in documents], ids, tmp_path / "other", sequence_length=32)
     assert f"--tokenizer {tmp_path / 'other'}" in refused("--init_from", tmp_path / "other")
 
 

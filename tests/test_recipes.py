@@ -14,7 +14,7 @@ from gpt2_repro.config import values_of as section_values
 from gpt2_repro.data.arguments import DataArguments, default_folder
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationRecipe
-from gpt2_repro.launchers import recommended_launcher
+from gpt2_repro.launchers import RECOMMENDED
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
@@ -78,7 +78,7 @@ def test_a_recipe_divides_on_the_gpus_that_its_header_names(path: Path) -> None:
 @pytest.mark.parametrize("path", GPT2, ids=lambda path: path.stem)
 def test_a_header_names_the_commands(path: Path) -> None:
     header, recipe = header_of(path), f"recipes/{path.name}"
-    launcher = recommended_launcher()
+    launcher = RECOMMENDED
     launch = f"accelerate launch --config_file {launcher.config}( --num_processes 1)? train.py {recipe}"
     assert re.search(launch, header)
     assert f"python prepare_data.py {recipe}" in header

@@ -107,14 +107,6 @@ def default_folder(data: DataArguments) -> str:
     return "data/" + "+".join(names) if any(names) else ""
 
 
-def check_passed(data: DataArguments, passed: Collection[str]) -> None:
-    """Raise UserError if a passed option has no effect because of another option."""
-    if {"source", "data_files"} <= set(passed):
-        raise UserError("--source and --data_files both set the text. Pass only one of them.")
-    if "validation_fraction" in passed and data.split != "hash":
-        raise UserError("--validation_fraction needs --split hash.")
-
-
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
     """Return a copy of `data` with the default dataset_dir, or `data` itself.
 
@@ -136,9 +128,7 @@ class PreparationOptions:
         "Library that encodes the text. auto uses fastokens for byte-level BPE, and tokenizers otherwise.",
         choices=["auto", "tokenizers"],
     )
-    max_bad_documents: int = option(
-        0, "Skip up to this many files and rows without readable text. Stop with an error if there are more.", type=int
-    )
+    max_bad_documents: int = option(0, "Skip at most this many files and rows without readable text.", type=int)
     keep_downloads: bool = option(False, "Keep downloaded files in the local Hugging Face cache.", action="store_true")
     overwrite: bool = option(False, "Replace an existing folder when the new folder is complete.", action="store_true")
 

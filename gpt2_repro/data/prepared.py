@@ -17,6 +17,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line, nearest
 from gpt2_repro.files import from_json, read_object, sha256_of, try_lock
+from gpt2_repro.launchers import PREPARE
 from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
 from gpt2_repro.tokenization import had_other_ids, load_for_rows
 
@@ -40,7 +41,7 @@ class PreparedData:
     manifest: Manifest
 
     @classmethod
-    def read(cls, path: str | Path, *, command: str = "python prepare_data.py") -> "PreparedData":
+    def read(cls, path: str | Path, *, command: str = PREPARE) -> "PreparedData":
         """Open a prepared folder without comparing it with a recipe.
 
         `command` prepares the folder, for error messages.
@@ -66,7 +67,7 @@ class PreparedData:
         Raises UserError if the folder is missing or damaged, or was prepared with other values. `typed` has the names
         of the fields that were passed on the command line.
         """
-        command = f"python prepare_data.py {recipe}"
+        command = f"{PREPARE} {recipe}"
         if args.source == "files" and not args.data_files:
             command += " --data_files FILE"
         if not args.dataset_dir:
@@ -77,7 +78,7 @@ class PreparedData:
             compared = {*typed, *(field.name for field in dataclasses.fields(RowForm))}
             requested = {key: value for key, value in requested.items() if key in compared}
         data = cls.read(args.dataset_dir, command=command)
-        fix = f"Pass the value of the folder, or run `python prepare_data.py {recipe}` with another --dataset_dir."
+        fix = f"Pass the value of the folder, or run `{PREPARE} {recipe}` with another --dataset_dir."
         check_request(data.manifest.request, requested, f"{args.dataset_dir} was prepared", fix)
         return data
 

@@ -5,21 +5,21 @@ A trained model should have lower losses.
 
 import numpy as np
 
+from gpt2_repro.data.packing import Block
+
 
 # Maximum number of training tokens. Beyond this, counting pairs takes longer than reading the text.
 MAX_TOKENS = 5_000_000
 
 
-def reference_losses(
-    train: tuple[np.ndarray, np.ndarray], validation: tuple[np.ndarray, np.ndarray], vocab_size: int
-) -> dict[str, float]:
+def reference_losses(train: Block, validation: Block, vocab_size: int) -> dict[str, float]:
     """Return the validation losses of a unigram and a bigram model in nats per target.
 
     The keys are "unigram" and "bigram". The unigram model uses add-one smoothing. The bigram model uses Witten-Bell
     interpolation with the unigram model (Witten and Bell 1991). All ids of a row except the first are targets.
 
     Args:
-        train, validation: for each split, two arrays: the concatenated ids of its rows, and the length of each row.
+        train, validation: the rows of each split.
     """
     from scipy import sparse
 

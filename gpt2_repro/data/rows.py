@@ -8,13 +8,14 @@ import numpy as np
 
 from gpt2_repro.data.packing import Block
 from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.launchers import PREPARE
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
-VERIFY = "Copy or prepare the data again. To check all files, run `python prepare_data.py --verify"
+VERIFY = f"Copy or prepare the data again. To check all files, run `{PREPARE} --verify"
 
 
 class Rows:

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from gpt2_repro.hardware import check_hub
 from gpt2_repro.run_record.layout import FINAL
 from gpt2_repro.tokenization import CONFIG, END_OF_TEXT, for_rows, read_files, separator_token, without_special_tokens
 
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +33,8 @@ LONG_WORD = re.compile(rf"[\S\x1c-\x1f]{{{LONGEST_WORD}}}|\s{{{LONGEST_WORD}}}")
 TOKENIZER_FILES = ["tokenizer.json", CONFIG, "special_tokens_map.json"]
 
 
-def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> None:
-    """Copy a tokenizer from the Hub, its folder, a run or a prepared folder.
-
-    `sequence_length` becomes the `model_max_length` if the tokenizer's configuration has none.
-    """
-    destination.mkdir(parents=True, exist_ok=True)
+def copy_tokenizer(name: str, destination: Path) -> None:
+    """Copy the files of a tokenizer from the Hub, its folder, a run or a prepared folder."""
     folders = (folder for folder in (Path(name, FINAL), Path(name, "tokenizer"), Path(name)) if folder.is_dir())
     source = next(folders, None)
     if source is None:
@@ -52,22 +51,10 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
             shutil.copyfile(source / file, destination / file)
     if not (destination / "tokenizer.json").is_file():
         raise UserError(f"{name} has no tokenizer.json. Pass another --tokenizer, such as train or char.")
-    try:
-        _complete(destination, sequence_length)
-    except Exception as error:  # `tokenizers` raises plain Exception
-        raise UserError(f"The tokenizer {name} is invalid ({in_a_line(error)}). Pass another --tokenizer.") from None
 
 
-def _complete(folder: Path, sequence_length: int, *, separator: str = "before") -> None:
-    """Write a tokenizer's files as the rows need them (see `for_rows`)."""
-    description, config = for_rows(folder, separator=separator)
-    if description != read_files(folder)[0]:
-        write_whole(folder / "tokenizer.json", json.dumps(description, ensure_ascii=False))
-    write_whole(folder / CONFIG, json.dumps({"model_max_length": sequence_length} | config, indent=2) + "\n")
-
-
-def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path, *, sequence_length: int) -> None:
-    """Train and save a byte-level BPE. The last of its ids is the end-of-text token."""
+def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "Tokenizer":
+    """Train a byte-level BPE. The last of its ids is the end-of-text token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -77,11 +64,11 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(documents, trainer)
     tokenizer.add_special_tokens([END_OF_TEXT])
-    _write(tokenizer, destination, sequence_length)
+    return tokenizer
 
 
-def count_characters(documents: Iterable[str], destination: Path, *, sequence_length: int) -> None:
-    """Save a tokenizer with one id per character of the documents, and no end-of-text id.
+def count_characters(documents: Iterable[str]) -> "Tokenizer":
+    """Return a tokenizer with one id per character of the documents, and no end-of-text id.
 
     The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char.
     """
@@ -93,17 +80,11 @@ def count_characters(documents: Iterable[str], destination: Path, *, sequence_le
     tokenizer = Tokenizer(models.WordLevel({character: place for place, character in enumerate(characters)}, ""))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    _write(tokenizer, destination, sequence_length)
-
-
-def _write(tokenizer: Any, destination: Path, sequence_length: int) -> None:
-    destination.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(destination / "tokenizer.json"))
-    _complete(destination, sequence_length)
+    return tokenizer
 
 
 def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iterable[str]], text_bytes: float) -> None:
-    """Save the tokenizer of --tokenizer to `folder`, unless that folder exists.
+    """Save the tokenizer of --tokenizer to `folder` as the rows need it (see `for_rows`), unless that folder exists.
 
     `texts` returns the training text of about `text_bytes` bytes, for `train`, `train:SIZE` and `char`.
     """
@@ -111,7 +92,8 @@ def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iter
         return
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    name, length = args.tokenizer, args.sequence_length
+    partial.mkdir(parents=True)
+    name, file = args.tokenizer, partial / "tokenizer.json"
     kind, _, size = name.partition(":")
     if kind == "train":
         # By default, the largest power of two from 512 to 32,768 with at least 400 bytes of text per id.
@@ -119,13 +101,18 @@ def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iter
         if not size.isdecimal() or int(size) < 257:
             raise UserError(f"--tokenizer {name} must end with a number from 257 (256 bytes and end-of-text).")
         logger.info("training a BPE tokenizer with at most %s ids", size)
-        train_tokenizer(_beginning(texts()), int(size), partial, sequence_length=length)
+        train_tokenizer(_beginning(texts()), int(size)).save(str(file))
     elif name == "char":
-        count_characters(texts(), partial, sequence_length=length)
+        count_characters(texts()).save(str(file))
     else:
-        save_tokenizer(name, partial, sequence_length=length)
-    if args.separator == "none":
-        _complete(partial, length, separator="none")
+        copy_tokenizer(name, partial)
+    try:
+        description, config = for_rows(partial, separator=args.separator)
+    except Exception as error:  # `tokenizers` raises plain Exception
+        raise UserError(f"The tokenizer {name} is invalid ({in_a_line(error)}). Pass another --tokenizer.") from None
+    if description != read_files(partial)[0]:
+        write_whole(file, json.dumps(description, ensure_ascii=False))
+    write_whole(partial / CONFIG, json.dumps({"model_max_length": args.sequence_length} | config, indent=2) + "\n")
     partial.rename(folder)
 
 
@@ -158,7 +145,7 @@ class Encoder:
     Special tokens in the text of a document, such as "<|endoftext|>", are encoded as ordinary text.
 
     Args:
-        folder: tokenizer folder that save_tokenizer wrote.
+        folder: tokenizer folder that obtain_tokenizer wrote.
         separator: position of the end-of-text id: `before` or `after` each document, or `none`.
         engine: library that encodes. `auto` uses fastokens for byte-level BPE, and `tokenizers` otherwise.
     """

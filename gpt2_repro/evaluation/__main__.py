@@ -30,7 +30,7 @@ from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents
 from gpt2_repro.evaluation.references import SCORES
 from gpt2_repro.evaluation.scores import compare, join_seeds, published_baseline
 from gpt2_repro.evaluation.tasks import open_tasks
-from gpt2_repro.launchers import forget_variables
+from gpt2_repro.launchers import EVALUATE, forget_variables
 from gpt2_repro.run_record.checkpoint import Checkpoint, all_checkpoints, resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
 
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> Comparison:
         scored.append(published)
 
     # --- Table
-    comparison = compare(scored, baseline, settings, output.run_metadata("bash evaluate.sh", argv), flagged)
+    comparison = compare(scored, baseline, settings, output.run_metadata(EVALUATE, argv), flagged)
     _write(comparison, output_dir)
     return comparison
 

@@ -12,6 +12,7 @@ from transformers.hf_argparser import HfArg
 from gpt2_repro.cli import CommandParser, positive_count
 from gpt2_repro.config import Recipe, parse_recipe, values_of
 from gpt2_repro.errors import UserError
+from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.run_record.layout import RECIPE
 
 
@@ -49,7 +50,7 @@ class EvaluationRecipe(Recipe):
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
     """Return the command line of evaluate.sh. Recipe fields that were not passed are None."""
     usage = "%(prog)s CHECKPOINT... [--key value ...]"
-    parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
+    parser = CommandParser(prog=EVALUATE, usage=usage, description=description)
     models = "A run directory (final/ is scored), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=models)
     defaults = "default: the value in the run's recipe; without a run, the value shown here"

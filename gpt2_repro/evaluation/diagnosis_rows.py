@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.tasks import cut_passages, evenly, fetch_data, load_task, write_task_files
+from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.tokenization import encode, is_same, start_id
 
 
@@ -79,7 +80,7 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
 def check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
     """Raise UserError if two tokenizers differ. `option` passed the first one."""
     if not is_same(tokenizer, expected):
-        fix = "Pass a model or data with this tokenizer, or run bash evaluate.sh, which compares bits per byte."
+        fix = f"Pass a model or data with this tokenizer, or run {EVALUATE}, which compares bits per byte."
         raise UserError(f"{option} does not have the tokenizer of RUN, so losses per token cannot be compared. {fix}")
 
 

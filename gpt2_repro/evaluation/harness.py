@@ -149,7 +149,7 @@ def evaluate_model(
 
 def launch_command(job: Path, num_processes: int) -> list[str]:
     """Return the command that runs this module's `main` in several processes."""
-    launcher = [*LAUNCHERS["ddp"].command(num_processes), "--main_process_port", "0"]
+    launcher = LAUNCHERS["ddp"].command("--num_processes", str(num_processes), "--main_process_port", "0")
     return [*launcher, "-m", "gpt2_repro.evaluation.harness", str(job)]
 
 

@@ -14,7 +14,6 @@ import jinja2
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import MARGINS, Comparison
 from gpt2_repro.files import read_object, write_whole
-from gpt2_repro.launchers import as_installed
 from gpt2_repro.run_record.checkpoint import Checkpoint
 from gpt2_repro.text import now
 
@@ -57,7 +56,7 @@ def file_name(name: str) -> str:
 def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """Return the command line, the time and the versions of libraries."""
     versions = {library: version(library) for library in LIBRARIES}
-    return {"date": now(), "command": f"{as_installed(command)} {shlex.join(argv)}", "versions": versions}
+    return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
 
 
 def check_output(folder: Path) -> None:

@@ -68,8 +68,9 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
 
 
 def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> dict[str, list[Any]]:
-    """Return the tokens, their types (1: ordinary, 3: special, 4: added, 5: padding) and the merges of a byte-level BPE.
+    """Return the tokens, their types and the merges of a byte-level BPE.
 
+    The types are 1 (ordinary), 3 (special), 4 (added) and 5 (padding).
     Raises UserError if text is not divided as by GPT-2's tokenizer: llama.cpp knows rules only by their names.
     """
     description = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}

@@ -10,6 +10,7 @@ Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit
 
 import dataclasses
 import logging
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,27 +23,24 @@ from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json
 from gpt2_repro.hardware import Accelerator
-from gpt2_repro.launchers import INSTALLED, ROOT, as_installed, forget_variables, recommended_launcher
+from gpt2_repro.launchers import EVALUATE, INSTALLED, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.preflight import cost, environment, memory
 from gpt2_repro.text import Finding
 
 
 if TYPE_CHECKING:
+    from gpt2_repro.preflight.plan import Plans
     from gpt2_repro.training.arguments import TrainingRecipe
 
 
 logger = logging.getLogger("gpt2_repro.preflight")
-Plans = dict[int, BatchPlan | UserError]  # see `sizing.plans_of`
 DIST_SECONDS = 30.0
 CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
     "n": {"type": cli.positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {
-        "type": cli.positive_number,
-        "help": "Measured speed of all GPUs. (default: published speeds)",
-    },
+    "tokens_per_second": {"type": cli.positive_number, "help": "Speed of all GPUs. (default: published speeds)"},
     "budget": {"type": cli.positive_number, "metavar": "USD", "help": "Write a recipe for this number of dollars."},
     "hours": {"type": cli.positive_number, "help": "Write a recipe for this number of hours."},
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
@@ -140,25 +138,24 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
         raise UserError("The speed of this machine is not known. Pass --gpu, or --tokens_per_second for GPT-2 124M.")
     minutes = 60 * (options.hours or options.budget / paid)
     name = f"budget_{options.budget:g}usd" if options.budget else f"budget_{options.hours:g}h"
-    machine = f"{device.count} x {card.card if card else device.name}"
+    heading = f"A GPT-2 for {minutes / 60:.1f} hours on {device.count} x {card.card if card else device.name}."
+    machine: dict[str, Any] = {"on_gpu": True, "processes": device.count, "memory_bytes": device.memory_bytes}
     path, training = Path("recipes", f"{name}.yaml"), 0.8 * minutes
-    for _ in range(4):  # the time of validations and checkpoints depends on the run
-        choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN)
-        with tempfile.TemporaryDirectory() as folder:
-            draft = Path(folder, path.name)
-            draft.write_text(
-                choice.recipe(name, f"A GPT-2 for {minutes / 60:.1f} hours on {machine}."), encoding="utf-8"
-            )
-            text, recipe = draft.read_text(encoding="utf-8"), load_recipe([str(draft)])
-        work = workload_of(follow_data(recipe, on_gpu=True, processes=device.count, memory_bytes=device.memory_bytes))
-        entries = cost.budget(work, speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops, basis="estimated")
-        rest = sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
-        training = minutes - rest
-        if training < minutes / 2:
-            least = f"--budget {2 * rest / 60 * paid:.2f}" if options.budget else f"--hours {2 * rest / 60:.2f}"
-            raise UserError(
-                f"More than half would be spent on {rest:.0f} minutes around the training. Pass {least} or more."
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder, path.name)
+        for _ in range(4):  # the time of validations and checkpoints depends on the run
+            choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN)
+            text = choice.recipe(name, heading)
+            draft.write_text(text, encoding="utf-8")
+            work = workload_of(follow_data(load_recipe([str(draft)]), **machine))
+            per_second = speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
+            entries = cost.budget(work, per_second, basis="estimated")
+            rest = sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
+            training = minutes - rest
+            if training < minutes / 2:
+                least = f"--budget {2 * rest / 60 * paid:.2f}" if options.budget else f"--hours {2 * rest / 60:.2f}"
+                problem = f"More than half would be spent on {rest:.0f} minutes around the training"
+                raise UserError(f"{problem}. Pass {least} or more.")
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise UserError(f"{path} exists with other values. Delete or rename it.")
     path.parent.mkdir(exist_ok=True)
@@ -172,16 +169,14 @@ def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
     """Return the commands that prepare, train and evaluate."""
     from gpt2_repro.training.arguments import output_dir_of
 
-    launch = f"accelerate launch --config_file {recommended_launcher().config} --num_processes {device.count}"
-    start = launch if device.kind == "cuda" else "python"
+    train = training_command("--num_processes", str(device.count), on_gpu=device.kind == "cuda")
     precision, written = recipe.training.precision, recipe.written.get("training", {}).get("precision", "")
     changed = f" --precision {precision}" if precision != written else ""
-    words = [f"python prepare_data.py {recipe.path}", f"{start} train.py {recipe.path}{changed}"]
-    words += [f"bash evaluate.sh {output_dir_of(recipe)}"]
-    return ["Commands:", *(f"  {as_installed(line)}" for line in words)]
+    lines = [f"{PREPARE} {recipe.path}", f"{shlex.join(train)} {recipe.path}{changed}"]
+    return ["Commands:", *(f"  {line}" for line in [*lines, f"{EVALUATE} {output_dir_of(recipe)}"])]
 
 
-def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: Plans, device: Accelerator) -> list[Finding]:
+def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: "Plans", device: Accelerator) -> list[Finding]:
     """Check that a step divides over the GPUs, and that a micro-batch fits."""
     from gpt2_repro.preflight.plan import division
     from gpt2_repro.training.workload import estimate_memory
@@ -284,7 +279,7 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
             varied = {"dataset_dir": data.dataset_dir, "output_dir": run, "tokens_per_step": tokens}
             words = [word for name, value in (varied | silent | short).items() for word in (f"--{name}", str(value))]
             script = ["-m", "gpt2_repro.train"] if INSTALLED else [str(ROOT / "train.py")]
-            command = [*recommended_launcher().command(gpus), *script, str(path), *words]
+            command = [*RECOMMENDED.command("--num_processes", str(gpus)), *script, str(path), *words]
             if finding := memory.try_training(command, trial):
                 return finding
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU")

@@ -132,9 +132,8 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
         "sync": copied / SYNC_BYTES_PER_SECOND / 60 * rented,
     }
     bases = dict.fromkeys(("training steps", "validation", "HellaSwag"), basis)
-    return [
-        {"name": name, "minutes": time, "basis": bases.get(name, "assumed")} for name, time in minutes.items() if time
-    ]
+    spent = {name: time for name, time in minutes.items() if time}
+    return [{"name": name, "minutes": spent[name], "basis": bases.get(name, "assumed")} for name in spent]
 
 
 def ranking() -> list[dict[str, Any]]:

@@ -65,9 +65,8 @@ class MemoryEstimate(NamedTuple):
         # ZeRO-1: weight and gradient in bf16 and the fp32 gradient sum; divided over the ranks, the fp32 master weight
         # and the two Adam moments. DDP: weight, gradient and moments in fp32, the weight in bf16, the buckets of DDP.
         of_weight = 8 + self.state_bytes / self.ranks if self.sharded else 6 + self.state_bytes + 4 * (self.ranks > 1)
-        saved = SAVED_BYTES.get(self.model_type, SAVED_BYTES["llama"])[
-            "eager" if not self.compiled else "autocast" if autocast else "bf16"
-        ]
+        mode = "eager" if not self.compiled else "autocast" if autocast else "bf16"
+        saved = SAVED_BYTES.get(self.model_type, SAVED_BYTES["llama"])[mode]
         inputs = 4 if autocast else 2  # of a block, which is all that is saved with activation checkpointing
         blocks = saved + inputs * self.n_layer if trial.checkpointing else saved * self.n_layer
         # 2: the gradient of the head's input.

@@ -19,16 +19,11 @@ from gpt2_repro.text import Cell, Table, size
 
 
 CPU_PASSES, CPU_PASS_FLOPS = 3, 2e11
+Plans = Mapping[int, BatchPlan | UserError]  # the batch plan for each number of GPUs, or why the step does not divide
 
 
-def run_lines(
-    data: DataArguments, model: ModelArguments, work: Workload, plans: Mapping[int, BatchPlan | UserError]
-) -> list[str]:
-    """Return the numbers of a run as lines of text. Prepared data is not needed.
-
-    Args:
-        plans: the batch plan for each number of GPUs, or the error if the step does not divide.
-    """
+def run_lines(data: DataArguments, model: ModelArguments, work: Workload, plans: Plans) -> list[str]:
+    """Return the numbers of a run as lines of text. Prepared data is not needed."""
     manifest = PreparedData.read(data.dataset_dir).manifest if Path(data.dataset_dir, MANIFEST).is_file() else None
     known = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer)
     vocabulary, length, tokens_per_step = known or 50_257, data.sequence_length, work.tokens // work.steps

@@ -11,7 +11,7 @@ from typing import Any
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, baseline_of, published_loss
-from gpt2_repro.launchers import as_installed
+from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.checkpoint import suggest_run
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, is_run
@@ -90,7 +90,7 @@ class Run:
             "training": (self.training, f"No training step has been logged yet ({METRICS})."),
             "validation": (self.validation, f"No validation loss has been logged yet ({METRICS})."),
             "samples": (self.samples, f"No samples have been written yet ({SAMPLES})."),
-            "evaluation": (self.comparison, as_installed(f"Not evaluated yet. Run: bash evaluate.sh {self.path}")),
+            "evaluation": (self.comparison, f"Not evaluated yet. Run: {EVALUATE} {self.path}"),
             "limit": (not limit, f"Only {limit} examples of each task were scored. These are not benchmark scores."),
             "recipe": (self.recipe_text, f"The file {RECIPE} is missing."),
             "environment": (self.environment_text, f"The file {ENVIRONMENT} is missing."),

@@ -4,13 +4,12 @@ An event is a logged step, a validation or a generated text, stored as one line 
 NaN and Infinity instead of null.
 """
 
-import json
 import logging
 import re
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from gpt2_repro.files import append_line, to_json, write_whole
+from gpt2_repro.files import append_line, parse_object, to_json, write_whole
 
 
 logger = logging.getLogger(__name__)
@@ -71,12 +70,4 @@ def _read(path: Path) -> list[tuple[str, Event | None]]:
     """Return each non-empty line of a file with its JSON object, or None if damaged."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     # Only "\n" ends a line. str.splitlines() would also split at other Unicode line breaks.
-    return [(line, _parse(line)) for line in re.findall(r"[^\n]+\n?", text)]
-
-
-def _parse(line: str) -> Event | None:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    return [(line, parse_object(line)) for line in re.findall(r"[^\n]+\n?", text)]

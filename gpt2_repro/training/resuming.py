@@ -116,7 +116,9 @@ def choose_start(run: RunRecord, settings: TrainingSection, plan: BatchPlan, ide
     by = launcher_of_checkpoint(manifest["files"])
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
-        raise UserError(f"{checkpoint} was written {by.form.words}, so a run with this launcher cannot load it. {fix}")
+        raise UserError(
+            f"{checkpoint} has the format of the launcher {by.name}, so this launcher cannot load it. {fix}"
+        )
     before, now = ("bf16" if its.get("bf16") else its.get("precision") or "fp32" for its in (saved, identity))
     if by.deepspeed_json and before != now:
         fix = f"Pass --precision {before} or a new --output_dir."

@@ -9,7 +9,7 @@ from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.config import values_of
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launcher
+from gpt2_repro.launchers import LAUNCHERS, RECOMMENDED, current_launcher
 from gpt2_repro.optim import OWN_OPTIMIZERS
 from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.run_record.supervision import WENT_BACK, noted
@@ -54,7 +54,7 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
         "--precision fp16": precision == "fp16",
     }
     if not launcher.whole_weights and (refused := [option for option, is_set in options.items() if is_set]):
-        fix = f"Launch with --config_file {recommended_launcher().config}."
+        fix = f"Launch with --config_file {RECOMMENDED.config}."
         raise UserError(f"{refused[0]} needs complete weights, but {launcher.name} shards the weights. {fix}")
     if launcher.deepspeed_json and training.optim not in (*ELEMENTWISE, *OWN_OPTIMIZERS):
         fix = f"Pass --optim {ELEMENTWISE[0]}, or launch with --config_file accelerate_configs/ddp.yaml."

@@ -18,7 +18,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources import small_texts
-from gpt2_repro.data.tokenizer import Encoder, _beginning, count_characters, save_tokenizer, train_tokenizer
+from gpt2_repro.data.tokenizer import Encoder, _beginning, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.tokenization import start_ids
 from tests.reference import encode_each
@@ -26,8 +26,8 @@ from tests.reference import encode_each
 
 @pytest.fixture(scope="module")
 def trained(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    train_tokenizer(documents, 300, folder, sequence_length=32)
+    folder = tmp_path_factory.mktemp("trained") / "tokenizer"
+    obtain_tokenizer(DataArguments(tokenizer="train:300", sequence_length=32), folder, lambda: documents, 0)
     return folder
 
 
@@ -75,20 +75,22 @@ def test_ids_with_a_gap_keep_their_width(saved: Path, engine) -> None:
 
 
 def test_gpt2_ids_of_real_text(real_data: Path, tmp_path: Path) -> None:
-    save_tokenizer(str(real_data / "gpt2"), tmp_path, sequence_length=1024)
+    saved_at = tmp_path / "tokenizer"
+    obtain_tokenizer(DataArguments(tokenizer=str(real_data / "gpt2")), saved_at, list, 0)
     text = (real_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
-    ids, _ = Encoder(tmp_path, separator="none").encode([text])
+    ids, _ = Encoder(saved_at, separator="none").encode([text])
     assert len(ids) == 338_025 and ids.dtype == "uint16"  # as counted by nanoGPT's prepare.py
     reference = AutoTokenizer.from_pretrained(real_data / "gpt2")
     assert ids[:2000].tolist() == reference(text[:20_000])["input_ids"][:2000]
-    saved = AutoTokenizer.from_pretrained(tmp_path)
+    saved = AutoTokenizer.from_pretrained(saved_at)
     assert saved.eos_token_id == 50_256 and len(saved) == 50_257
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))["model_max_length"] == 1024
+    assert json.loads((saved_at / "tokenizer_config.json").read_text(encoding="utf-8"))["model_max_length"] == 1024
 
 
 def test_ids_are_the_characters_in_their_order(tmp_path: Path, documents: list[str]) -> None:
-    count_characters(documents, tmp_path, sequence_length=32)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    args = DataArguments(tokenizer="char", separator="none", sequence_length=32)
+    obtain_tokenizer(args, tmp_path / "tokenizer", lambda: documents, 0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     characters = sorted(set("".join(documents)))
     for document in [*documents, "\n ".join(documents[:2]).replace("\n", documents[0][0])]:
         ids = tokenizer(document)["input_ids"]

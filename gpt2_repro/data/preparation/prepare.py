@@ -14,7 +14,7 @@ from pathlib import Path
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.splits import check_split, groups_of, stage_group
-from gpt2_repro.data.preparation.staging import STREAMS, Stream, is_held_out, stage
+from gpt2_repro.data.preparation.staging import STREAMS, Stream, is_held_out
 from gpt2_repro.data.preparation.writing import write_folder
 from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock, request_of
 from gpt2_repro.data.sources.base import Source, SourceFile
@@ -134,11 +134,10 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     _check_separator(sources.training, args, encoder)
     groups = groups_of(sources, args)
     _check_disk(staging, (stream for group in groups for stream in group.streams), args, encoder.dtype.itemsize)
-    stage_stream = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
     for group in groups:
-        stage_group(group, args, stage_stream)
+        stage_group(group, staging, args, options)
     try:
-        write_folder(staging / "folder", tokenizer, args, sources.described(), groups, encoder)
+        write_folder(staging, args, sources, groups, encoder)
     except UserError:  # the same tokens would fail again
         _empty(staging)
         raise

@@ -5,13 +5,13 @@ The order depends only on the lengths of the documents and on the weights of the
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.staging import Stream
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.preparation.staging import Stream, stage
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError
@@ -21,6 +21,10 @@ SPLITS = ["validation", "train"]
 FEW_DOCUMENTS = 10_000  # of so few, --split hash may hold out far too few or too many
 COUNTED = ("documents", "empty_documents", "tokens")
 MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
+# Fields of a document: its position, whether it is held out, its length in tokens, the tokens before it in its
+# part, its stream, its part, and its number within the part.
+_NUMBERS = ("length", "first_token", "stream", "part", "number")
+_DOCUMENT = np.dtype([("start", float), ("held_out", bool), *((name, np.int64) for name in _NUMBERS)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,20 +43,42 @@ class DocumentSpan:
 class Group:
     """One or two splits whose documents come from the same source files."""
 
-    splits: list[str]
+    splits: list[str]  # of two splits, the first one is validation, and the second one has all other documents
     streams: list[Stream]  # one for each source
     below: float = np.inf  # position at which the splits end
-    rule: dict[str, Any] = dataclasses.field(default_factory=dict)  # which documents are held out
+    head: float = np.inf  # position at which validation ends
+    cut: bool = False  # whether to cut documents in two at the position `head`
+    hashed: Collection[int] = ()  # sources whose validation documents --split hash chooses, instead of `head`
     remark: str = ""  # how the validation split differs from the requested split, if it does
 
-    def spans(self, **rule: Any) -> Iterator[DocumentSpan]:
-        """Yield the documents of all sources in order. `rule` replaces `self.rule`."""
-        return order_documents(self, **{"below": self.below} | (rule or self.rule))
+    def spans(self) -> Iterator[DocumentSpan]:
+        """Yield the documents of all sources in order.
 
-    def counts(self, **rule: Any) -> dict[str, list[dict[str, int]]]:
-        """Count documents, empty documents and tokens per split and source. `rule` as in `spans`."""
+        Documents are sorted by position: the number of earlier tokens of the same source, divided by the source's
+        weight.
+        """
+        streams = self.streams
+        weights = np.array([stream.weight for stream in streams])
+        loading = [_documents(stream, i, None if i in self.hashed else self.head) for i, stream in enumerate(streams)]
+        waiting = np.empty(0, _DOCUMENT)
+        ends = [0.0] * len(streams)  # position of the next part of each stream
+        while (known := min(ends)) < self.below:
+            behind = ends.index(known)
+            loaded, ends[behind] = next(loading[behind], (waiting[:0], np.inf))
+            waiting = np.concatenate([waiting, loaded])
+            if len(streams) > 1:
+                waiting = waiting[np.lexsort((waiting["stream"], waiting["start"]))]
+            # All documents before the earliest next part are loaded now.
+            ready = np.searchsorted(waiting["start"], min(self.below, *ends))
+            documents, waiting = waiting[:ready], waiting[ready:]
+            if self.cut:
+                documents = _cut_documents(documents, self.head, weights, self.hashed)
+            yield from _spans(documents, self.splits)
+
+    def counts(self) -> dict[str, list[dict[str, int]]]:
+        """Count documents, empty documents and tokens per split and source."""
         counts = {split: [dict.fromkeys(COUNTED, 0) for _ in self.streams] for split in self.splits}
-        for span in self.spans(**rule):
+        for span in self.spans():
             empty = int((span.lengths == 0).sum())
             numbers = len(span.lengths) - empty, empty, int(span.lengths.sum())
             sums = counts[span.split][span.stream]
@@ -100,12 +126,12 @@ def groups_of(sources: Sources, args: DataArguments) -> list[Group]:
     return groups
 
 
-def stage_group(group: Group, args: DataArguments, stage: Callable[[Stream], None]) -> None:
+def stage_group(group: Group, staging: Path, args: DataArguments, options: PreparationOptions) -> None:
     """Tokenize the files of a group, and decide where its splits end."""
     # A mixture ends as soon as one of its sources ends.
     # Stage the source first that will probably end first, and of the others only as much as the mixture can use.
     for stream in sorted(group.streams, key=lambda stream: sum(file.size for file in stream.files) / stream.weight):
-        stage(stream)
+        stage(stream, staging, args, options)
         if len(group.streams) > 1:
             group.below = min(group.below, stream.end())
             for other in group.streams:
@@ -119,7 +145,7 @@ def _choose_validation(group: Group, args: DataArguments) -> None:
     streams, every = group.streams, range(len(group.streams))
     total = min(group.below, *(stream.end() for stream in streams))
     if args.split == "hash":
-        group.rule, tokens = {"hashed": every}, args.validation_fraction * total
+        group.hashed, tokens = every, args.validation_fraction * total
         if few := [number for number in every if streams[number].total("documents") <= FEW_DOCUMENTS]:
             counts = group.counts()
             sizes = [[counts[split][number]["tokens"] for split in SPLITS] for number in every]
@@ -127,21 +153,21 @@ def _choose_validation(group: Group, args: DataArguments) -> None:
             shares = [stream.weight * tokens for stream in streams]
             few = [n for n in few if not (enough if len(streams) == 1 else _is_near(sizes[n][0], shares[n]))]
         if few:
-            group.rule = {"hashed": sorted({*every} - {*few}), "head": float(round(tokens)), "cut": True}
+            group.hashed, group.head, group.cut = {*every} - {*few}, float(round(tokens)), True
             share = f"the first {args.validation_fraction:.1%} of it, and may cut a document"
             named = " and ".join(streams[number].source for number in few)
             group.remark = f"--split hash has too few documents in {named}: validation has {share}"
         return
     wanted, most = float(args.validation_tokens), MOST_HELD_OUT * total
-    head = float(round(min(wanted, most)))  # otherwise, a document that starts less than a token before it is included
-    group.rule = {"head": head}
-    held_out = [count["tokens"] for count in group.counts(head=head, below=head)["validation"]]
+    # Rounded, because otherwise a document that starts less than a token before it is included.
+    group.head = head = float(round(min(wanted, most)))
+    held_out = [count["tokens"] for count in dataclasses.replace(group, below=head).counts()["validation"]]
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or not the shares of a mixture, or if more than
     # 10 % was requested.
     even = len(streams) == 1 or all(_is_near(held_out[n], streams[n].weight * head) for n in every)
     if total and not (wanted <= most and sum(held_out) <= most and even):
-        group.rule["cut"] = True
+        group.cut = True
         less = f" instead of the {wanted:,.0f} that were requested" if wanted > head else ""
         share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
         group.remark = f"validation has {share}{less}. Its last document may be cut"
@@ -149,47 +175,6 @@ def _choose_validation(group: Group, args: DataArguments) -> None:
 
 def _is_near(tokens: float, wanted: float) -> bool:
     return abs(tokens - wanted) <= wanted / 4
-
-
-# Fields of a document: its position, whether it is held out, its length in tokens, the tokens before it in its
-# part, its stream, its part, and its number within the part.
-_NUMBERS = ("length", "first_token", "stream", "part", "number")
-_DOCUMENT = np.dtype([("start", float), ("held_out", bool), *((name, np.int64) for name in _NUMBERS)])
-
-
-def order_documents(
-    group: Group, *, head: float = np.inf, cut: bool = False, hashed: Collection[int] = (), below: float = np.inf
-) -> Iterator[DocumentSpan]:
-    """Yield the documents of all sources in order.
-
-    Documents are sorted by position: the number of earlier tokens of the same source, divided by the source's weight.
-
-    Args:
-        group: has the split of all documents, or two splits: validation, and the split of all other documents.
-        head: position at which validation ends.
-        cut: whether to cut documents in two at the position `head`.
-        hashed: numbers of the sources whose validation documents --split hash chooses, instead of `head`.
-        below: yield only documents whose position is below this number.
-    """
-    streams, splits = group.streams, group.splits
-    weights = np.array([stream.weight for stream in streams])
-    loading = [_documents(stream, i, None if i in hashed else head) for i, stream in enumerate(streams)]
-    waiting = [np.empty(0, _DOCUMENT) for _ in streams]
-    ends = [0.0] * len(streams)  # position of the next part of each stream
-    while (known := min(ends)) < below:
-        behind = ends.index(known)
-        loaded, ends[behind] = next(loading[behind], (waiting[behind][:0], np.inf))
-        waiting[behind] = np.concatenate([waiting[behind], loaded])
-        # All documents before the earliest next part are loaded now.
-        counts = [int(np.searchsorted(held["start"], min(ends))) for held in waiting]
-        documents = np.concatenate([held[:count] for held, count in zip(waiting, counts, strict=True)])
-        waiting = [held[count:] for held, count in zip(waiting, counts, strict=True)]
-        if len(streams) > 1:
-            documents = documents[np.lexsort((documents["stream"], documents["start"]))]
-        documents = documents[documents["start"] < below]
-        if cut:
-            documents = _cut_documents(documents, head, weights, hashed)
-        yield from _spans(documents, np.where(documents["held_out"], 0, len(splits) - 1), splits)
 
 
 def _documents(stream: Stream, index: int, head: float | None) -> Iterator[tuple[np.ndarray, float]]:
@@ -224,7 +209,8 @@ def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray, who
     return np.insert(documents, across + 1, rest)
 
 
-def _spans(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> Iterator[DocumentSpan]:
+def _spans(documents: np.ndarray, splits: Sequence[str]) -> Iterator[DocumentSpan]:
+    codes = np.where(documents["held_out"], 0, len(splits) - 1)
     same = [np.diff(values) == 0 for values in (documents["stream"], documents["part"], codes)]
     follows = np.logical_and.reduce([np.diff(documents["number"]) == 1, *same])
     edges = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(codes)] if len(codes) else []

@@ -92,7 +92,7 @@ class Stream:
         return sum(part.facts[key] for part in self.parts)
 
     def end(self) -> float:
-        """Return the position at which the stream ends (see `splits.order_documents`)."""
+        """Return the position at which the stream ends (see `splits.Group.spans`)."""
         return self.total("tokens") / self.weight
 
 
@@ -108,9 +108,10 @@ def _encoder(folder: Path, changed: int, separator: str, engine: str) -> Encoder
 
 
 def stage_part(
-    part: Part, stem: Path, *, tokenizer: Path, args: DataArguments, options: PreparationOptions, limit: float
+    part: Part, stem: Path, *, staging: Path, args: DataArguments, options: PreparationOptions, limit: float
 ) -> None:
     """Tokenize one part of a source file, and write the temporary files `stem`.*."""
+    tokenizer = staging / "tokenizer"
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": []}
     lengths, held_out = np.empty(0, np.int64), np.empty(0, bool)
@@ -154,16 +155,16 @@ def check_bad(bad: int, examples: list[str], allowed: int) -> None:
         raise UserError(f"{bad:,} files or rows cannot be read. The first: {examples[0]}. {fix}")
 
 
-def stage(stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, options: PreparationOptions) -> None:
+def stage(stream: Stream, staging: Path, args: DataArguments, options: PreparationOptions) -> None:
     """Tokenize the files of a stream, and set `stream.parts`.
 
-    File parts that already have tokens in the folder `staging` are not tokenized again. `tokenizer` is a folder.
+    File parts that already have tokens in the folder `staging` are not tokenized again.
     """
     folder = staging / STREAMS / stream.name
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.partial"):  # left by workers that were killed
         path.unlink(missing_ok=True)
-    work = functools.partial(stage_part, tokenizer=tokenizer, args=args, options=options, limit=stream.limit)
+    work = functools.partial(stage_part, staging=staging, args=args, options=options, limit=stream.limit)
     size = sum(file.size for file in stream.files)
     examples: list[str] = []
     tokens = before = bad = 0

@@ -17,14 +17,15 @@ import pyarrow as pa
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
-from gpt2_repro.data.preparation.splits import COUNTED, DocumentSpan, Group
-from gpt2_repro.data.preparation.staging import EXAMPLES, Stream
+from gpt2_repro.data.preparation.splits import COUNTED, Group
+from gpt2_repro.data.preparation.staging import EXAMPLES
 from gpt2_repro.data.prepared import request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
+from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import sha256_of, sync, sync_folder, write_whole
+from gpt2_repro.files import read_object, sha256_of, sync, sync_folder, write_whole
 from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, ReadCounts, Shard, SplitCounts
 from gpt2_repro.tokenization import ENCODING
 
@@ -38,14 +39,12 @@ PACKAGES = ("datasets", "pyarrow", "numpy", "tokenizers")  # the manifest record
 NOISY_TOKENS = 2_000  # the loss of a token varies by about 3, so the mean of 2,000 tokens varies by 0.07
 
 
-def write_folder(
-    folder: Path, tokenizer: Path, args: DataArguments, sources: dict[str, Any], groups: list[Group], encoder: Encoder
-) -> None:
-    """Write all files of a prepared folder, and the manifest last.
+def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: list[Group], encoder: Encoder) -> None:
+    """Write all files of a prepared folder into the subfolder "folder" of `staging`, and the manifest last.
 
-    Raises UserError if a split has no row or an id that is not in the vocabulary. `sources` is the result of
-    `Sources.described`.
+    Raises UserError if a split has no row or an id that is not in the vocabulary.
     """
+    folder = staging / "folder"
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted pass
     folder.mkdir()
     counts: dict[str, SplitCounts] = {}
@@ -59,18 +58,19 @@ def write_folder(
         _write_validation_text(folder / "text", groups, encoder)
     (folder / SPLITS).write_text(json.dumps({"splits": sorted(counts)}), encoding="utf-8")  # for load_from_disk
     (folder / "tokenizer").mkdir()
-    for path in tokenizer.iterdir():  # copytree would hide a full disk in shutil.Error
+    for path in (staging / "tokenizer").iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)
     facts = [part.facts for group in groups for stream in group.streams for part in stream.parts]
     others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
-    texts, losses = sources["sources"], None
+    described, losses = sources.described(), None
+    texts = described["sources"]
     if counts["train"].tokens <= MAX_TOKENS:
         train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
         losses = reference_losses(train, validation, encoder.vocab_size)
     manifest = Manifest(
         request=request_of(args),
         source=texts[0] if len(texts) == 1 else {"name": args.source, "sources": texts},
-        validation_sets=sources["validation_sets"],
+        validation_sets=described["validation_sets"],
         tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
         vocab_size=encoder.vocab_size,
         largest_id=max(shard.largest_id for split in shards for shard in shards[split]),
@@ -104,10 +104,9 @@ def _write_split(
     """
     split = folder.name
     total = {key: sum(counts[key] for counts in sources) for key in COUNTED}
-    spans = (span for span in group.spans() if span.split == split)
     length = args.sequence_length
     with Progress(total=total["tokens"], desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
-        pieces = _read(spans, group.streams, args, bar)
+        pieces = _read(group, split, args, bar)
         wrap = args.packing == "wrap"
         rows = pack_windows(pieces, length, min_length=args.min_length) if wrap else pack_rows(pieces, length)
         # The rows of each record batch depend only on the recipe, so files are reproducible bit by bit.
@@ -145,15 +144,13 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encod
                     out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
 
 
-def _read(
-    spans: Iterable[DocumentSpan], streams: Sequence[Stream], args: DataArguments, bar: Progress
-) -> Iterator[Block]:
-    """Yield the ids and lengths of documents, a few million ids at a time."""
+def _read(group: Group, split: str, args: DataArguments, bar: Progress) -> Iterator[Block]:
+    """Yield the ids and lengths of the documents of a split, a few million ids at a time."""
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
     shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
     # Keep one part of each stream open: the one that is being read.
-    ids_of = functools.lru_cache(maxsize=len(streams))(lambda stream, part: streams[stream].parts[part].ids())
-    for span in spans:
+    ids_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream].parts[part].ids())
+    for span in (span for span in group.spans() if span.split == split):
         ids = ids_of(span.stream, span.part)
         ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
@@ -195,10 +192,8 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
         of_shard = itertools.chain([block], itertools.islice(remaining, SHARD_BLOCKS - 1))
         shards.append(_write_shard(folder / f"data-{len(shards):05d}.arrow", of_shard, features.arrow_schema))
     state = folder / "state.json"
-    described = json.loads(state.read_text(encoding="utf-8"))
-    described["_data_files"] = [{"filename": shard.name} for shard in shards]
-    described["_fingerprint"] = split_hash(shards)[:16]
-    write_whole(state, json.dumps(described, indent=2))
+    files = {"_data_files": [{"filename": shard.name} for shard in shards], "_fingerprint": split_hash(shards)[:16]}
+    write_whole(state, json.dumps(read_object(state) | files, indent=2))
     return shards
 
 

@@ -61,17 +61,6 @@ def mixed(text: str) -> list[tuple[str, float]]:
     return [(name, weight / sum(weights.values())) for name, weight in weights.items()]
 
 
-def validation_sets(args: DataArguments) -> dict[str, str]:
-    """Return a dict from the names of --validation_sets to their sources."""
-    sets: dict[str, str] = {}
-    for text in args.validation_sets:
-        name, _, source = text.partition("=")
-        if not re.fullmatch(r"[a-z0-9_]+", name) or not source or name in sets:
-            raise UserError(f"--validation_sets {text!r} is not NAME=SOURCE with a new NAME of a-z, 0-9 and _.")
-        sets[name] = source
-    return sets
-
-
 @dataclasses.dataclass(frozen=True)
 class SourceOpener:
     """Open the sources that a recipe names: look up their files and revisions."""
@@ -83,13 +72,19 @@ class SourceOpener:
 
     def open_all(self) -> Sources:
         """Open all sources in the recipe section `data:`."""
+        sets: dict[str, Source] = {}
+        for text in self.args.validation_sets:
+            name, _, source = text.partition("=")
+            if not re.fullmatch(r"[a-z0-9_]+", name) or not source or name in sets:
+                raise UserError(f"--validation_sets {text!r} is not NAME=SOURCE with a new NAME of a-z, 0-9 and _.")
+            sets[name] = self.open(source)
         if self.args.data_files:
             form = TextForm(self.args.text_column, self.args.sample_by)
             training = [local_source("files", self.args.data_files, form, split=self.args.split)]
         else:
             pairs = mixed(self.args.source)
             training = [dataclasses.replace(self.open(name), weight=weight) for name, weight in pairs]
-        return Sources(training, {name: self.open(text) for name, text in validation_sets(self.args).items()})
+        return Sources(training, sets)
 
     def open(self, text: str) -> Source:
         """Open one source: a name in --list_sources, a Hub dataset, or local files.

@@ -37,10 +37,8 @@ class Preset:
         return 0 if self.train.endswith(".bin") else 2 * self.largest_file
 
 
-PRESETS = {
-    name: Preset(**fields)
-    for name, fields in yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8")).items()
-}
+_TABLE = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8"))
+PRESETS = {name: Preset(**fields) for name, fields in _TABLE.items()}
 
 OTHER_SOURCES = {
     "tiny-shakespeare": "40,000 lines of plays as one document, with nanoGPT's validation text: 1.1 MB, 338 K tokens",

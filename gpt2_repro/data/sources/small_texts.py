@@ -27,14 +27,10 @@ class Shakespeare(WholeFile):
     start: int
     stop: int
     folder: str
-    name = "tiny-shakespeare"
 
     def __post_init__(self) -> None:
-        self.size = self.stop - self.start
+        self.name, self.size = f"tiny-shakespeare from character {self.start}", self.stop - self.start
         self._path = Path(self.folder, "tiny-shakespeare.txt")
-
-    def identity(self) -> tuple[str, ...]:
-        return self.name, str(self.start)
 
     def fetch(self) -> None:
         if self._path.is_file():

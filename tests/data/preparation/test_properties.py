@@ -13,14 +13,15 @@ from gpt2_repro.data.preparation import writing
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.preparation.staging import is_held_out
 from gpt2_repro.data.sources import local_files
-from gpt2_repro.data.tokenizer import Encoder, train_tokenizer
+from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from tests.reference import encode_each
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(["abc ab a " * 50], 260, folder, sequence_length=8)
+    folder = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
+    args = DataArguments(tokenizer="train:260", sequence_length=8)
+    obtain_tokenizer(args, folder, lambda: ["abc ab a " * 50], 0)
     return folder
 
 

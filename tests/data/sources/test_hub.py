@@ -20,8 +20,9 @@ import pyarrow.parquet
 import pytest
 
 import prepare_data
+from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.rows import open_rows
-from gpt2_repro.data.tokenizer import train_tokenizer
+from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
 from tests.reference import write_llmc_shard
@@ -139,7 +140,8 @@ def prepare_online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def tokenizer(documents: list[str], tmp_path: Path) -> Path:
-    train_tokenizer(documents, 300, tmp_path / "tokenizer", sequence_length=32)
+    args = DataArguments(tokenizer="train:300", sequence_length=32)
+    obtain_tokenizer(args, tmp_path / "tokenizer", lambda: documents, 0)
     return tmp_path / "tokenizer"
 
 
