@@ -168,7 +168,9 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
 
 def check_processes(num_processes: int) -> None:
     """Raise UserError if this machine has fewer GPUs than processes."""
-    if num_processes > (gpus := find_accelerator().count):
+    import torch
+
+    if num_processes > (gpus := torch.cuda.device_count() if gpu_kind() == "cuda" else 1):
         text = f"{num_processes} processes need as many GPUs, but there are {gpus}."
         raise UserError(f"{text} Pass --num_processes {gpus}.")
 
