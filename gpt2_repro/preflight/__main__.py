@@ -72,10 +72,9 @@ def main(argv: list[str]) -> None:
         requested = _recipe_within(requested, device)
     is_here = options.gpu is None
     if any(note.about == "precision" for note in notes):
-        requested = dataclasses.replace(requested, training=dataclasses.replace(requested.training, precision="fp16"))
-    on_gpu, memory_bytes = (None, None) if is_here else (True, device.memory_bytes)  # None: as on this machine
-    recipe = follow_data(requested, on_gpu=on_gpu, processes=device.count, memory_bytes=memory_bytes)
-    work, plans = workload_of(recipe), plans_of(recipe, requested, device.count, memory_bytes)
+        requested = requested.with_training(precision="fp16")
+    recipe = follow_data(requested, device=device)
+    work, plans = workload_of(recipe), plans_of(recipe, requested, device)
     findings = [*packages, *_check_machine(recipe, work)] if is_here else notes
     findings += _check_run(recipe, work, plans, device)
     training, speed, basis = recipe.training, options.tokens_per_second, "typed"
@@ -150,7 +149,7 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
                 choice.recipe(name, f"A GPT-2 for {minutes / 60:.1f} hours on {machine}."), encoding="utf-8"
             )
             text, recipe = draft.read_text(encoding="utf-8"), load_recipe([str(draft)])
-        work = workload_of(follow_data(recipe, on_gpu=True, processes=device.count, memory_bytes=device.memory_bytes))
+        work = workload_of(follow_data(recipe, device=device))
         entries = cost.budget(work, speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops, basis="estimated")
         rest = sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
         training = minutes - rest
