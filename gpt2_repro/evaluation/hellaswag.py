@@ -106,7 +106,6 @@ class HellaSwag:
         device: torch.device,
         process: int = 0,
         processes: int = 1,
-        goes_on: Callable[[], bool] = lambda: True,
         after_batch: Callable[[], None] = lambda: None,
     ) -> Tensor:
         """Return the mean loss of each ending in nats per token, of shape [items, 4].
@@ -117,14 +116,12 @@ class HellaSwag:
             losses_of: takes ids and labels of shape [rows, T], and returns losses of shape [targets]. Labels of -100
                 are not targets.
             positions: the maximum number of tokens in one forward pass, including padding.
-            goes_on: a function that is called before each pass. If it returns False, the remaining losses stay 0.
+            after_batch: a function that is called after each pass.
         """
         place = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
         means = torch.zeros(len(self.rows), dtype=torch.float64, device=place)
         batches = self.batches(positions)
         for first in range(0, len(batches), processes):
-            if not goes_on():
-                break
             # With sharded weights all ranks must run the same number of passes. Idle ranks repeat the last batch.
             own = first + process < len(batches)
             numbers = batches[first + process if own else -1]

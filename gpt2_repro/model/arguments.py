@@ -71,13 +71,9 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
         fix = f"Pass --n_head {heads} or --n_embd {model.n_embd // model.n_head * model.n_head + model.n_head}."
         raise UserError(f"--n_embd {model.n_embd} must be a multiple of --n_head {model.n_head}. {fix}")
     if model.document_mask and packing == "wrap":
-        raise UserError(
-            "Remove --document_mask. With --packing wrap each row has a single document, so the mask has no effect."
-        )
+        raise UserError("Remove --document_mask. It has no effect with --packing wrap, whose rows have one document.")
     if model.document_mask and separator == "none":
-        raise UserError(
-            "--document_mask needs rows with separators. Prepare the data again with `--separator before`."
-        )
+        raise UserError("--document_mask needs separators in the rows. Prepare the data with `--separator before`.")
 
 
 def recorded_overrides(identity: Mapping[str, Any]) -> dict[str, Any]:

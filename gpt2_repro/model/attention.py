@@ -96,19 +96,17 @@ def choose_attention(
         if isinstance(problem, str):
             raise UserError(f"{requested} cannot be used: {problem}. Pass --attn_implementation auto.")
         return Choice(requested, "as requested")
+    if not machine.cuda:
+        return Choice("causal_sdpa", "torch's SDPA, because there is no NVIDIA or AMD GPU")
     obstacles = {name: obstacle(name, machine) for name in (*flash, *SDPA)}
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
-    if not machine.cuda:
-        return Choice("causal_sdpa", "torch's SDPA, because there is no NVIDIA or AMD GPU")
     if machine.document_mask:
-        usable = {name: obstacles[name] for name in flash}
-        timings: Any = usable
-        if None in usable.values():
-            timings = time_kernels(usable | {"causal_sdpa": None}, config, **how)
-        for name in flash:
-            if isinstance(timings[name], float):
-                return Choice(name, "it takes document lengths instead of a mask")
+        timings: Any = {name: obstacles[name] for name in flash}
+        if None in timings.values():
+            timings = time_kernels(timings | {"causal_sdpa": None}, config, **how)
+        if usable := [name for name in flash if isinstance(timings[name], float)]:
+            return Choice(usable[0], "it takes document lengths instead of a mask")
         why = "; ".join(f"{name}: {timings[name]}" for name in flash)
         return Choice("causal_sdpa", f"torch's SDPA with a document mask; {why}")
     if earlier in obstacles:

@@ -34,14 +34,6 @@ FAILURES = (
 )
 
 
-def build_config(
-    args: ModelArguments, *, sequence_length: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None = None
-) -> PreTrainedConfig:
-    """Return the training configuration with a padded vocabulary, or raise UserError."""
-    keys = size_keys(args, sequence_length=sequence_length)
-    return _config_with(keys, args, sequence_length=sequence_length, vocab_size=vocab_size, tokenizer=tokenizer)
-
-
 def size_keys(args: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
     """Return the keys that make another architecture as large as GPT-2.
 
@@ -62,7 +54,7 @@ def size_keys(args: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
     size = {"sequence_length": sequence_length, "vocab_size": 128}
     flops = []
     for width in (64, 128):
-        config = _config_with(keys | {widths[0]: width}, args, **size)
+        config = build_config(args, **size, keys=keys | {widths[0]: width})
         with torch.device("meta"):
             flops.append(measure(stock_model(config, attention="eager"), sequence_length).flops_per_token)
     if flops[0] == flops[1]:
@@ -76,15 +68,20 @@ def size_keys(args: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
     return keys | {widths[0]: max(1, round(exact / multiple)) * multiple}
 
 
-def _config_with(
-    keys: dict[str, Any],
+def build_config(
     args: ModelArguments,
     *,
     sequence_length: int,
     vocab_size: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    keys: dict[str, Any] | None = None,
 ) -> PreTrainedConfig:
-    """Return the training configuration with `keys` from `size_keys`, or raise UserError."""
+    """Return the training configuration with a padded vocabulary, or raise UserError.
+
+    Args:
+        keys: further keys of the configuration. None: those of `size_keys`.
+    """
+    keys = size_keys(args, sequence_length=sequence_length) if keys is None else keys
     kind = CONFIG_MAPPING[args.model_type]
     values: dict[str, Any] = {name: getattr(args, option) for option, name in SHAPE.items()}
     values |= {"vocab_size": padded_size(vocab_size, args.pad_vocab_to_multiple_of), "use_cache": False}
@@ -117,9 +114,8 @@ def _with_overrides(
         if key in owned:
             raise UserError(f"--config_overrides cannot set {key}: {owned[key]}.")
         if key not in keys:
-            raise UserError(
-                f"{kind.model_type} has no key {key!r} for --config_overrides. {did_you_mean(key, keys - owned.keys())}"
-            )
+            valid = did_you_mean(key, keys - owned.keys())
+            raise UserError(f"{kind.model_type} has no key {key!r} for --config_overrides. {valid}")
     try:
         config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()} | overrides)
     except FAILURES as error:

@@ -37,8 +37,17 @@ class Documents:
     def attention(self, model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
         """Return arguments for `model.forward` that mask other documents of `ids` [rows, T]."""
         starts = self.starts(ids)
-        if is_flash_attention_requested(model.config):  # takes document lengths instead of a mask
-            return _lengths(starts)
+        if is_flash_attention_requested(model.config):
+            # Lengths instead of a mask, and not position ids: transformers (5.23, _is_packed_sequence) finds documents in
+            # position ids only for a single row. With lengths, transformers passes all rows to the kernel as one
+            # sequence. A host sync on a GPU: the host needs the number of documents.
+            begins = starts.flatten().nonzero().squeeze(1).to(torch.int32)
+            ends = torch.nn.functional.pad(begins, (0, 1), value=starts.numel())
+            # One graph serves any number of documents.
+            torch._dynamo.mark_dynamic(ends, 0)
+            # An upper bound. The longest document would be a different number, and need a new graph, in each pass.
+            longest = starts.shape[1]
+            return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
         device = ids.device.type
         # All layers share this float mask. SDPA would convert a bool mask in each layer and keep it for backward.
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
@@ -59,17 +68,3 @@ def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Document
     if tokenizer.eos_token_id is None:
         raise UserError("Remove --document_mask. It needs an end-of-text token, but the data's tokenizer has none.")
     return Documents(tokenizer.eos_token_id, behind=separator == "after")
-
-
-def _lengths(starts: Tensor) -> dict[str, Any]:
-    """Return the arguments that pass document lengths to flash-attn's kernel."""
-    # Not position ids: transformers (5.23, _is_packed_sequence) finds documents in position ids only for a single row.
-    # With lengths, transformers passes all rows to the kernel as one sequence.
-    # A host sync on a GPU: the host needs the number of documents.
-    begins = starts.flatten().nonzero().squeeze(1).to(torch.int32)
-    cumulative = torch.nn.functional.pad(begins, (0, 1), value=starts.numel())
-    # One graph serves any number of documents.
-    torch._dynamo.mark_dynamic(cumulative, 0)
-    # An upper bound. The longest document would be a different number, and need a new graph, in each pass.
-    longest = starts.shape[1]
-    return {"cu_seq_lens_q": cumulative, "cu_seq_lens_k": cumulative, "max_length_q": longest, "max_length_k": longest}

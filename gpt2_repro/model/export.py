@@ -9,13 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from gpt2_repro.errors import UserError, in_a_line
@@ -110,9 +104,7 @@ def _check_files(folder: Path, config: PreTrainedConfig) -> None:
             tensors = file.keys()
     # Building a model of 200,000 layers takes minutes. transformers rejects wrong shapes before it builds the model.
     if tensors and (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > len(tensors):
-        raise UserError(
-            f"{folder} has {len(tensors):,} tensors, too few for the {layers:,} layers of its config.json."
-        )
+        raise UserError(f"{folder} has {len(tensors):,} tensors, too few for the {layers:,} layers in config.json.")
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:

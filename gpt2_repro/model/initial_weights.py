@@ -57,10 +57,8 @@ def _check_config(source: PreTrainedConfig, target: PreTrainedConfig, *, name: s
         raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}, and data of this length.")
     plain = plain_config(target)
     shaped = {type(target).attribute_map.get(key, key) for key in SHAPE.values()}
-    pairs = {
-        key: (getattr(source, key), getattr(plain, key)) for key in sorted(own_keys(type(target)) - shaped - FREE)
-    }
-    if different := {key: value for key, (value, wanted) in pairs.items() if value != wanted}:
+    keys = sorted(own_keys(type(target)) - shaped - FREE)
+    if different := {key: getattr(source, key) for key in keys if getattr(source, key) != getattr(plain, key)}:
         raise UserError(f"{name} needs further keys in --config_overrides: {json.dumps(different)}.")
 
 

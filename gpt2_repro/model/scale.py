@@ -42,17 +42,14 @@ def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     looked_up = sum(table.numel() for table in tables if table is not head)
     trained, idle = model.num_parameters(), 0
-    experts, used = experts_of(config)
+    experts, chosen = experts_of(config)
     if experts:  # weights of experts that a single token does not use
         stacked = [weight for weight in model.parameters() if weight.ndim == 3 and len(weight) == experts]
-        idle = sum(weight.numel() for weight in stacked) * (experts - used) // experts
+        idle = sum(weight.numel() for weight in stacked) * (experts - chosen) // experts
     padding = (config.vocab_size - config.true_vocab_size) * head.shape[1]
     parameters = trained - padding * (1 if model.get_input_embeddings().weight is head else 2)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    flops = flops_per_token(
-        parameters=trained - looked_up - idle,
-        n_layer=config.num_hidden_layers,
-        n_embd=width * config.num_attention_heads,
-        sequence_length=sequence_length,
-    )
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    used = trained - looked_up - idle
+    flops = flops_per_token(parameters=used, n_layer=layers, n_embd=width, sequence_length=sequence_length)
     return ModelScale(parameters, parameters - idle, trained, flops, padded_vocab_size=config.vocab_size)

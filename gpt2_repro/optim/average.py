@@ -52,9 +52,8 @@ class WeightAverage(TrainerCallback):
     @property
     def exists(self) -> bool:
         """Whether there is an average of the weights."""
-        return bool(self.steps and self._optimizer) and all(
-            AVERAGE in self._optimizer.state[weight] for weight in self._weights()
-        )
+        optimizer = self._optimizer
+        return bool(self.steps and optimizer) and all(AVERAGE in optimizer.state[weight] for weight in self._weights())
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -66,32 +66,29 @@ class MuonWithAdamW(torch.optim.AdamW):
         for group in groups:
             if group["by"] == "muon":
                 is_sharded = group["params"][0].ndim == 1
-                self._step_muon(group, self._part_updates(group) if is_sharded else self._updates(group))
+                self._step_muon(group, list(self._part_updates(group) if is_sharded else self._updates(group)))
 
-    def _updates(self, group: Mapping[str, Any]) -> list["_Update"]:
-        updates = []
+    def _updates(self, group: Mapping[str, Any]) -> Iterator["_Update"]:
         for weight, (_, _, count) in zip(group["params"], group["matrices"], strict=True):
             if weight.grad is not None:
                 update = self._average(weight)
-                updates.append(_Update(update, count, weight, update))
-        return updates
+                yield _Update(update, count, weight, update)
 
-    def _part_updates(self, group: Mapping[str, Any]) -> list["_Update"]:
+    def _part_updates(self, group: Mapping[str, Any]) -> Iterator["_Update"]:
         [weight] = group["params"]
         if weight.grad is None:
-            return []
+            return
         part = self._average(weight).to(product_dtype(weight.device))
         begin = dist.get_rank() * len(part)
         whole = part.new_empty(dist.get_world_size() * len(part))
         dist.all_gather_into_tensor(whole, part)
-        updates, end = [], 0
+        end = 0
         for rows, columns, count in group["matrices"]:
             start, end = end, end + rows * columns
             first, last = max(start, begin), min(end, begin + len(part))
             if first < last:
                 matrix = whole[start:end].view(rows, columns)
-                updates.append(_Update(matrix, count, weight[first - begin : last - begin], whole[first:last]))
-        return updates
+                yield _Update(matrix, count, weight[first - begin : last - begin], whole[first:last])
 
     def _average(self, weight: Tensor) -> Tensor:
         """Return Nesterov's average of the gradients of `weight`."""

@@ -70,10 +70,9 @@ def main(argv: list[str]) -> None:
         requested = _recipe_within(requested, device)
     is_here = options.gpu is None
     if any(note.about == "precision" for note in notes):
-        requested = dataclasses.replace(requested, training=dataclasses.replace(requested.training, precision="fp16"))
-    on_gpu, memory_bytes = (None, None) if is_here else (True, device.memory_bytes)  # None: as on this machine
-    recipe = follow_data(requested, on_gpu=on_gpu, processes=device.count, memory_bytes=memory_bytes)
-    work, plans = workload_of(recipe), plans_of(recipe, requested, device.count, memory_bytes)
+        requested = requested.with_training(precision="fp16")
+    recipe = follow_data(requested, device=device)
+    work, plans = workload_of(recipe), plans_of(recipe, requested, device)
     findings = [*packages, *_check_machine(recipe, work)] if is_here else notes
     findings += _check_run(recipe, work, plans, device)
     training, speed, basis = recipe.training, options.tokens_per_second, "typed"
@@ -139,7 +138,6 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
     minutes = 60 * (options.hours or options.budget / paid)
     name = f"budget_{options.budget:g}usd" if options.budget else f"budget_{options.hours:g}h"
     heading = f"A GPT-2 for {minutes / 60:.1f} hours on {device.count} x {card.card if card else device.name}."
-    machine: dict[str, Any] = {"on_gpu": True, "processes": device.count, "memory_bytes": device.memory_bytes}
     path, training = Path("recipes", f"{name}.yaml"), 0.8 * minutes
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder, path.name)
@@ -147,7 +145,7 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
             choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN)
             text = choice.recipe(name, heading)
             draft.write_text(text, encoding="utf-8")
-            work = workload_of(follow_data(load_recipe([str(draft)]), **machine))
+            work = workload_of(follow_data(load_recipe([str(draft)]), device=device))
             per_second = speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
             entries = cost.budget(work, per_second, basis="estimated")
             rest = sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")

@@ -61,16 +61,12 @@ def announce(environment: Environment) -> Environment:
     rows = f"{plan.micro_batch_size} rows x {plan.sequence_length} tokens"
     layout = f"{rows} x {plan.num_processes} processes x {plan.gradient_accumulation_steps} accumulation steps"
     logger.info("batch: %s tokens per step %s %s", f"{plan.tokens_per_step:,}", "<" if plan.by_length else "=", layout)
-    epochs = plan.total_tokens / max(
-        1, counts["row_tokens"] if plan.by_length else counts["rows"] * plan.sequence_length
-    )
-    steps, source = f"{plan.max_steps:,}", data["source"]["name"]
+    tokens = counts["row_tokens"] if plan.by_length else counts["rows"] * plan.sequence_length
+    length, epochs = f"{plan.total_tokens:,} tokens", plan.total_tokens / max(1, tokens)
+    source, bound = data["source"]["name"], "<=" if data["request"]["packing"] == "wrap" else "="
     if source == "files":
         source = ", ".join(data["request"]["data_files"])
-    bound = "<=" if data["request"]["packing"] == "wrap" else "="
-    logger.info(
-        "length: %s steps %s %s tokens, %.2f epochs of %s", steps, bound, f"{plan.total_tokens:,}", epochs, source
-    )
+    logger.info("length: %s steps %s %s, %.2f epochs of %s", f"{plan.max_steps:,}", bound, length, epochs, source)
     return environment
 
 

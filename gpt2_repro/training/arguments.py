@@ -93,9 +93,7 @@ class TrainingSection:
     use_cpu: bool = _field(False, "Train on the CPU.")
     accept_any_hardware: bool = _field(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
     eval_strategy: Literal["steps", "no"] = _field("steps", "steps: validate every eval_steps steps. no: never.")
-    eval_steps: int = _field(
-        250, "Steps between validations. The run also validates before the first and after the last step. 0: never."
-    )
+    eval_steps: int = _field(250, "Steps between validations, besides those at the start and the end. 0: never.")
     eval_on_start: bool = _field(True, "Validate before the first step.")
     eval_tokens: TokenCount = _field(TokenCount(10_485_760), "Tokens per validation. 0: the complete split.")
     per_device_eval_batch_size: int = _field(64, "Rows per device in one validation pass.")
@@ -108,9 +106,7 @@ class TrainingSection:
     save_strategy: Literal["steps", "no"] = _field("steps", "steps: save at intervals. no: only at an early stop.")
     save_steps: int = _field(2000, "Steps between checkpoints. 0: save after save_minutes and at the end.")
     save_minutes: float = _field(15.0, "Save if the last checkpoint is N minutes old. 0: save by save_steps only.")
-    save_rolling_minutes: float = _field(
-        2.0, "Also save every N minutes a checkpoint that replaces the last such checkpoint. 0: never."
-    )
+    save_rolling_minutes: float = _field(2.0, "Also save every N minutes, and replace the last such save. 0: never.")
     background_save: bool = _field(True, "Train while a checkpoint is written from a copy in host memory.")
     keep_checkpoints: int = _field(2, "Number of newest complete checkpoints to keep. 0 keeps all.")
     keep_best_checkpoint: bool = _field(True, "Also keep the checkpoint with the lowest validation loss at its step.")
@@ -139,9 +135,7 @@ class TrainingSection:
     report_to: list[str] = dataclasses.field(
         default_factory=list, metadata={"help": "Tracking services, such as wandb, tensorboard, trackio or mlflow."}
     )
-    run_name: str | None = _field(
-        None, "Name of the run for tracking services. (default: the recipe and its overrides)"
-    )
+    run_name: str | None = _field(None, "Name for tracking services. (default: the recipe and its overrides)")
     disable_tqdm: bool = _field(False, "Print no progress bar.")
     trainer: JsonObject = _field(
         JsonObject(""),
@@ -187,6 +181,10 @@ class TrainingRecipe(Recipe):
     model: ModelArguments
     training: TrainingSection
     evaluation: EvaluationArguments
+
+    def with_training(self, **values: Any) -> "TrainingRecipe":
+        """Return a copy with other values in the section training."""
+        return dataclasses.replace(self, training=dataclasses.replace(self.training, **values))
 
 
 def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
@@ -235,15 +233,6 @@ def check_warmup(training: TrainingSection) -> None:
     if training.warmup_steps >= max(1, steps):
         problem = f"--warmup_steps {training.warmup_steps:g} must be less than the {steps:,} steps of the run"
         raise UserError(f"{problem}. Pass fewer, such as --warmup_steps {steps // 10}.")
-
-
-def warmup_steps(training: TrainingSection, max_steps: int) -> int:
-    """Return the number of warm-up steps.
-
-    A value of `training.warmup_steps` below 1 is a fraction of `max_steps`.
-    """
-    steps = training.warmup_steps
-    return int(steps) if steps >= 1 else round(steps * max_steps)
 
 
 def output_dir_of(recipe: TrainingRecipe) -> str:

@@ -40,9 +40,7 @@ class ProgressBar(ProgressCallback):
             self.training_bar = Progress(**steps, desc="train", unit="step", hidden=hidden)
         self.current_step = state.global_step
 
-    def on_prediction_step(
-        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
-    ) -> None:
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             if self.prediction_bar is None:
                 # The base class takes the number of batches from a dataloader, which our validation does not have.

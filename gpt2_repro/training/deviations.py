@@ -1,6 +1,5 @@
 """Compare a run with a recipe: `train.py --diff_recipe`, and the deviations in environment.json."""
 
-import enum
 from typing import Any
 
 from gpt2_repro.config import DEFAULT
@@ -41,32 +40,25 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
     the name of the published loss curve that the run should follow, or None if the changed fields change the curve.
     """
     default = load_recipe([str(DEFAULT_RECIPE)])
-    changed = [
-        (section, key, ours, theirs)
-        for section, key, ours, theirs in run.differences(default)
-        if key in TRAJECTORY or key in LENGTH or (section in ("data", "model") and key not in PLACES)
-    ]
+    same: tuple[str, ...] = PLACES
     if count_steps(run.training) == count_steps(default.training):
-        changed = [row for row in changed if row[1] not in ("max_steps", "total_tokens")]
+        same += ("max_steps", "total_tokens")
     if run.training.asked_precision == default.training.asked_precision:
-        changed = [row for row in changed if row[1] not in ("bf16", "precision")]
-    curve = {key for _, key, _, _ in changed} - SAME_CURVE
+        same += ("bf16", "precision")
+    changed = [
+        {"field": f"{section}.{key}", "run": _shown(ours), "recipe": _shown(theirs)}
+        for section, key, ours, theirs in run.differences(default)
+        if (key in (*TRAJECTORY, *LENGTH) or section in ("data", "model")) and key not in same
+    ]
+    curve = {row["field"].partition(".")[2] for row in changed} - SAME_CURVE
     if run.training.eval_tokens != default.training.eval_tokens:
         curve.add("eval_tokens")
     if run.data.source == "fineweb-10bt-tokens":
         curve -= {"source", "split"}  # the same text: the validation shard is the head of the default source
-    return {
-        "reference": None if curve else references.NAME,
-        "deviations": [
-            {"field": f"{section}.{key}", "run": _shown(ours), "recipe": _shown(theirs)}
-            for section, key, ours, theirs in changed
-        ],
-    }
+    return {"reference": None if curve else references.NAME, "deviations": changed}
 
 
 def _shown(value: Any, width: int = 34) -> str:
-    if isinstance(value, enum.Enum):
-        value = value.value
     if isinstance(value, list):
         value = " ".join(map(str, value))
     elif isinstance(value, int) and not isinstance(value, bool):

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.optim import MARS, OWN_OPTIMIZERS
 from gpt2_repro.optim.mars import MarsAdamW
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import ranks, sharded
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.sharded import whole
@@ -45,10 +45,8 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     # a killed compilation, the next compilation waits forever for a lock (deepspeed/comm/torch.py, 0.19.8).
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # DeepSpeed imports its own Muon to check the optimizer. This would also import torch's compiler, which takes 2 s.
-    compiler, deepspeed.runtime.compiler.compile = (
-        deepspeed.runtime.compiler.compile,
-        lambda: lambda function: function,
-    )
+    compiler = deepspeed.runtime.compiler.compile
+    deepspeed.runtime.compiler.compile = lambda: lambda function: function
     import deepspeed.runtime.zero.muon.original_muon
 
     deepspeed.runtime.compiler.compile = compiler
@@ -88,17 +86,10 @@ def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
     """Return the class, dtypes and settings of the training engine."""
     dtype = next(wrapped.parameters()).dtype
-    weights = _name(dtype)
     autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
-    facts: dict[str, Any] = {
-        "engine": type(wrapped).__name__,
-        "processes": accelerator.num_processes,
-        "zero_stage": None,
-        "weights": weights,
-        "matrix_products": PRODUCTS.get(autocast, weights),
-        "master_weights": weights,
-        "gradient_sums": weights,
-    }
+    facts = {"engine": type(wrapped).__name__, "processes": accelerator.num_processes, "zero_stage": None}
+    facts |= dict.fromkeys(("weights", "matrix_products", "master_weights", "gradient_sums"), _name(dtype))
+    facts["matrix_products"] = PRODUCTS.get(autocast, _name(dtype))
     if facts["engine"] == "DeepSpeedEngine":
         zero: Any = wrapped.optimizer
         # The weights that are updated. ZeRO-3 passes them to its optimizer piece by piece during the step.
@@ -115,12 +106,6 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
         }
     facts |= {key: _name(own or dtype) for key, own in sharded.dtypes_of_fsdp(wrapped).items()}
     return facts | {"optimizer": type(inner).__name__}
-
-
-def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
-    """Return torch's optimizer without the wrappers of accelerate and DeepSpeed."""
-    outer: Any = wrapped.optimizer if type(wrapped).__name__ == "DeepSpeedEngine" else optimizer
-    return getattr(outer, "optimizer", outer)
 
 
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
@@ -141,31 +126,20 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
         sharded.fix_weight_decay(optimizer, weight_decay)
 
 
-def zero_gradient_norm(wrapped: nn.Module) -> tuple[Callable[[], Any] | None, bool]:
-    """Return a function for DeepSpeed's gradient norm, and whether it skips updates.
+def loss_scale(accelerator: Any, zero: Any) -> Callable[[], float] | None:
+    """Return a function that reads the loss scale, which waits for the device. None: the loss is not scaled.
 
-    The function is None without DeepSpeed. Updates are skipped if the norm is not finite.
+    `zero` is DeepSpeed's optimizer, or None without DeepSpeed.
     """
-    if type(wrapped).__name__ != "DeepSpeedEngine":
-        return None, False
-    zero: Any = wrapped.optimizer
-    # DeepSpeed computes the norm before it calls torch's optimizer. In 0.19.8, only this optimizer (ZeRO-1 with bf16)
-    # always checks the norm.
-    return lambda: zero._global_grad_norm, type(zero).__name__ == "BF16_Optimizer"
-
-
-def loss_scale(accelerator: Any, wrapped: nn.Module) -> Callable[[], float] | None:
-    """Return a function that reads the loss scale, which waits for the device. None: the loss is not scaled."""
     if accelerator.scaler is not None:
         return accelerator.scaler.get_scale
-    zero: Any = wrapped.optimizer if type(wrapped).__name__ == "DeepSpeedEngine" else None
     return (lambda: float(zero.loss_scale)) if accelerator.mixed_precision == "fp16" and zero else None
 
 
-def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, precision: str) -> None:
+def check_engine(facts: dict[str, Any], environment: Environment, *, max_grad_norm: float) -> None:
     """Raise UserError if the engine does not train as the recipe requires."""
-    expected: dict[str, Any] = {"processes": plan.num_processes, "master_weights": "float32"}
-    expected["matrix_products"] = PRODUCTS.get(precision, "float32")
+    plan, products = environment.plan, PRODUCTS.get(environment.precision or "", "float32")
+    expected = {"processes": plan.num_processes, "master_weights": "float32", "matrix_products": products}
     if facts["zero_stage"] is not None:
         expected |= {"clip": max_grad_norm, "rows_per_pass": plan.micro_batch_size}
         expected |= {"accumulation_steps": plan.gradient_accumulation_steps}
@@ -189,22 +163,19 @@ def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
 
     A rank without `keep` gets {}.
     """
-    weights = {}
-    for name, parameter in model.named_parameters():
-        full = _full_master(parameter)
-        if keep:
-            weights[name] = full.to("cpu", torch.float32, copy=True)
-    return weights
+    # A generator: all ranks take part in each collective, and the device has one complete weight at a time.
+    masters = ((name, _full_master(parameter)) for name, parameter in model.named_parameters())
+    return {name: master.to("cpu", torch.float32, copy=True) for name, master in masters if keep}
 
 
 def set_masters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
     """Set DeepSpeed's fp32 master weights to the complete `weights`."""
-    for name, parameter in model.named_parameters():
-        weight: Any = parameter
-        if sharded.is_zero3(weight):
-            sharded.set_master_of_zero3(weight, weights[name])
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    for name, weight in weights.items():
+        if sharded.is_zero3(parameters[name]):
+            sharded.set_master_of_zero3(parameters[name], weight)
         else:
-            weight.set_full_hp_param(weights[name].flatten())
+            parameters[name].set_full_hp_param(weight.flatten())
 
 
 def check_layout(model: nn.Module, optimizer: Any) -> None:
@@ -240,11 +211,12 @@ def _full_master(parameter: Any) -> torch.Tensor:
     return whole(parameter.detach())
 
 
-def clip_gradients(optimizer: Any, limit: float) -> torch.Tensor:
+def clip_gradients(accelerator: Any, optimizer: Any, limit: float) -> torch.Tensor:
     """Scale the gradients of an optimizer down to an L2 norm of at most `limit`.
 
     Returns the norm before scaling, as a DTensor if the gradients are sharded.
     """
+    accelerator.unscale_gradients(optimizer)  # in fp16
     trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
     parameters = [parameter for parameter in trained if parameter.grad is not None]
     parts = [parameter.grad for parameter in parameters]
@@ -266,13 +238,10 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
     # The hash is the XOR of the bits. A flipped bit changes it. The order of the reduction does not.
     hashes = torch.stack([torch.hash_tensor(weight.detach()) for weight in model.parameters()])
     table = ranks.gather(hashes.view(torch.int64).cpu())
-    differs = (table != table[0]).nonzero().tolist()
-    if not differs:
+    differs = table != table[0]
+    if not differs.any():
         return
-    odd = sorted({rank for rank, _ in differs})
-    first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
-    problem = (
-        f"At step {step} the weights of rank {', '.join(map(str, odd))} differ from the weights of rank 0. The first "
-        f"tensor that differs is {first}."
-    )
+    odd = ", ".join(map(str, differs.any(dim=1).nonzero().flatten().tolist()))
+    first = [name for name, _ in model.named_parameters()][differs.any(dim=0).nonzero()[0]]
+    problem = f"At step {step} the weights of rank {odd} differ from the weights of rank 0, first in {first}."
     raise RunFailed(f"{problem} A GPU or its connection is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")

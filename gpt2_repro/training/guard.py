@@ -71,8 +71,8 @@ class UpdateGuard(TrainerCallback):
     def __init__(self, skip_loss_z: float, skip_grad_z: float, report: Callable[[int, dict[str, Any]], None]) -> None:
         self.detectors = {"loss": OutlierDetector(skip_loss_z), "gradient norm": OutlierDetector(skip_grad_z)}
         self.report = report
-        self._read_norm: Callable[[], Any] | None = None
-        self._loss_scale: Callable[[], float] | None = None
+        self._zero: Any = None
+        self.loss_scale: Callable[[], float] | None = None
         self.skipped: list[int] = []  # recent steps whose update was not finite
         self.total = 0  # number of skipped updates, for any reason
         self._on_device = self._needs_norm = False
@@ -80,32 +80,24 @@ class UpdateGuard(TrainerCallback):
         self._unread: collections.deque[tuple[int, torch.Tensor, Any]] = collections.deque()
         self._losses: list[torch.Tensor] = []
         self._norm = math.nan
-        self._verdict: str | None = None
-        self._decided = False
+        self._verdict: str | None = None  # why the update is skipped. "": it is not. None: not decided yet
 
-    def attach(
-        self,
-        optimizer: Any,
-        norm: Callable[[], Any] | None = None,
-        *,
-        engine_skips: bool = False,
-        loss_scale: Callable[[], float] | None = None,
-    ) -> None:
+    def attach(self, optimizer: Any, zero: Any = None, *, loss_scale: Callable[[], float] | None = None) -> None:
         """Check each update of `optimizer` from now on.
 
         Args:
             optimizer: torch's optimizer, without the wrappers of accelerate and DeepSpeed.
-            norm: a function that returns the gradient norm. None: the caller passes each norm to `see_norm`.
-            engine_skips: whether the engine itself skips updates that are not finite.
+            zero: DeepSpeed's optimizer. None: the caller passes each norm to `see_norm`.
             loss_scale: a function that returns the current loss scale, in fp16. The engine lowers it and skips the
                 update if a gradient is not finite, so this ends the run only at the smallest scale.
         """
-        self._loss_scale = loss_scale
+        self._zero, self.loss_scale = zero, loss_scale
         limits = any(each.limit for each in self.detectors.values())
-        self._read_norm, self._needs_norm = norm, limits or not engine_skips
+        # In DeepSpeed 0.19.8, only this optimizer (ZeRO-1 with bf16) itself skips all updates that are not finite.
+        self._needs_norm = limits or type(zero).__name__ != "BF16_Optimizer"
         self._norm = math.nan if self._needs_norm else 0.0
         fused = all(group.get("fused") for group in optimizer.param_groups)
-        self._on_device = fused and norm is None and not limits
+        self._on_device = fused and zero is None and not limits
         # Before the step of torch's optimizer, DDP, DeepSpeed and FSDP have reduced and clipped the gradients.
         optimizer.register_step_pre_hook(self._before_update)
 
@@ -127,17 +119,17 @@ class UpdateGuard(TrainerCallback):
             # reads the flag one step later, so that it never waits for the device.
             optimizer.found_inf = self._bad
             return
-        if not self._decided:  # ZeRO calls this hook once per parameter group
-            if self._read_norm is not None:
-                self.see_norm(self._read_norm())
-            self._verdict, self._decided = self._judge(), True
+        if self._verdict is None:  # ZeRO calls this hook once per parameter group
+            if self._zero is not None:  # DeepSpeed computes the norm before it calls torch's optimizer
+                self.see_norm(self._zero._global_grad_norm)
+            self._verdict = self._judge()
         # The optimizer ignores parameters without a gradient: no change of weights and moments, and no weight decay.
-        if self._verdict is not None:
+        if self._verdict:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
 
-    def _judge(self) -> str | None:
+    def _judge(self) -> str:
         if not math.isfinite(self._norm):
             return f"gradient norm {self._norm}"
         values = {"gradient norm": self._norm}
@@ -147,7 +139,7 @@ class UpdateGuard(TrainerCallback):
             detector = self.detectors[name]
             if detector.limit > 0 and (score := detector.measure(value)) > detector.limit:
                 return f"{name} {value:.4g} is {score:.1f} standard deviations above the last {WINDOW} values"
-        return None
+        return ""
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, lr_scheduler: Any = None, **kwargs: Any
@@ -166,13 +158,16 @@ class UpdateGuard(TrainerCallback):
         Raises Diverged if too many updates were not finite.
         """
         if self._bad is not None:
-            self._unread.append((step, *_to_host(self._bad)))
+            arrived = torch.cuda.Event() if self._bad.is_cuda else None
+            self._unread.append((step, self._bad.to("cpu", non_blocking=True), arrived))
+            if arrived is not None:
+                arrived.record()
             self.settle(but=1)
             return
         reason = "gradient norm not finite" if passed_over else self._verdict
         not_finite = passed_over or not math.isfinite(self._norm)
-        self._losses, self._verdict, self._decided, self._norm = [], None, False, 0.0
-        if reason is not None:
+        self._losses, self._verdict, self._norm = [], None, 0.0
+        if reason:
             self._count(step, reason, not_finite=not_finite)
 
     def settle(self, *, but: int = 0) -> None:
@@ -194,7 +189,7 @@ class UpdateGuard(TrainerCallback):
 
     def _count(self, step: int, reason: str, *, not_finite: bool) -> None:
         self.total += 1
-        scale = self._loss_scale() if self._loss_scale and not_finite else None
+        scale = self.loss_scale() if self.loss_scale and not_finite else None
         if scale is not None:
             reason, not_finite = f"fp16 overflow, loss scale {scale:g}", scale <= 1
         logger.warning("The update of step %d was skipped (%s).", step, reason)
@@ -207,9 +202,8 @@ class UpdateGuard(TrainerCallback):
                 times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
                 times = times if scale is None else "at the smallest loss scale"
                 fix = "Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
-                raise Diverged(
-                    f"Gradients were not finite {times}, last in step {step}. These updates were skipped. {fix}"
-                )
+                problem = f"Gradients were not finite {times}, last in step {step}. These updates were skipped."
+                raise Diverged(f"{problem} {fix}")
 
     def state(self) -> dict[str, Any]:
         """Return the state of the guard for a checkpoint, as JSON values.
@@ -229,17 +223,3 @@ class UpdateGuard(TrainerCallback):
         self.skipped, self.total = state["skipped"], state["total"]
         limits = {name: detector.limit for name, detector in self.detectors.items()}
         self.detectors = {name: OutlierDetector(limits[name], *seen) for name, seen in state["windows"].items()}
-
-
-def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Start to copy `flag` to the CPU.
-
-    Returns the copy, and the CUDA event that marks the end of copying. The event is None if `flag` is not on a GPU.
-    """
-    if flag.device.type != "cuda":
-        return flag.cpu(), None
-    host = torch.empty_like(flag, device="cpu", pin_memory=True)
-    host.copy_(flag, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-    return host, arrived

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
@@ -52,12 +52,10 @@ def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
     train, validation = data.rows("train"), data.validation(eval_tokens=args.eval_tokens)
     if args.sample_steps and args.sample_tokens:
         start_ids(tokenizer, args.sample_prompt, window=length)
-    return Inputs(train, validation, tokenizer, _open_hellaswag(args, tokenizer, window=length))
+    return Inputs(train, validation, tokenizer, _open_hellaswag(args, tokenizer, length))
 
 
-def _open_hellaswag(
-    args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, *, window: int
-) -> HellaSwag | None:
+def _open_hellaswag(args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, window: int) -> HellaSwag | None:
     """Return the HellaSwag items, or None if the run does not score HellaSwag.
 
     The result is also None if the items cannot be downloaded.
@@ -79,41 +77,30 @@ def _open_hellaswag(
     return None if ranks.largest(int(not items)) else HellaSwag(items, tokenizer, window=window)
 
 
-Sampler = EpochSampler | LengthGroupedBatches
-
-
-def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> Sampler:
-    """Return the sampler of the training rows.
-
-    With group_by_length, each item of the sampler is a list of row numbers. Otherwise, each item is one row number.
-    """
-    seed = args.seed if args.data_seed is None else args.data_seed
-    if not plan.by_length:
-        shuffle = args.train_sampling_strategy == "random"
-        return EpochSampler(len(rows), rows_per_step=plan.rows_per_step, seed=seed, shuffle=shuffle)
-    return LengthGroupedBatches(rows.lengths() - 1, plan, seed=seed)
-
-
-def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: PretrainingArguments) -> DataLoader:
-    """Return a dataloader that reads the training rows in the order of the sampler.
+def training_loader(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> tuple[DataLoader, Any]:
+    """Return a dataloader of the training rows, and its sampler, which needs `set_epoch`.
 
     The loader yields the batches of all processes, and accelerate distributes them.
     """
+    seed = args.seed if args.data_seed is None else args.data_seed
+    # With Trainer's RandomSampler, the last step of each epoch has fewer rows. Its LengthGroupedSampler sorts across
+    # steps and counts rows, so its steps have different numbers of targets.
+    if plan.by_length:
+        sampler: Any = LengthGroupedBatches(rows.lengths() - 1, plan, seed=seed)
+    else:
+        shuffle = args.train_sampling_strategy == "random"
+        sampler = EpochSampler(len(rows), rows_per_step=plan.rows_per_step, seed=seed, shuffle=shuffle)
     # A compiled model needs one shape, so rows of different lengths are padded to the sequence length.
     length = plan.sequence_length if args.compile_loss else None
-    if isinstance(sampler, LengthGroupedBatches):
-        cut: dict[str, Any] = {"batch_sampler": sampler}
-    else:
-        cut = {"sampler": sampler, "batch_size": args.per_device_train_batch_size}
-    return DataLoader(
+    batches = sampler if plan.by_length else BatchSampler(sampler, args.per_device_train_batch_size, drop_last=False)
+    loader = DataLoader(
         rows,
-        **cut,
+        batch_sampler=batches,
         collate_fn=functools.partial(collate_rows, length=length),
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory and args.device.type != "mps",
-        persistent_workers=args.dataloader_persistent_workers,
+        persistent_workers=args.dataloader_num_workers > 0,
         prefetch_factor=args.dataloader_prefetch_factor,
-        multiprocessing_context=args.dataloader_multiprocessing_context,
         in_order=args.dataloader_in_order,
         worker_init_fn=leave_process_group,
         # A dataloader draws a seed each time it starts its workers: once in an uninterrupted run, and again after a
@@ -121,6 +108,7 @@ def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: Pretrai
         # persistent workers).
         generator=torch.Generator().manual_seed(args.seed),
     )
+    return loader, sampler
 
 
 def leave_process_group(worker: int) -> None:

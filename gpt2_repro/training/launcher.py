@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
@@ -19,7 +18,12 @@ from gpt2_repro.run_record.side_process import end_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
-AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+# Keys that must be "auto", with the value if the key is missing.
+AUTO = {
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")),
+    "gradient_clipping": None,  # without this key, DeepSpeed clips at 1.0 and ignores the value of the recipe
+    **dict.fromkeys(("bf16.enabled", "fp16.enabled"), "auto"),
+}
 # Keys that a DeepSpeed JSON cannot set, with the reason.
 REFUSED = {
     "optimizer": "the recipe sets the optimizer",
@@ -96,22 +100,19 @@ def check_deepspeed_json(path: Path) -> None:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"The DeepSpeed JSON {path} cannot be read: {in_a_line(error)}") from None
-    for key in config | config.get("zero_optimization", {}):
-        if key in REFUSED:
-            raise UserError(f"{path}: {key} cannot be set, because {REFUSED[key]}.")
-    bf16: dict[str, Any] = config.get("bf16", {})
-    # Without `gradient_clipping`, DeepSpeed clips at 1.0 and ignores the value of the recipe.
-    halves = {f"{name}.enabled": config.get(name, {}).get("enabled", "auto") for name in ("bf16", "fp16")}
-    for key, value in ({key: config.get(key) for key in AUTO} | halves).items():
-        if value != "auto":
+    sections = {name: section for name, section in config.items() if isinstance(section, dict)}
+    flat = config | {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    for key, reason in REFUSED.items():
+        if {key, f"zero_optimization.{key}"} & flat.keys():
+            raise UserError(f"{path}: {key} cannot be set, because {reason}.")
+    for key, value in AUTO.items():
+        if flat.get(key, value) != "auto":
             raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
     # In fp16, gradients below 6e-8 become 0, and Adam does not move these weights.
-    halves = {"communication_data_type": config.get("communication_data_type")}
-    halves["data_types.grad_accum_dtype"] = config.get("data_types", {}).get("grad_accum_dtype")
-    for key, value in halves.items():
-        if value in ("fp16", "half", "float16"):
-            raise UserError(f"{path}: {key} cannot be {value}, because small gradients would become 0.")
-    if bf16.get(MASTERS):
+    for key in ("communication_data_type", "data_types.grad_accum_dtype"):
+        if flat.get(key) in ("fp16", "half", "float16"):
+            raise UserError(f"{path}: {key} cannot be {flat[key]}, because small gradients would become 0.")
+    if flat.get(f"bf16.{MASTERS}"):
         raise UserError(f"{path}: {MASTERS} turns off the fp32 master weights.")
 
 

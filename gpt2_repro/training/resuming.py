@@ -125,9 +125,7 @@ def choose_start(run: RunRecord, settings: TrainingSection, plan: BatchPlan, ide
         raise UserError(f"DeepSpeed cannot change the precision of {checkpoint}. {fix}")
     require_same_run(saved, identity, where=checkpoint, allow_change=settings.allow_resume_change)
     if step > plan.max_steps:
-        raise UserError(
-            f"{checkpoint} is beyond the last step of the run ({plan.max_steps}). Pass a larger --max_steps."
-        )
+        raise UserError(f"{checkpoint} is beyond the last step ({plan.max_steps}). Pass a larger --max_steps.")
     refuse_code(checkpoint, manifest["files"])
     is_validated = bool(events.validation_losses(run.metrics, step))
     return Start(plan, extensions, False, checkpoint, manifest, is_validated, tuple(skipped))
@@ -136,10 +134,8 @@ def choose_start(run: RunRecord, settings: TrainingSection, plan: BatchPlan, ide
 def _require_no_result(run: RunRecord, skipped: list[str]) -> None:
     """Raise UserError if a run without a complete checkpoint cannot start at step 0."""
     if skipped:
-        raise UserError(
-            f"All checkpoints are incomplete or damaged ({'; '.join(skipped)}). Move these checkpoints out of the run "
-            "directory, or pass another --output_dir."
-        )
+        fix = "Move these checkpoints out of the run directory, or pass another --output_dir."
+        raise UserError(f"All checkpoints are incomplete or damaged ({'; '.join(skipped)}). {fix}")
     if run.final.exists():
         defect = checkpoints.defect(run.final)
         reason = f"is damaged ({defect})" if defect else "has no checkpoint to continue from"
@@ -164,12 +160,8 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
             continue
         name = str(path.relative_to(checkpoint))
         # DeepSpeed loads the folder that the file `latest` names.
-        foreign = path.is_file() and name not in files and name != layout.CHECKPOINT_MANIFEST
-        if (
-            path.is_symlink()
-            or foreign
-            or (name.startswith("latest") and path.read_text(encoding="utf-8").strip() != tag)
-        ):
+        foreign = path.is_symlink() or (path.is_file() and name not in (*files, layout.CHECKPOINT_MANIFEST))
+        if foreign or (name.startswith("latest") and path.read_text(encoding="utf-8").strip() != tag):
             raise UserError(f"Unexpected file in the checkpoint, refusing to resume: {path}. Move the file away.")
         if path.suffix not in (".pt", ".pth", ".bin") or name.startswith(CHECKED_BY_TRANSFORMERS):
             continue
@@ -179,9 +171,8 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
         except Exception as error:  # a file that torch.save did not write can cause any exception
             named = {f"{type(error).__name__}: {error}"}
         if named:
-            raise UserError(
-                f"Loading {path} could run code ({', '.join(sorted(named))}). Resume from another checkpoint."
-            )
+            names = ", ".join(sorted(named))
+            raise UserError(f"Loading {path} could run code ({names}). Resume from another checkpoint.")
 
 
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:

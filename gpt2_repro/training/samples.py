@@ -1,44 +1,39 @@
 """Sample text during training, print it, and log it to samples.jsonl and wandb."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
+from transformers import LogitsProcessorList, TrainerCallback
 
-from gpt2_repro.run_record import RunRecord, events
+from gpt2_repro.run_record import events
 from gpt2_repro.tokenization import start_ids
 from gpt2_repro.training.sharded import has_shards
+from gpt2_repro.training.tracking import report_text
+from gpt2_repro.training.trainer import PretrainingTrainer
 
 
 SHOWN = 200  # characters of a sample shown in the terminal
 
 
 class TextSampler(TrainerCallback):
-    """Samples text after a validation, and appends the text to samples.jsonl.
+    """Samples text after a validation, and writes it to samples.jsonl and the tracking services."""
 
-    Args:
-        run: the run directory.
-        due: a function that takes a step, and returns whether text is sampled after the validation at this step.
-        report: a function that sends the text to the tracking services.
-    """
-
-    def __init__(
-        self, run: RunRecord, tokenizer: Any, *, due: Callable[[int], bool], report: Callable[[str], None]
-    ) -> None:
-        self.run, self.tokenizer, self.due, self.report = run, tokenizer, due, report
+    def __init__(self, trainer: PretrainingTrainer) -> None:
+        self.trainer, self.tokenizer = trainer, trainer.processing_class
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        sharded = has_shards(model)
-        if not self.due(state.global_step) or not (state.is_world_process_zero or sharded):
+        sharded, is_due = has_shards(model), self.trainer.when.is_due(state.global_step, args.sample_steps)
+        if not (is_due and args.sample_tokens and (state.is_world_process_zero or sharded)):
             return
         text = self._sample(args, state.global_step, model, together=sharded)
         if not state.is_world_process_zero:
             return
-        events.append(self.run.samples, {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
+        events.append(
+            self.trainer.run.samples, {"step": state.global_step, "prompt": args.sample_prompt, "text": text}
+        )
         tqdm.write(f"sample: {_on_one_line(text)}")
-        self.report(text)
+        report_text(self.trainer, text)
 
     def _sample(self, args: Any, step: int, model: Any, *, together: bool) -> str:
         window = model.config.max_position_embeddings
@@ -54,20 +49,18 @@ class TextSampler(TrainerCallback):
                 do_sample=True,
                 top_k=50,
                 pad_token_id=self.tokenizer.eos_token_id,
-                logits_processor=LogitsProcessorList([_RequireFinite()]),
+                logits_processor=LogitsProcessorList([_require_finite]),
                 synced_gpus=together,
             )
         return self.tokenizer.decode(written[0], skip_special_tokens=True)
 
 
-class _RequireFinite(LogitsProcessor):
-    """A logits processor that raises FloatingPointError if logits are not finite."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        # On a GPU, sampling from such logits causes a device assertion. Then the process cannot use CUDA any more.
-        if not bool(scores.isfinite().all()):
-            raise FloatingPointError("The logits are not finite.")
-        return scores
+def _require_finite(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Return the logits `scores`, or raise FloatingPointError if they are not finite."""
+    # On a GPU, sampling from such logits causes a device assertion. Then the process cannot use CUDA any more.
+    if not bool(scores.isfinite().all()):
+        raise FloatingPointError("The logits are not finite.")
+    return scores
 
 
 def _on_one_line(text: str) -> str:

@@ -16,6 +16,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
+from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes
 from gpt2_repro.run_record import checkpoints, writer
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path
 from gpt2_repro.run_record.side_process import SideProcess
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 WRITER = "import sys; from gpt2_repro.run_record import writer; writer.serve(int(sys.argv[1]))"
 SPARE = 1.15  # required free space, as a multiple of the size of the last checkpoint
 SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
+Writer = Callable[[Path], tuple[dict[str, dict[str, Any]], dict[str, Any]]]
 
 
 class CheckpointSaver:
@@ -39,15 +41,17 @@ class CheckpointSaver:
     A save copies the checkpoint to memory. A process writes the copy while training continues.
 
     Args:
-        expected: estimated size of the first checkpoint in bytes.
+        parameters: number of parameters of the model, to estimate sizes.
         alive: a function that restarts the watchdog's timer. It is called as long as a save makes progress.
     """
 
     def __init__(
-        self, run: Path, accelerator: Any, args: PretrainingArguments, *, expected: int, alive: Callable[[], None]
+        self, run: Path, accelerator: Any, args: PretrainingArguments, *, parameters: int, alive: Callable[[], None]
     ) -> None:
         self.run, self.accelerator, self.args = run, accelerator, args
-        self.expected, self.alive = expected, alive
+        self.staging = run / STAGING  # where checkpoints are written before they are complete
+        self.parameters, self.alive = parameters, alive
+        self.sizes: Any = {"bf16": args.is_half, "state": state_bytes(args.optim, averaged=args.ema_steps > 0)}
         self.skipped = 0
         self.is_warm = False  # whether the first step has ended
         self.saved_step = -1  # of the newest checkpoint that is copied to memory or written
@@ -56,11 +60,6 @@ class CheckpointSaver:
         self.memory: StagingMemory | None = None
         self.writer: SideProcess | None = None
         self.copier: RunCopier | None = None  # on rank 0, with --sync_to
-
-    @property
-    def staging(self) -> Path:
-        """The folder in which checkpoints are written before they are complete."""
-        return self.run / STAGING
 
     def check_disk(self) -> None:
         """Raise UserError if the disk has too little space for a checkpoint.
@@ -71,18 +70,19 @@ class CheckpointSaver:
             fix = "Free disk space or pass another --output_dir."
             raise UserError(f"A checkpoint needs {size_text(missing)} more disk space in {self.run}. {fix}")
 
-    def start(self, size: int, *, lock: int) -> None:
+    def start(self, *, lock: int) -> None:
         """Allocate memory for this rank's files, and start the process that writes them.
 
         This is a collective. Without --background_save, or with too little memory, training pauses during saves.
 
         Args:
-            size: estimated bytes of this rank's files.
             lock: descriptor of the lock of the run directory, or -1. The process holds this lock while it writes.
         """
         if not self.args.background_save or not hasattr(os, "memfd_create"):
             return
-        first = self.args.process_index - self.args.local_process_index
+        rank, first = self.args.process_index, self.args.process_index - self.args.local_process_index
+        shards = self.args.world_size if self.accelerator.distributed_type == "DEEPSPEED" else 0
+        size = bytes_of_rank(self.parameters, **self.sizes, rank=rank, shards=shards)
         sizes = ranks.gather(torch.tensor([size])).flatten()[first:][: int(os.environ.get("LOCAL_WORLD_SIZE", 1))]
         needed, available = int(sizes.sum()), available_memory()
         if ranks.largest(int(needed > available)):
@@ -94,15 +94,7 @@ class CheckpointSaver:
         memory = self.memory.descriptor
         self.writer = SideProcess(WRITER, memory, descriptors=[memory, *([lock] if lock >= 0 else [])])
 
-    def save(
-        self,
-        step: int,
-        write: Callable[[Path], dict[str, dict[str, Any]]],
-        facts: Callable[[], dict[str, Any]],
-        *,
-        stops: str | None = None,
-        rolling: bool = False,
-    ) -> bool:
+    def save(self, step: int, write: Writer, *, stops: str | None = None, rolling: bool = False) -> bool:
         """Save checkpoint-`step`. Return False if the disk has too little space.
 
         This is a collective: call it on all ranks. If a process writes in the background, this method returns when
@@ -110,8 +102,8 @@ class CheckpointSaver:
         checkpoint is complete.
 
         Args:
-            write: a function that writes a checkpoint into a folder or `memory`, and returns its files.
-            facts: a function that returns all other entries of the manifest. It is called on all ranks.
+            write: a function that writes a checkpoint into a folder or `memory`. It is called on all ranks, and
+                returns the files of the rank and all other entries of the manifest.
             stops: why the run stops early after this save, or None if it does not stop early.
             rolling: whether the next checkpoint replaces this checkpoint.
 
@@ -125,12 +117,12 @@ class CheckpointSaver:
         self.saved_step = step
         staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
         with checkpoints.disk_faults_in_words(self.run, target.name, self.staging):
-            files = write(staged)
-            manifest = facts() | ({"rolling": True} if rolling else {})
+            files, facts = write(staged)
+            facts |= {"rolling": True} if rolling else {}
             self.alive()
             self.paused = time.perf_counter() - began
             paths = {"staged": str(staged.resolve()), "target": str(target.resolve())}
-            self._submit(paths | {"files": files, "facts": manifest})
+            self._submit(paths | {"files": files, "facts": facts})
         if stops or self.writer is None:
             self.finish()
         return True
@@ -197,12 +189,8 @@ class CheckpointSaver:
         self._submit({})
 
     def _submit(self, job: dict[str, Any]) -> None:
-        also = self.copier.step if self.copier else -1
-        job |= {
-            "run": str(self.run.resolve()),
-            "rotation": rotation_of(self.args) | {"also": also},
-            "trainer": os.getpid(),
-        }
+        rotation = rotation_of(self.args) | {"also": self.copier.step if self.copier else -1}
+        job |= {"run": str(self.run.resolve()), "rotation": rotation, "trainer": os.getpid()}
         job |= {"rank": self.args.process_index, "ranks": self.args.world_size}
         if self.writer is None:
             return self._report(job, writer.perform(job, memoryview(b""), self.alive))
@@ -237,23 +225,22 @@ class CheckpointSaver:
         return False
 
     def _missing(self, *, rolling: bool = False) -> float:
-        missing = [self._free_space(rolling=rolling) if self.accelerator.is_main_process else 0.0]
-        return broadcast_object_list(missing)[0]
-
-    def _free_space(self, *, rolling: bool) -> float:
-        """Delete old checkpoints if the disk has too little space for the next checkpoint.
+        """Delete old checkpoints if the disk has too little space for the next checkpoint. A collective.
 
         For a rolling checkpoint, none is deleted. Returns the bytes that are still missing, or at most 0.
         """
+        if not self.accelerator.is_main_process:
+            return broadcast_object_list([0.0])[0]
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
-        needed = SPARE * (checkpoints.size(complete[0]) if complete else self.expected)
+        expected = checkpoints.size(complete[0]) if complete else checkpoint_bytes(self.parameters, **self.sizes)
+        needed = SPARE * expected
         if shutil.disk_usage(self.run).free < needed and not rolling:
             rotation = rotation_of(self.args)
             checkpoints.rotate(self.run, **rotation | {"keep": min(1, rotation["keep"])})
             if deleted := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
                 logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
-        return needed - shutil.disk_usage(self.run).free
+        return broadcast_object_list([needed - shutil.disk_usage(self.run).free])[0]
 
 
 def _prepare_first_save() -> None:

@@ -13,7 +13,7 @@ from gpt2_repro.launchers import LAUNCHERS, RECOMMENDED, current_launcher
 from gpt2_repro.optim import OWN_OPTIMIZERS
 from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.run_record.supervision import WENT_BACK, noted
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of, warmup_steps
+from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.training.launcher import check_launcher
 from gpt2_repro.training.workload import plan_run
 
@@ -58,11 +58,11 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
         raise UserError(f"{refused[0]} needs complete weights, but {launcher.name} shards the weights. {fix}")
     if launcher.deepspeed_json and training.optim not in (*ELEMENTWISE, *OWN_OPTIMIZERS):
         fix = f"Pass --optim {ELEMENTWISE[0]}, or launch with --config_file accelerate_configs/ddp.yaml."
-        raise UserError(
-            f"DeepSpeed flattens the weights, and --optim {training.optim} may depend on their shapes. {fix}"
-        )
+        problem = f"DeepSpeed flattens the weights, and --optim {training.optim} may depend on their shapes"
+        raise UserError(f"{problem}. {fix}")
     if training.max_usd and not training.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
+    warmup = training.warmup_steps
     compiles = training.torch_compile if launcher.whole_weights and not plan.by_length else False
     logger.info("precision: %s", reason)
     settings = dataclasses.replace(
@@ -73,7 +73,7 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
         bf16=precision == "bf16",
         precision="fp16" if precision == "fp16" else "",
         max_steps=plan.max_steps,
-        warmup_steps=warmup_steps(training, plan.max_steps),
+        warmup_steps=int(warmup) if warmup >= 1 else round(warmup * plan.max_steps),
         torch_compile=hardware.choose_compile(compiles, **rules),
         usd_per_hour=training.usd_per_hour or _list_price(use_cpu=use_cpu),
         eval_on_start=training.eval_on_start and training.eval_strategy != "no",
@@ -95,18 +95,14 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     from gpt2_repro.training.tracking import check_reporting
 
     prepare_deepspeed(use_cpu=settings.use_cpu)
-    further = settings.trainer.values
-    if unknown := further.keys() - PretrainingArguments.__dataclass_fields__.keys():
-        name = sorted(unknown)[0]
-        raise UserError(
-            f"trainer has no field {name!r}. {did_you_mean(name, PretrainingArguments.__dataclass_fields__)}"
-        )
+    further, known = settings.trainer.values, PretrainingArguments.__dataclass_fields__
+    if unknown := sorted(further.keys() - known.keys()):
+        raise UserError(f"trainer has no field {unknown[0]!r}. {did_you_mean(unknown[0], known)}")
     derived = {
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         # Copies from pinned memory need not wait for the work that is queued on the GPU.
         # Batches by length differ in size, so accelerate cannot even them out. All processes have the same number.
         "accelerator_config": {"non_blocking": not settings.use_cpu, "even_batches": not plan.by_length},
-        "dataloader_persistent_workers": settings.dataloader_num_workers > 0,
         "remove_unused_columns": False,  # the collator reads the rows itself
         "ddp_find_unused_parameters": False,
     }

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import os
 from typing import Any
 
@@ -10,9 +11,9 @@ from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, TokenCount, power_of_two
 from gpt2_repro.config import JsonObject
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
-from gpt2_repro.hardware import find_accelerator, total_memory
+from gpt2_repro.hardware import Accelerator, find_accelerator, total_memory
 from gpt2_repro.manifest import SplitCounts
-from gpt2_repro.model.arguments import GPT2, check_model, recorded_overrides
+from gpt2_repro.model.arguments import GPT2, SHAPE, check_model, recorded_overrides
 from gpt2_repro.preflight.memory import MemoryTrial
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_steps, output_dir_of
@@ -22,7 +23,6 @@ from gpt2_repro.training.workload import estimate_memory, plan_run, workload_of
 logger = logging.getLogger(__name__)
 
 # Layers, heads and width. A GPU gets GPT-2 124M. A CPU gets the larger CPU model from 20M training tokens on.
-SHAPE = ("n_layer", "n_head", "n_embd")
 GPU_MODEL, LARGE_CPU_MODEL, CPU_MODEL = (12, 12, 768), (6, 6, 384), (4, 4, 256)
 LARGE_TEXT = 20_000_000
 # Up to 4 epochs of a text are almost as good as new text (Muennighoff et al. 2023, arXiv:2305.16264).
@@ -34,12 +34,7 @@ FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP = 8, 524_288
 
 
 def follow_data(
-    recipe: TrainingRecipe,
-    data: PreparedData | None = None,
-    *,
-    on_gpu: bool | None = None,
-    processes: int | None = None,
-    memory_bytes: float | None = None,
+    recipe: TrainingRecipe, data: PreparedData | None = None, device: Accelerator | None = None
 ) -> TrainingRecipe:
     """Return a copy of the recipe in which each size of 0 is derived from the data.
 
@@ -50,85 +45,74 @@ def follow_data(
 
     Args:
         data: the prepared folder. None: open the folder that the recipe names.
-        on_gpu: derive sizes for a GPU (True), a CPU (False) or this machine (None).
-        processes, memory_bytes: number of GPUs and the memory of each. None: those of this machine.
+        device: the devices of all processes. None: as the device of this process.
 
     Raises UserError if a size must be derived and no prepared folder matches the recipe, if two of epochs,
     total_tokens and max_steps are passed, or if the data has fewer rows than one step needs.
     """
-    training, typed = recipe.training, recipe.typed
-    passed = typed & {"epochs", "max_steps", "total_tokens"}
-    if len(both := sorted(name for name in passed if getattr(training, name))) > 1:
+    passed = recipe.typed & {"epochs", "max_steps", "total_tokens"}
+    if len(both := sorted(name for name in passed if getattr(recipe.training, name))) > 1:
         raise UserError(f"--{both[0]} and --{both[1]} both set the length of the run. Pass one of them.")
     if passed:
         # A length on the command line replaces the length in the recipe.
         replaced: dict[str, Any] = {"epochs": 0.0, "max_steps": 0}
-        training = dataclasses.replace(training, **{key: replaced[key] for key in replaced.keys() - passed})
-        recipe = dataclasses.replace(recipe, training=training)
-    elif training.epochs and training.max_steps:
+        recipe = recipe.with_training(**{key: replaced[key] for key in replaced.keys() - passed})
+    elif recipe.training.epochs and recipe.training.max_steps:
         raise UserError(f"{recipe.path} sets both epochs and max_steps. Remove one of them.")
-    by_epochs = training.epochs > 0
-    sizes = [getattr(recipe.model, name) for name in SHAPE]
-    sizes += [training.tokens_per_step, training.total_tokens]
+    epochs, sizes = recipe.training.epochs, [getattr(recipe.model, name) for name in SHAPE]
+    sizes += [recipe.training.tokens_per_step, recipe.training.total_tokens]
     try:
-        data = data or PreparedData.open(recipe.data, typed=typed, recipe=recipe.path)
+        data = data or PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
     except UserError:
-        if by_epochs or not all(sizes):
+        if epochs or not all(sizes):
             raise
-        return _with_micro_batch(_record_size_keys(recipe), processes, memory_bytes)
+        return _with_micro_batch(_record_size_keys(recipe), device)
 
     recipe = dataclasses.replace(recipe, data=data.section)
     counts = data.manifest.counts["train"]
-    if by_epochs:
-        total = TokenCount(int(training.epochs * counts.row_tokens))
-        training = dataclasses.replace(training, total_tokens=total, epochs=0.0)
-        recipe = dataclasses.replace(recipe, training=training)
+    if epochs:
+        recipe = recipe.with_training(total_tokens=TokenCount(int(epochs * counts.row_tokens)), epochs=0.0)
     if not all(sizes):
-        if on_gpu is None:
-            on_gpu = find_accelerator(use_cpu=training.use_cpu).kind == "cuda"
-        recipe = _derive(recipe, counts, on_gpu)
+        recipe = _derive(
+            recipe, counts, on_gpu=(device or find_accelerator(use_cpu=recipe.training.use_cpu)).kind == "cuda"
+        )
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
-    recipe = _with_micro_batch(_record_size_keys(recipe), processes, memory_bytes)
-    check_epoch(recipe, counts)
+    recipe = _with_micro_batch(_record_size_keys(recipe), device)
+    _check_epoch(recipe, counts)
     check_warmup(recipe.training)
-    if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
+    tokens = count_steps(recipe.training) * recipe.training.tokens_per_step
+    if (epochs := tokens / max(1, counts.row_tokens)) > MANY_EPOCHS:
         message = "The run reads the text %s times. More than %d epochs often overfit. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
     return recipe
 
 
-def _with_micro_batch(recipe: TrainingRecipe, processes: int | None, memory_bytes: float | None) -> TrainingRecipe:
-    """Replace a micro-batch size of 0.
+def _with_micro_batch(recipe: TrainingRecipe, device: Accelerator | None, count: int = 0) -> TrainingRecipe:
+    """Replace a micro-batch size of 0 by all rows of a step, as far as they fit into the memory.
 
     A stored value is not used, because it may be for another number of processes.
+
+    Args:
+        device: None: the device of this process.
+        count: number of devices. 0: that of `device`, or the number of processes.
     """
     if recipe.training.per_device_train_batch_size:
         return recipe
-    rows = fitting_rows(recipe, processes or int(os.environ.get("WORLD_SIZE", "1")), memory_bytes)
-    training = dataclasses.replace(recipe.training, per_device_train_batch_size=rows)
-    return dataclasses.replace(recipe, training=training)
-
-
-def fitting_rows(recipe: TrainingRecipe, processes: int, memory_bytes: float | None = None) -> int:
-    """Return the micro-batch: all rows of a step, as far as they fit into the memory.
-
-    Args:
-        memory_bytes: memory of each GPU. None: of this machine.
-    """
-    training, here = recipe.training, find_accelerator(use_cpu=recipe.training.use_cpu)
-    rows = rows_per_pass(training.tokens_per_step / recipe.data.sequence_length, processes)
-    on_cpu = memory_bytes is None and here.memory_bytes is None
-    if on_cpu:  # the processes of a machine share its memory, and most CPUs compute in fp32
-        memory_bytes = total_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    memory_bytes = memory_bytes or here.memory_bytes or 0
-    estimate = estimate_memory(recipe, workload_of(recipe), memory_bytes, processes)
-    if on_cpu:
+    training = recipe.training
+    count = count or (device.count if device else int(os.environ.get("WORLD_SIZE", "1")))
+    device = device or find_accelerator(use_cpu=training.use_cpu)
+    rows = rows_per_pass(training.tokens_per_step / recipe.data.sequence_length, count)
+    memory = device.memory_bytes or math.inf  # of an unknown GPU
+    if on_cpu := device.kind == "cpu":
+        memory = total_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # which the processes share
+    estimate = estimate_memory(recipe, workload_of(recipe), memory, count)
+    if on_cpu:  # most CPUs compute in fp32
         estimate = estimate._replace(bf16=False, compiled=False)
     estimates = [estimate._replace(sharded=sharded) for sharded in (True, False)]  # with and without DeepSpeed
-    checkpointing = bool(training.activation_checkpointing)
-    while rows > 1 and not all(its.fits(MemoryTrial(rows, checkpointing), memory_bytes) for its in estimates):
+    trial = MemoryTrial(rows, bool(training.activation_checkpointing))
+    while rows > 1 and not all(its.fits(trial._replace(micro_batch=rows), memory) for its in estimates):
         rows //= 2
-    return rows
+    return recipe.with_training(per_device_train_batch_size=rows)
 
 
 def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
@@ -149,7 +133,7 @@ def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
     return dataclasses.replace(recipe, model=dataclasses.replace(model, config_overrides=overrides))
 
 
-def check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
+def _check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
     """Raise UserError if all training rows together are fewer than one step needs."""
     training, length, processes = recipe.training, recipe.data.sequence_length, int(os.environ.get("WORLD_SIZE", "1"))
     if training.train_sampling_strategy == BY_LENGTH:
@@ -167,12 +151,7 @@ def check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
         )
 
 
-def epochs_of(recipe: TrainingRecipe, counts: SplitCounts) -> float:
-    """Return the number of epochs: how many times the run reads the training rows."""
-    return count_steps(recipe.training) * recipe.training.tokens_per_step / max(1, counts.row_tokens)
-
-
-def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> TrainingRecipe:
+def _derive(recipe: TrainingRecipe, counts: SplitCounts, *, on_gpu: bool) -> TrainingRecipe:
     """Replace each size of 0 in a recipe, as `follow_data` describes."""
     run = RunRecord(output_dir_of(recipe))
     stored = run.recipe()
@@ -200,21 +179,20 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     return recipe
 
 
-def plans_of(
-    recipe: TrainingRecipe, requested: TrainingRecipe, gpus: int = 1, memory_bytes: float | None = None
-) -> dict[int, BatchPlan | UserError]:
-    """Return the batch plan for 1, 2, 4, 8 and `gpus` GPUs, or why a step does not divide.
+Plans = dict[int, BatchPlan | UserError]
+
+
+def plans_of(recipe: TrainingRecipe, requested: TrainingRecipe, device: Accelerator | None = None) -> Plans:
+    """Return the batch plan for 1, 2, 4, 8 and `device.count` devices, or why a step does not divide.
 
     Args:
         requested: the recipe before sizes of 0 were derived.
-        memory_bytes: memory of each GPU. None: of this machine.
+        device: None: as the device of this process.
     """
     plans: dict[int, BatchPlan | UserError] = {}
-    for count in sorted({1, 2, 4, 8, gpus}):
-        training = recipe.training
-        if not requested.training.per_device_train_batch_size:
-            rows = fitting_rows(recipe, count, memory_bytes)
-            training = dataclasses.replace(training, per_device_train_batch_size=rows)
+    recipe = recipe.with_training(per_device_train_batch_size=requested.training.per_device_train_batch_size)
+    for count in sorted({1, 2, 4, 8, device.count if device else 1}):
+        training = _with_micro_batch(recipe, device, count).training
         try:
             plans[count] = plan_run(training, recipe.data, num_processes=count)
         except UserError as error:

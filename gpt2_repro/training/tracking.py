@@ -31,15 +31,12 @@ def check_reporting(report_to: list[str]) -> None:
     if not report_to:
         return
     # This import takes seconds, and the next mistake should be reported at once.
-    from transformers.integrations.integration_utils import (
-        INTEGRATION_TO_CALLBACK,
-        get_available_reporting_integrations,
-    )
+    from transformers.integrations import integration_utils
 
+    known = integration_utils.INTEGRATION_TO_CALLBACK
     for name in report_to:
-        if name not in get_available_reporting_integrations():
-            fix = f"Run `pip install {name}`." if name in INTEGRATION_TO_CALLBACK else ""
-            fix = fix or did_you_mean(name, INTEGRATION_TO_CALLBACK)
+        if name not in integration_utils.get_available_reporting_integrations():
+            fix = f"Run `pip install {name}`." if name in known else did_you_mean(name, known)
             raise UserError(f"Cannot report to {name!r} (--report_to). {fix}")
 
 

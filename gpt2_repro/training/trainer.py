@@ -1,7 +1,4 @@
-"""A Trainer subclass for pre-training.
-
-Comments explain the differences from transformers' Trainer (5.23).
-"""
+"""A Trainer subclass for pre-training. Comments explain the differences from transformers' Trainer (5.23)."""
 
 import contextlib
 import dataclasses
@@ -10,40 +7,33 @@ import io
 import itertools
 import logging
 import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
-from transformers import DefaultFlowCallback, Trainer, TrainerControl, modeling_utils
+from transformers import DefaultFlowCallback, Trainer
 
 from gpt2_repro.model.export import load_experts
-from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
+from gpt2_repro.model.size import tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule, follow
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.run_record.writer import HashedFile
 from gpt2_repro.training import engine
-from gpt2_repro.training.copying import RunCopier
 from gpt2_repro.training.guard import UpdateGuard
-from gpt2_repro.training.hashing import StagingMemory, write_safetensors
-from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
+from gpt2_repro.training.hashing import hashed_saves
+from gpt2_repro.training.inputs import Inputs, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.sharded import whole
 from gpt2_repro.training.validation import Validation
-from gpt2_repro.training.when import StepControl, Watchdog
+from gpt2_repro.training.when import Interrupted, StepControl, Watchdog
 
 
 logger = logging.getLogger(__name__)
-
-NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, and recipe.yaml contains them.
 
 
 class PretrainingTrainer(Trainer):
@@ -55,7 +45,7 @@ class PretrainingTrainer(Trainer):
     """
 
     args: PretrainingArguments
-    control: TrainerControl
+    control: Any
 
     def __init__(self, *, inputs: Inputs, run: RunRecord, environment: Environment, **kwargs: Any) -> None:
         super().__init__(
@@ -66,24 +56,18 @@ class PretrainingTrainer(Trainer):
             **kwargs,
         )
         self.run, self.environment, self.plan = run, environment, environment.plan
-        # With Trainer's RandomSampler, the last step of each epoch has fewer rows. Its LengthGroupedSampler sorts
-        # across steps and counts rows, so its steps have different numbers of targets.
-        self.sampler = choose_sampler(self.train_dataset, self.plan, self.args)
-        self.full_rows = environment.data["request"]["packing"] == "concat"
         self.meter = Meter(environment, compiled=self.args.compile_loss)
         run.measured = self.meter.time_breakdown
         self.guard = UpdateGuard(self.args.skip_loss_z, self.args.skip_grad_z, self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         self.average = WeightAverage(self.args.ema_steps)
-        self.state_bytes = state_bytes(self.args.optim, averaged=self.args.ema_steps > 0)
-        size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.is_half, state=self.state_bytes)
-        self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
+        options: Any = {"parameters": self.model.num_parameters(), "alive": self.watchdog.arm}
+        self.saver = CheckpointSaver(run.path, self.accelerator, self.args, **options)
         self.when = StepControl(self.args, self.run, self.saver)
         self.validation = Validation(inputs, self.args, self.plan, self.when)
-        self._restored_losses: dict[str, Any] | None = None
-        self.loss_scale: Callable[[], float] | None = None
+        self.restored_losses: dict[str, Any] | None = None  # the loss window in the manifest of a checkpoint
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
-        self._held_reports: list[Callable[[], None]] | None = None
+        self._held_report: Callable[[], None] | None = None
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
         for own in (self.guard, self.when, self.watchdog, self.average):
             self.add_callback(own)
@@ -101,26 +85,20 @@ class PretrainingTrainer(Trainer):
         # DeepSpeed prints a dozen lines about memory here, at any log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        optimizer = engine.innermost_optimizer(self.model_wrapped, self.optimizer)
+        zero = self.model_wrapped.optimizer if self.is_deepspeed_enabled else None
+        optimizer = (zero or self.optimizer).optimizer  # torch's, without the wrappers of DeepSpeed and accelerate
         engine.check_layout(self.model, optimizer)
-        if rounded:
-            engine.set_masters(self.model, weights)
+        engine.set_masters(self.model, weights)
         engine.skip_repeated_work(self.model_wrapped, self.model, self.optimizer)
         follow(self.lr_scheduler, self.args.learning_rate)
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
-        engine.check_engine(
-            facts, self.plan, max_grad_norm=self.args.max_grad_norm, precision=str(self.environment.precision)
-        )
-        norm, engine_skips = engine.zero_gradient_norm(self.model_wrapped)
-        self.loss_scale = engine.loss_scale(self.accelerator, self.model_wrapped)
-        self.guard.attach(optimizer, norm, engine_skips=engine_skips, loss_scale=self.loss_scale)
-        self.average.attach(optimizer, self.model_wrapped.optimizer if self.is_deepspeed_enabled else None)
+        engine.check_engine(facts, self.environment, max_grad_norm=self.args.max_grad_norm)
+        self.guard.attach(optimizer, zero, loss_scale=engine.loss_scale(self.accelerator, zero))
+        self.average.attach(optimizer, zero)
+        chunk = tokens_per_chunk(self.model.config.vocab_size, self.environment.accelerator.memory_bytes or 0)
         facts |= {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss}
-        memory = self.environment.accelerator.memory_bytes or 0
-        self.record_engine(
-            facts | {"tokens_per_chunk_of_logits": tokens_per_chunk(self.model.config.vocab_size, memory)}
-        )
+        self.record_engine(facts | {"tokens_per_chunk_of_logits": chunk})
         settings = (f"{key.replace('_', ' ')} = {value}" for key, value in self.environment.engine.items())
         logger.info("settings in use: %s", ", ".join(settings))
         return prepared
@@ -139,9 +117,10 @@ class PretrainingTrainer(Trainer):
         # After a resume on several processes, accelerate's wrappers do not pass set_epoch on to the sampler.
         self.sampler.set_epoch(epoch)
         # The sum of the losses since the last log line. Trainer loses this sum on a resume.
-        window, self._restored_losses = self._restored_losses, None
+        window, self.restored_losses = self.restored_losses, None
         if window is not None:
-            sums, process = window["sums"], self.args.process_index
+            sums = [math.nan if total is None else total for total in window["sums"]]  # null: it was not finite
+            process = self.args.process_index
             self._tr_loss += sums[process] if len(sums) == self.args.world_size else sum(sums) / len(sums)
             self._globalstep_last_logged = window["since"]
         super()._run_epoch(*args, epoch=epoch, **kwargs)
@@ -156,36 +135,18 @@ class PretrainingTrainer(Trainer):
         load_result.missing_keys[:] = set(load_result.missing_keys) - set(self.model.all_tied_weights_keys)
         super()._issue_warnings_after_load(load_result)
 
-    def restore(self, manifest: dict[str, Any], *, step: int) -> None:
-        """Restore the update guard and the sum of losses from a checkpoint's manifest."""
-        self.saver.saved_step = step
-        self.guard.load_state(manifest["guard"])
-        window = manifest["loss_window"]  # null: a sum that was not finite
-        self._restored_losses = window | {"sums": [math.nan if total is None else total for total in window["sums"]]}
-
-    def start_writer(self) -> None:
-        """Start the process that writes checkpoints. Call this on all ranks."""
-        shards = self.args.world_size if self.is_deepspeed_enabled else 0
-        options = {"bf16": self.args.is_half, "state": self.state_bytes, "rank": self.args.process_index}
-        size = bytes_of_rank(self.model.num_parameters(), shards=shards, **options)
-        self.saver.start(size, lock=self.run.lock_descriptor)
-        if self.args.sync_to and self.is_world_process_zero():
-            self.saver.copier = RunCopier(self.run, self.args)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         # The first step has a learning rate above 0, as in llm.c. Trainer's warm-up begins at 0.
         self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.environment.run_identity)
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def get_train_dataloader(self) -> DataLoader:
-        return self.accelerator.prepare(training_loader(self.train_dataset, self.sampler, self.plan, self.args))
+    def get_train_dataloader(self) -> Any:
+        loader, self.sampler = training_loader(self.train_dataset, self.plan, self.args)
+        return self.accelerator.prepare(loader)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the loss of one micro-batch, scaled for the step.
-
-        The value is world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks).
-        """
+        """Return world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks)."""
         # Averaged over ranks and summed over micro-batches, the values are the mean loss per target of a step. Trainer
         # applies the factor "world size".
         loss = super().compute_loss(*args, **kwargs)
@@ -195,26 +156,22 @@ class PretrainingTrainer(Trainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         if self.is_deepspeed_enabled:
             # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
-            norm = self.model_wrapped.get_global_grad_norm()
-        else:
-            norm = whole(self._clip_to(math.inf) if grad_norm is None else grad_norm)
+            grad_norm = self.model_wrapped.get_global_grad_norm()
+        elif grad_norm is None:
+            grad_norm = engine.clip_gradients(self.accelerator, self.optimizer, math.inf)
+        norm = whole(grad_norm)
         self.guard.see_norm(norm)
         return norm
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        # DeepSpeed clips in its step.
-        return None if self.is_deepspeed_enabled else self._clip_to(self.args.max_grad_norm)
-
-    def _clip_to(self, limit: float) -> Any:
-        self.accelerator.unscale_gradients(self.optimizer)  # in fp16
-        return engine.clip_gradients(self.optimizer, limit)
+        limit = self.args.max_grad_norm  # DeepSpeed clips in its step
+        return None if self.is_deepspeed_enabled else engine.clip_gradients(self.accelerator, self.optimizer, limit)
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # total_flos misses 40 % of GPT-2's FLOPs
 
     @property
     def tokens_trained(self) -> int:
-        """The number of target tokens trained so far."""
         return self.state.num_input_tokens_seen
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
@@ -224,7 +181,7 @@ class PretrainingTrainer(Trainer):
             batches = list(itertools.islice(epoch_iterator, num_batches))
         targets = self.plan.tokens_per_step
         # Trainer counts the targets in every step and gathers the counts of all processes.
-        if not self.full_rows:
+        if self.environment.data["request"]["packing"] != "concat":
             counts = self.accelerator.reduce(count_positions(batches, device), reduction="sum")
             targets, positions = counts.tolist()
             self.meter.count(targets, positions)
@@ -238,7 +195,7 @@ class PretrainingTrainer(Trainer):
             # A callback that added these metrics would run after the reporting callbacks.
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
             logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
-            logs |= {"loss_scale": self.loss_scale()} if self.loss_scale else {}
+            logs |= {"loss_scale": self.guard.loss_scale()} if self.guard.loss_scale else {}
             if self.args.usd_per_hour and self.is_world_process_zero():
                 logs["usd"] = round(self.run.seconds() / 3600 * self.args.usd_per_hour, 2)
             if self.run.is_stale():
@@ -246,35 +203,30 @@ class PretrainingTrainer(Trainer):
         if "loss" in logs or "eval_loss" in logs:
             self._write_event(self.state.global_step, logs)
         report = functools.partial(super().log, logs, start_time)
-        if self._held_reports is None:
-            report()
+        if "loss" in logs:
+            self._held_report = report  # until the checkpoint is saved
         else:
-            self._held_reports.append(report)
+            report()
 
-    def _maybe_log_save_evaluate(
-        self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kw: Any
-    ) -> None:
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         # Trainer reports and validates before it saves, so a crash there would lose all steps since the last checkpoint.
         self.saver.poll()
         validates, self.control.should_evaluate = self.control.should_evaluate, False
-        self._held_reports = []
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kw)
-        reports, self._held_reports = self._held_reports, None
-        for report in reports:
-            report()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self._held_report is not None:
+            self._held_report()
+            self._held_report = None
         if validates:
             self.evaluate()
         if self.control.should_save:  # a signal interrupted a validation at a step that was not saved
-            self._save_checkpoint(model, trial)
+            self._save_checkpoint(self.model, None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _write_event(self, step: int, event: dict[str, Any]) -> None:
         if self.is_world_process_zero():
             events.append(self.run.metrics, {"step": step, **event, "time": round(time.time(), 3)})
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Return the metrics of all validation sets, or {} if a signal interrupted it."""
         with self.meter.on("validation"):
             is_saved = self.saver.saved_step == self.state.global_step
@@ -284,13 +236,12 @@ class PretrainingTrainer(Trainer):
             after_batch = functools.partial(report, self.args, self.state, self.control)
             # Trainer would average the means of batches and count padded duplicates.
             options: Any = {"step": self.state.global_step, "after_batch": after_batch}
-            metrics = self.validation.measure(self.model.eval(), **options)
-            if metrics is not None and self.average.exists:
-                with self.average.applied():
-                    averaged = self.validation.measure(self.model, **options, averaged=True)
-                metrics = None if averaged is None else metrics | averaged
-            if metrics is None:
-                self.when.stop(self.when.interruption(), self.control)
+            try:
+                metrics = self.validation.measure(self.model.eval(), **options)
+                if self.average.exists:
+                    with self.average.applied():
+                        metrics |= self.validation.measure(self.model, **options, averaged=True)
+            except Interrupted:
                 self.control.should_save = not is_saved
                 return {}
             self.log(metrics | {"tokens": self.tokens_trained})
@@ -318,92 +269,30 @@ class PretrainingTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         save = functools.partial(super()._save_checkpoint, model, trial)
 
-        def write(staged: Path) -> dict[str, dict[str, Any]]:
+        def write(staged: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
             engine.require_same_weights(self.model, step=self.state.global_step)
             self.run.sync()
             with hashed_saves(staged, self.saver.memory, self.watchdog.arm) as files:
                 save()
-            return files
+            losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
+            return files, {
+                "run_identity": self.environment.run_identity,
+                "deepspeed_processes": self.args.world_size if self.is_deepspeed_enabled else None,
+                "tokens": self.tokens_trained,
+                "loss_window": {"since": self._globalstep_last_logged, "sums": losses},
+                "guard": self.guard.state(),
+                "time_breakdown": self.run.time_breakdown(),
+            }
 
         with self.meter.on("saving"):
-            options: Any = {"stops": self.when.reason, "rolling": self.when.rolling}
-            self.saver.save(self.state.global_step, write, self._describe_checkpoint, **options)
+            self.saver.save(self.state.global_step, write, stops=self.when.reason, rolling=self.when.rolling)
         self.record("running")
-
-    def _describe_checkpoint(self) -> dict[str, Any]:
-        losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
-        return {
-            "run_identity": self.environment.run_identity,
-            "deepspeed_processes": self.args.world_size if self.is_deepspeed_enabled else None,
-            "tokens": self.tokens_trained,
-            "loss_window": {"since": self._globalstep_last_logged, "sums": losses},
-            "guard": self.guard.state(),
-            "time_breakdown": self.run.time_breakdown(),
-        }
 
     def record(self, state: str, **values: Any) -> None:
         """Write `state`, `values`, and the run's step and losses to run_status.json."""
         if self.is_world_process_zero():
             # Before a checkpoint is loaded, Trainer is at step 0. The step of the run is then not written.
-            position = (
-                {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
-            )
+            step = self.state.global_step
+            position = {"step": step, "tokens": self.tokens_trained} if step else {}
             saving = {"save_seconds": round(self.saver.seconds, 2)} if self.saver.seconds else {}
             self.run.write_status(state, **self.eval_losses | position | saving | values)
-
-
-@contextlib.contextmanager
-def hashed_saves(
-    folder: Path, memory: StagingMemory | None, progress: Callable[[], None]
-) -> Iterator[dict[str, dict[str, Any]]]:
-    """Write and hash the files that the block saves, or copy them to `memory`.
-
-    These are files below `folder` from `torch.save`, and safetensors files from transformers. `progress` is called
-    after each piece that is written to disk.
-
-    Yields a dict with each file's size (`bytes`) and hash (`sha256`) or position in the memory (`start`), by the path
-    relative to `folder`.
-    """
-    # transformers and DeepSpeed have no hook for the files of a checkpoint, and hash nothing.
-    written: dict[str, dict[str, Any]] = {}
-    save_pickle, save_weights = torch.save, modeling_utils.safe_save_file
-    checksums = torch.serialization.get_crc32_options()
-
-    @contextlib.contextmanager
-    def opened(path: Path) -> Iterator[Any]:
-        name = str(path.relative_to(folder))
-        if memory is not None:
-            start = memory.used
-            yield memory
-            written[name] = {"bytes": memory.used - start, "start": start}
-            return
-        with path.open("xb") as file:
-            hashed = HashedFile(file, progress)
-            yield hashed
-            written[name] = hashed.finish()
-
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        path = Path(f) if isinstance(f, str | os.PathLike) else None
-        if path is None or not path.is_relative_to(folder):
-            save_pickle(obj, f, *args, **kwargs)
-        elif path.name != NOT_SAVED:
-            with opened(path) as file:
-                save_pickle(obj, file, *args, **kwargs)
-
-    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: dict[str, str] | None = None) -> None:
-        if not Path(filename).is_relative_to(folder):
-            return save_weights(tensors, filename, metadata)
-        with opened(Path(filename)) as file:
-            write_safetensors(tensors, file, metadata)
-        return None
-
-    if memory is not None:
-        memory.used = 0
-    # The manifest has a SHA-256 of each file. The checksums in files of torch.save would triple the time of a copy.
-    torch.serialization.set_crc32_options(False)
-    torch.save, modeling_utils.safe_save_file = save, save_file
-    try:
-        yield written
-    finally:
-        torch.save, modeling_utils.safe_save_file = save_pickle, save_weights
-        torch.serialization.set_crc32_options(checksums)

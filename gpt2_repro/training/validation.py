@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import reduce
+from accelerate.utils import reduce, send_to_device
 from torch import Tensor
 
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
@@ -16,7 +16,7 @@ from gpt2_repro.evaluation.hellaswag import HellaSwag
 from gpt2_repro.tokenization import bytes_of_ids, start_id
 from gpt2_repro.training.inputs import Inputs
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
-from gpt2_repro.training.when import NOTHING, StepControl
+from gpt2_repro.training.when import StepControl
 
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Validation:
         self._bytes, self._start = torch.from_numpy(bytes_of_ids(inputs.tokenizer)), start_id(inputs.tokenizer)
 
     def _hellaswag(self, step: int) -> HellaSwag | None:
-        return self.hellaswag if self.when.scores_hellaswag(step) else None
+        return self.hellaswag if self.when.is_due(step, self.args.hellaswag_steps) else None
 
     def batches(self, step: int) -> int:
         """Return the number of forward passes of rank 0 in the validation at `step`."""
@@ -47,28 +47,15 @@ class Validation:
 
     def measure(
         self, model: Callable[..., Any], *, step: int, after_batch: Callable[[], None], averaged: bool = False
-    ) -> dict[str, float] | None:
-        """Return the metrics of a validation (a collective), or None if interrupted.
+    ) -> dict[str, float]:
+        """Return the metrics of a validation. A collective.
 
         Args:
-            after_batch: a function to call after each forward pass.
+            after_batch: a function to call after each forward pass. Its exceptions end the validation.
             averaged: the weights are the average over steps. Keys begin with AVERAGED, and HellaSwag is not scored.
         """
         sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])
-        endings, hellaswag = None, None if averaged else self._hellaswag(step)
         prefix = AVERAGED if averaged else "eval"
-        if hellaswag is not None:
-            endings = hellaswag.losses(
-                lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
-                positions=self._positions,
-                device=self.args.device,
-                process=self.args.process_index,
-                processes=self.args.world_size,
-                goes_on=self._continues,
-                after_batch=after_batch,
-            )
-        if not self._continues():
-            return None
         metrics: dict[str, float] = {}
         for name, (nll, targets, size) in zip(self.sets, reduce(sums, reduction="sum").tolist(), strict=True):
             key = f"{prefix}_{name}" if name else prefix
@@ -77,12 +64,17 @@ class Validation:
             metrics |= {f"{key}_bits_per_byte": nll / math.log(2) / size} if size else {}
             if not math.isfinite(nll):
                 logger.warning("The validation loss %s_loss is not finite at step %d.", key, step)
-        if endings is not None and hellaswag is not None:
+        if not averaged and (hellaswag := self._hellaswag(step)):
+            endings = hellaswag.losses(
+                lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
+                positions=self._positions,
+                device=self.args.device,
+                process=self.args.process_index,
+                processes=self.args.world_size,
+                after_batch=after_batch,
+            )
             metrics |= hellaswag.score(reduce(endings, reduction="sum"))
         return metrics
-
-    def _continues(self) -> bool:
-        return self.when.interruption() == NOTHING
 
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
@@ -90,43 +82,31 @@ class Validation:
         device, on_gpu = self.args.device, self.args.device.type == "cuda"
         place = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
         total = torch.zeros(3, dtype=torch.float64, device=place)
-        for batch, targets in validation_batches(
-            rows,
-            process=self.args.process_index,
-            processes=self.args.world_size,
-            size=self.args.per_device_eval_batch_size,
-            fixed_length=self.length if self.args.compile_loss else None,
-        ):
-            if not self._continues():
-                break
+        for batch in validation_batches(rows, self.args, self.length if self.args.compile_loss else None):
             # Sums stay on the device and copies do not block, so the host can queue work ahead of the device.
-            ids, labels = (
-                (batch[name].pin_memory() if on_gpu else batch[name]).to(device, non_blocking=on_gpu)
-                for name in ("input_ids", "shift_labels")
-            )
-            loss = model(input_ids=ids, shift_labels=labels, num_items_in_batch=1).loss
-            total[0] += loss.to(place).double()
-            total[1] += targets
+            names = ("input_ids", "shift_labels")
+            inputs = {name: batch[name].pin_memory() if on_gpu else batch[name] for name in names}
+            inputs = send_to_device(inputs, device, non_blocking=on_gpu)
+            total[0] += model(**inputs, num_items_in_batch=1).loss.to(place).double()
             scored = batch["labels"] != IGNORED
+            total[1] += scored.sum()
             begins = (batch["input_ids"] == (-1 if self._start is None else self._start)).long()
             total[2] += self._bytes[begins[scored], batch["labels"][scored]].sum()
             after_batch()
         return total
 
 
-def validation_batches(
-    rows: Any, *, process: int, processes: int, size: int, fixed_length: int | None
-) -> Iterator[tuple[dict[str, Tensor], int]]:
-    """Yield batches of up to `size` rows on the CPU, each with its number of targets.
+def validation_batches(rows: Any, args: Any, fixed_length: int | None) -> Iterator[dict[str, Tensor]]:
+    """Yield this rank's batches of up to `args.per_device_eval_batch_size` rows, on the CPU.
 
     All processes get the same number of batches. A process without rows left gets batches without targets.
 
     Args:
         rows: a map-style dataset. Indexing it with a list of numbers returns `{"input_ids": [ids, …]}`.
-        fixed_length: pad to `size` rows of this length. None: pad to the longest row of the batch.
+        fixed_length: pad to a full batch of rows of this length. None: pad to the longest row of the batch.
     """
-    own_rows, longest_share = range(process, len(rows), processes), -(-len(rows) // processes)
-    for start in range(0, longest_share, size):
+    size, own_rows = args.per_device_eval_batch_size, range(args.process_index, len(rows), args.world_size)
+    for start in range(0, -(-len(rows) // args.world_size), size):
         # All processes make the same number of passes: with sharded weights, each pass is a collective.
         batch_rows = list(own_rows[start : start + size])
         picked: Sequence[Any] = rows[batch_rows or [0]]["input_ids"]
@@ -134,4 +114,4 @@ def validation_batches(
         batch = collate_rows([{"input_ids": row} for row in picked], num_rows=num_rows, length=fixed_length)
         if not batch_rows:
             batch["labels"].fill_(IGNORED)
-        yield batch, int((batch["labels"] != IGNORED).sum())
+        yield batch

@@ -25,6 +25,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, LAUNCHE
 NOTHING, ROLLING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 4, 100
 
 
+class Interrupted(Exception):
+    """A signal interrupts a validation, on all ranks."""
+
+
 class StopSignals:
     """Signal handlers that record the first signal instead of ending the process.
 
@@ -92,6 +96,9 @@ class StepControl(DefaultFlowCallback):
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.saver.copier and self.saver.is_warm:  # a validation can take minutes
             self.saver.poll()
+        if request := ranks.largest(self._signal()):
+            self.stop(request, control)
+            raise Interrupted
 
     def stop(self, request: int, control: Any) -> None:
         """Save a checkpoint and stop the run.
@@ -109,22 +116,13 @@ class StepControl(DefaultFlowCallback):
         """Return whether this process stops training after `step`."""
         return self.reason is not None or step >= self.args.last_step
 
-    def interruption(self) -> int:
-        """Return SIGNAL plus the highest signal number of all ranks, or NOTHING."""
-        return ranks.largest(self._signal())
+    def is_due(self, step: int, every: int) -> bool:
+        """Return whether an action is due with the validation at `step`. If `every` is 0, it is never due.
 
-    def scores_hellaswag(self, step: int) -> bool:
-        """Return whether the validation at `step` scores HellaSwag."""
-        return self._due(step, self.args.hellaswag_steps)
-
-    def samples(self, step: int) -> bool:
-        """Return whether text is sampled after the validation at `step`."""
-        return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
-
-    def _due(self, step: int, every: int) -> bool:
+        It is due at the first and the last step, and at the first validation at or after each multiple of `every`.
+        """
         if not every:
             return False
-        # An action is also due at the first validation at or after each multiple of `every` steps.
         return step in (0, self.args.last_step) or step // every > max(0, step - self.args.eval_steps) // every
 
     def _signal(self) -> int:

@@ -174,7 +174,7 @@ AFTER_THE_SAVE: dict[str, tuple[str, Callable[..., bool]]] = {
 TRAINER = "training.trainer.PretrainingTrainer"
 OF_TRAINER: dict[str, Fault] = {
     "kill_after_the_model": (f"{TRAINER}._save_optimizer_and_scheduler", kill, saves),
-    "no_foresight": ("training.saving.CheckpointSaver._free_space", lambda *_, **__: 0.0, always),
+    "no_foresight": ("training.saving.CheckpointSaver._missing", lambda *_, **__: 0.0, always),
     "flipped_bit": ("training.when.StepControl.on_step_end", flip, ends_at),
     "nan": (f"{TRAINER}.compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
     "hang": (f"{TRAINER}.compute_loss", waits(3600), at_step),
@@ -209,11 +209,11 @@ def inject(fault: str) -> None:
 
 
 if __name__ == "__main__":
-    import gpt2_repro.training.run as run_module
+    import gpt2_repro.training.fit as fit_module
 
     if os.environ["FAULT"] in OF_RESTORE:  # before the run starts
         patch(*OF_RESTORE[os.environ["FAULT"]])
 
-    original_fit = run_module.fit
-    run_module.fit = lambda *args: (inject(os.environ["FAULT"]), original_fit(*args))[1]
+    original_fit = fit_module.fit
+    fit_module.fit = lambda *args: (inject(os.environ["FAULT"]), original_fit(*args))[1]
     cli.run(train.main)

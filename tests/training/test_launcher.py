@@ -13,6 +13,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS, current_launcher
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import settings
 from gpt2_repro.training.arguments import load_recipe
 from gpt2_repro.training.engine import check_engine
@@ -118,7 +119,8 @@ WRONG |= {"rows_per_pass": 8, "accumulation_steps": 1}
 
 
 def test_engine_that_differs_from_the_recipe_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    check = functools.partial(check_engine, plan=PLAN, max_grad_norm=1.0, precision="bf16")
+    environment = Environment(plan=PLAN, precision="bf16")
+    check = functools.partial(check_engine, environment=environment, max_grad_norm=1.0)
     check(BUILT)
     for key, value in WRONG.items():
         with pytest.raises(UserError, match=key):

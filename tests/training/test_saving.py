@@ -15,9 +15,8 @@ from gpt2_repro.run_record import writer
 from gpt2_repro.run_record.checkpoints import defect, disk_faults_in_words, read_manifest
 from gpt2_repro.run_record.layout import checkpoints
 from gpt2_repro.training import saving
-from gpt2_repro.training.hashing import StagingMemory
+from gpt2_repro.training.hashing import StagingMemory, hashed_saves
 from gpt2_repro.training.saving import CheckpointSaver
-from gpt2_repro.training.trainer import hashed_saves
 
 
 SHARDS = ("global_step7/shard.pt", "optimizer.pt")
@@ -53,16 +52,17 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     args = SimpleNamespace(keep_checkpoints=2, keep_every_steps=0, keep_best_checkpoint=False)
     args.process_index, args.local_process_index, args.world_size, args.background_save = 0, 0, 1, True
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
-    made = CheckpointSaver(tmp_path, alone, args, expected=1000, alive=lambda: None)
+    args.is_half, args.optim, args.ema_steps = True, "adamw_torch_fused", 0
+    made = CheckpointSaver(tmp_path, alone, args, parameters=50, alive=lambda: None)
 
-    def write(folder: Path) -> dict:
+    def write(folder: Path) -> tuple[dict, dict]:
         folder.mkdir(parents=True)
         with hashed_saves(folder, made.memory, made.alive) as files:
             torch.save({"m": torch.ones(3)}, folder / "optimizer.pt")
         (folder / "config.json").write_text("{}", encoding="utf-8")
-        return files
+        return files, {}
 
-    made.step = lambda step, stops=None: made.save(step, write, dict, stops=stops)
+    made.step = lambda step, stops=None: made.save(step, write, stops=stops)
     return made
 
 

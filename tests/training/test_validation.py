@@ -5,6 +5,7 @@ The HellaSwag scores are the same with one and with two processes.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,10 +95,9 @@ def test_bad_hellaswag_file_is_refused(typed, tmp_path: Path) -> None:
 def test_processes_make_equal_passes_and_count_each_row_once(rows: int, fixed_length: int | None) -> None:
     """All processes make equally many forward passes, and each row is counted once."""
     table = Dataset.from_dict({"input_ids": [list(range(n, n + 5)) for n in range(rows)]}).with_format("numpy")
-    cut = {"size": 2, "fixed_length": fixed_length}
-    shares = [list(validation_batches(table, process=process, processes=3, **cut)) for process in range(3)]
+    args = [SimpleNamespace(process_index=n, world_size=3, per_device_eval_batch_size=2) for n in range(3)]
+    shares = [list(validation_batches(table, of_process, fixed_length)) for of_process in args]
     # With sharded weights, a process with one more pass would wait forever for the other processes.
     assert {len(share) for share in shares} == {-(-rows // 6)}
-    counted = [batch["labels"][batch["labels"] != -100] for share in shares for batch, _ in share]
+    counted = [batch["labels"][batch["labels"] != -100] for share in shares for batch in share]
     assert sorted(torch.cat(counted).tolist()) == sorted(n + label for n in range(rows) for label in range(1, 5))
-    assert sum(targets for share in shares for _, targets in share) == 4 * rows
