@@ -14,7 +14,8 @@ from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, load_
 
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+# Those in recipes/after are for TRL.
+RECIPES = sorted(path for path in (ROOT / "recipes").rglob("*.yaml") if path.parent.name != "after")
 SECTIONS = (DataArguments, ModelArguments, TrainingSection, EvaluationArguments)
 
 

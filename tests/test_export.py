@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gpt2_repro import generate
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow, Difference, Score
 from gpt2_repro.evaluation.model_card import model_card
@@ -97,10 +98,37 @@ def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype
     assert reader.get_field("tokenizer.ggml.eos_token_id").contents() == tokenizer.eos_token_id
 
 
+def test_a_chat_template_keeps_the_model(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    main([str(run), str(tmp_path / "chat"), "--chat"])
+    model, tokenizer = load_pair(str(tmp_path / "chat"))
+    assert torch.equal(logits(model), logits(load_model(str(run / "final"))))
+    assert tokenizer.get_vocab() == load_pair(str(run / "final"))[1].get_vocab() and tokenizer.pad_token_id is not None
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say it."}]
+    spoken = [*asked, {"role": "assistant", "content": "it"}]
+    text = tokenizer.apply_chat_template(spoken, tokenize=False)
+    assert text == "<|endoftext|>System: Be brief.\nUser: Say it.\nAssistant: it<|endoftext|>\n"
+    whole = tokenizer.apply_chat_template(spoken, return_dict=True, return_assistant_tokens_mask=True)
+    start = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert whole["input_ids"][: len(start)] == start
+    answer = [number for number, own in zip(whole["input_ids"], whole["assistant_masks"], strict=True) if own]
+    assert tokenizer.decode(answer) == " it<|endoftext|>"
+
+    lines = ["Hello", "and again " * 3, "", "not read"]
+    monkeypatch.setattr("builtins.input", lambda shown: lines.pop(0))
+    words = ["--chat", "--max_new_tokens", "3", "--temperature", "0"]
+    generate.main([str(tmp_path / "chat"), *words])
+    assert lines == ["not read"] and len(capsys.readouterr().out) > 3
+    with pytest.raises(UserError, match="has no chat template"):
+        generate.main([str(run), *words])
+    with pytest.raises(UserError, match="fit into the window"):
+        generate.main([str(tmp_path / "chat"), *words, "--prompt", "long " * 100])
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ("there", "there"),
+        ("m.bin --chat", "--chat changes the tokenizer"),
         ("m.gguf --dtype bfloat16", "no --dtype bfloat16. Pass f16"),
         ("m.bin --format llmc --push_to_hub a/b", "--format hf"),
         ("--push_to_hub a/b", "HF_TOKEN"),
