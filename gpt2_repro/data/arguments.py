@@ -48,8 +48,8 @@ class DataArguments:
     source_split: str = option("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = option(
         "openai-community/gpt2",
-        "Hub id or folder of a tokenizer, char (one id per character), train:N (train a BPE with N ids), or train "
-        "(train a BPE with a size that suits the text).",
+        "Hub id or folder of a tokenizer, char (one id per character), train:N (train a BPE with N ids), train "
+        "(train a BPE with a size that suits the text), or none:N (N ids that stand for no text).",
     )
     dataset_dir: str = option("", "Path of the prepared folder. (default: data/NAME, named after the files or source)")
     packing: Literal["concat", "wrap"] = option(

@@ -83,6 +83,15 @@ def count_characters(documents: Iterable[str]) -> "Tokenizer":
     return tokenizer
 
 
+def number_tokenizer(vocab_size: int) -> "Tokenizer":
+    """Return a tokenizer for ids that stand for no text: the text of an id is its number, and a prompt is "17 4 4"."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(vocab_size)}, ""))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
 def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iterable[str]], text_bytes: float) -> None:
     """Save the tokenizer of --tokenizer to `folder` as the rows need it (see `for_rows`), unless that folder exists.
 
@@ -102,6 +111,10 @@ def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iter
             raise UserError(f"--tokenizer {name} must end with a number from 257 (256 bytes and end-of-text).")
         logger.info("training a BPE tokenizer with at most %s ids", size)
         train_tokenizer(_beginning(texts()), int(size)).save(str(file))
+    elif kind == "none":
+        if not size.isdecimal() or int(size) < 2:
+            raise UserError(f"--tokenizer {name} must end with the number of ids, such as none:512.")
+        number_tokenizer(int(size)).save(str(file))
     elif name == "char":
         count_characters(texts()).save(str(file))
     else:
@@ -136,7 +149,7 @@ def expected_vocab_size(name: str) -> int | None:
     if name == "openai-community/gpt2":
         return 50_257
     kind, _, size = name.partition(":")
-    return int(size) if kind == "train" and size.isdecimal() else None
+    return int(size) if kind in ("train", "none") and size.isdecimal() else None
 
 
 class Encoder:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import load_from_disk
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -38,6 +39,25 @@ def test_a_trained_tokenizer_knows_every_byte_and_gives_transformers_ids(trained
     for document, ids in zip(documents, encoded, strict=True):
         assert reference.decode(ids) == document
         assert "<|endoftext|>" in document or ids.tolist() == reference(document)["input_ids"]
+
+
+def test_ids_without_text(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 40, 3000).astype(np.uint16)
+    ids.tofile(tmp_path / "music.bin")
+    words = {"data_files": [str(tmp_path / "music.bin")], "separator": "none", "sequence_length": 16}
+    words |= {"validation_tokens": 200, "dataset_dir": str(tmp_path / "rows")}
+    data = prepare(DataArguments(tokenizer="none:40", **words))
+    assert data.manifest.vocab_size == 40
+    for split, first in (("validation", 0), ("train", 200)):
+        rows = np.array(load_from_disk(data.path / split)[:]["input_ids"])
+        assert rows[:, :-1].ravel().tolist() == ids[first : first + len(rows) * 16].tolist() and len(rows) > 5
+    tokenizer = AutoTokenizer.from_pretrained(data.path / "tokenizer")
+    assert start_ids(tokenizer, "17 4 4") == [17, 4, 4] and tokenizer.decode([17, 4, 39]) == "17 4 39"
+    with pytest.raises(UserError, match="Cannot encode"):
+        start_ids(tokenizer, "40")
+    for name in ("none", "none:x", "none:1"):
+        with pytest.raises(UserError, match=r"none:512"):
+            prepare(DataArguments(tokenizer=name, **words | {"dataset_dir": str(tmp_path / "other")}))
 
 
 @pytest.mark.parametrize("word", ["x", " ", "\n", " \t\n", "\x1c!"])
