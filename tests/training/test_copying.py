@@ -13,7 +13,7 @@ import pytest
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord, checkpoints
 from gpt2_repro.run_record.place import open_place
-from gpt2_repro.training import copying
+from gpt2_repro.training import copying, restoring
 from gpt2_repro.training.arguments import TrainingSection
 
 
@@ -68,7 +68,7 @@ def steps_at(place: str) -> list[int]:
 
 def restore(folder: Path, place: str) -> RunRecord:
     run = RunRecord(folder)
-    copying.restore(run, place)
+    restoring.restore(run, place)
     run.unlock()
     return run
 
@@ -174,12 +174,12 @@ def test_a_manifest_cannot_name_files_outside_of_the_checkpoint(run: Path, tmp_p
 def test_the_run_of_a_copy_is_known(run: Path, place: str) -> None:
     save(run, 2)
     copy(run, 2, place)
-    assert copying.identity_at(place) == {"seed": 1}
+    assert restoring.identity_at(place) == {"seed": 1}
 
 
 def test_a_place_that_cannot_be_read_is_a_failure_that_is_retried(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFailed), copying.faults_in_words("place"):
+    with pytest.raises(RunFailed), restoring.faults_in_words("place"):
         restore(tmp_path / "run", str(tmp_path / "file" / "place"))
 
 
