@@ -17,7 +17,7 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import checkpoints, writer
-from gpt2_repro.run_record.layout import STAGING, checkpoint_path
+from gpt2_repro.run_record.layout import STAGING, checkpoint_path, step_of
 from gpt2_repro.run_record.side_process import SideProcess
 from gpt2_repro.text import size as size_text
 from gpt2_repro.training import ranks
@@ -186,7 +186,8 @@ class CheckpointSaver:
 
     def finish_copies(self) -> None:
         """Wait until the run is copied to --sync_to. Call this on all ranks."""
-        while self.args.sync_to and ranks.largest(int(self.copier is not None and self.copier.is_behind())):
+        copying = self.copier.finish() if self.copier else iter(())
+        while self.args.sync_to and ranks.largest(int(next(copying, False))):
             self.alive()
         if self.copier:
             self.rotate()
@@ -197,7 +198,7 @@ class CheckpointSaver:
         self._submit({})
 
     def _submit(self, job: dict[str, Any]) -> None:
-        also = self.copier.step if self.copier else -1
+        also = step_of(Path((self.copier and self.copier.job) or ""))  # the checkpoint that is being copied
         job |= {
             "run": str(self.run.resolve()),
             "rotation": rotation_of(self.args) | {"also": also},
@@ -213,7 +214,7 @@ class CheckpointSaver:
         if "staged" not in job or job["rank"]:
             return
         if self.copier:
-            self.copier.retry()
+            self.copier.refresh()
         self.seconds = self.paused + seconds
         self.paused = self.paused if self.writer else self.seconds
         target = checkpoint_path(self.run, self.saved_step)
