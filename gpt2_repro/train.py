@@ -46,7 +46,7 @@ def main(argv: list[str]) -> Path:
     else:
         check_trackers(recipe.training.report_to)
         data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
-        from gpt2_repro.training.copying import restore_before_start
+        from gpt2_repro.training.restoring import restore_before_start
 
         restore_before_start(recipe)
         recipe = follow_data(recipe, data)

@@ -62,7 +62,7 @@ def discard(path: Path) -> None:
 
 def sweep(run: Path) -> None:
     """Delete the staging folder and partly deleted checkpoints that a killed run left."""
-    for path in (run / layout.STAGING, run / layout.RESTORING, *run.glob(f"{layout.TRASH}-*")):
+    for path in (run / layout.STAGING, *run.glob(f"{layout.RESTORING}*"), *run.glob(f"{layout.TRASH}-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 

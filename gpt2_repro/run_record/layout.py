@@ -17,7 +17,7 @@ CHECKPOINT_MANIFEST = "manifest.json"  # of a checkpoint or final/; written afte
 # Must not begin with `checkpoint-`, because transformers treats such folders as checkpoints.
 STAGING = "staging"
 TRASH = "trash"
-RESTORING = ".restoring"  # files from --sync_from; hidden, so that a new run directory counts as empty
+RESTORING = ".restoring"  # prefix of a folder; hidden, so that a new run directory counts as empty
 
 
 def checkpoint_path(run: Path, step: int) -> Path:

@@ -112,7 +112,7 @@ class TrainingSection:
     keep_best_checkpoint: bool = _field(True, "Also keep the checkpoint with the lowest validation loss at its step.")
     keep_every_steps: int = _field(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")
     sync_to: str = _field(
-        "", "Copy the run here after each save: a folder, HOST:PATH (rsync), s3://…, hf://buckets/… or another URL."
+        "", "Copy the run here after each save: a folder, HOST:PATH (SFTP), s3://…, hf://buckets/… or another URL."
     )
     sync_from: str = _field("", "Restore the run from here on an empty machine. (default: sync_to)")
     resume_from: str = _field("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")

@@ -1,31 +1,25 @@
-"""Copy a run to another place while it trains (--sync_to), and restore it on an empty machine (--sync_from).
+"""Copy a run to another place while it trains (--sync_to).
 
 The place has the layout of the run directory. A copy of a checkpoint is complete if its manifest, which is written
 last, is intact.
 """
 
-import contextlib
-import functools
 import logging
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2_repro.errors import RunFailed, UserError, error_number, in_a_line
-from gpt2_repro.files import sync_folder
+from gpt2_repro.errors import RunFailed, in_a_line
 from gpt2_repro.run_record import RunRecord, checkpoints, layout, side_process
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
-from gpt2_repro.run_record.place import Place, absolute, open_place
-from gpt2_repro.text import size as size_text
+from gpt2_repro.run_record.place import Place, absolute
 
 
 if TYPE_CHECKING:  # the process that copies imports this module, and these imports take a second
-    from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection
+    from gpt2_repro.training.arguments import TrainingSection
 
 
 logger = logging.getLogger(__name__)
@@ -34,85 +28,70 @@ COPIER = "import sys; from gpt2_repro.training import copying; copying.serve(sys
 SMALL_FILES = (layout.METRICS, layout.STATUS, layout.ENVIRONMENT, layout.RECIPE, layout.SAMPLES)
 PATIENCE = 1800.0  # seconds without a sign of progress after which a copy is given up
 LINE_SECONDS = 30.0  # between two lines while the end of the run waits for a copy
-RESTORE_HOURS = 12.0  # longest time that the other ranks wait until rank 0 has restored the run
 
 
 class RunCopier:
-    """Copies a run to --sync_to while training continues, one checkpoint at a time. Use it on rank 0 only."""
+    """Copies a run to --sync_to while training continues, one folder at a time. Use it on rank 0 only."""
 
     def __init__(self, run: RunRecord, settings: "TrainingSection") -> None:
         self.run, self.place, self.rules = run, absolute(settings.sync_to), rotation_of(settings)
-        self.process: side_process.SideProcess | None = None
-        self.job: str | None = None  # the folder that is being copied; "": only the small files
+        self.process = side_process.SideProcess(COPIER, self.place)
+        self.queue = [""]  # the folders to copy; "": only the small files, to see at the start that this works
+        self.job: str | None = None  # the folder that is being copied
         self.done: set[str] = set()  # the copied folders
-        self.failed: str | None = None  # the folder that could not be copied since the last checkpoint
-        self.is_idle = False  # whether nothing is left to copy, or a copy has failed
-        self.ends = False  # whether final/ and the last state of the small files are due
-        self.signed_at = self.written_at = 0.0
+        self.failed = False  # whether the last copy has failed
+        self.signed_at = 0.0  # when the process last made progress
 
-    @property
-    def step(self) -> int:
-        """The step of the checkpoint that is being copied, or -1."""
-        return step_of(Path(self.job or ""))
-
-    def retry(self) -> None:
-        """Copy again after a failure or a new checkpoint."""
-        self.failed, self.is_idle = None, False
+    def refresh(self, *folders: str) -> None:
+        """Copy the checkpoints that are not copied yet, newest first, and then `folders`."""
+        names = [path.name for path in checkpoints.complete_checkpoints(self.run.path)]
+        self.queue = [*(name for name in names if name not in {*self.done, self.job}), *folders]
+        self.failed = False
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Start the next copy if none is in progress, and wait up to `seconds`. Return whether a copy has ended."""
-        if self.job is None and not self.is_idle:
-            self.job = self._next()
-            self.is_idle = self.job is None
-            if self.job is not None:
-                if self.process is None or self.process.process.poll() is not None:
-                    self.process = side_process.SideProcess(COPIER, self.place)
-                self.process.submit({"run": str(self.run.path.resolve()), "name": self.job, "rules": self.rules})
-                self.signed_at = time.monotonic()
-        if self.job is None or self.process is None:
-            return False
+        if self.job is None:
+            if not self.queue:
+                return False
+            self.job = self.queue.pop(0)
+            if self.process.process.poll() is not None:
+                self.process = side_process.SideProcess(COPIER, self.place)
+            self.process.submit({"run": str(self.run.path.resolve()), "name": self.job, "rules": self.rules})
+            self.signed_at = time.monotonic()
         reply = self.process.reply(seconds)
-        if reply is None and time.monotonic() - self.signed_at > PATIENCE:
-            self.process.process.kill()
-            reply = {"error": f"no progress for {PATIENCE / 60:.0f} minutes"}
         if reply is not None:
             self.signed_at = time.monotonic()
+        elif time.monotonic() - self.signed_at > PATIENCE:
+            self.process.process.kill()
+            reply = {"error": f"no progress for {PATIENCE / 60:.0f} minutes"}
         if not reply:
             return False
         if "error" in reply:
-            text = "NOT COPIED: %s to %s (%s).%s"
-            retry = "" if self.ends else " The next checkpoint retries."
-            logger.warning(text, self.job or "the log", self.place, in_a_line(reply["error"]), retry)
-            self.failed, self.job, self.is_idle = self.job, None, True
-            return True
-        if self.job and reply["seconds"]:
-            logger.info("copied %s to %s in %.1f s", self.job, self.place, reply["seconds"])
-        self.done.add(self.job)
+            text = "NOT COPIED: %s to %s (%s). The next checkpoint or start retries."
+            logger.warning(text, self.job or "the log", self.place, in_a_line(reply["error"]))
+            self.failed, self.queue = True, []
+        else:
+            self.done.add(self.job)
+            if reply["seconds"]:
+                logger.info("copied %s to %s in %.1f s", self.job, self.place, reply["seconds"])
         self.job = None
         return True
 
-    def is_behind(self) -> bool:
-        """Wait for a second. Return whether the complete run is not copied yet."""
-        if not self.ends:
-            self.ends, self.written_at = True, time.monotonic() - LINE_SECONDS + 2
-            self.retry()
-            self.done.discard("")
-        self.poll(1.0)
-        if self.job and time.monotonic() - self.written_at > LINE_SECONDS:
-            self.written_at = time.monotonic()
-            logger.info("waiting until %s is copied to %s", self.job, self.place)
-        return not self.is_idle
+    def finish(self) -> Iterator[bool]:
+        """Copy the rest of the run, its last state at the end. Yield True every second until this has ended."""
+        self.refresh(*([] if checkpoints.defect(self.run.final) else [layout.FINAL]), "")
+        written_at = time.monotonic() - LINE_SECONDS + 2
+        while self.queue or self.job is not None:
+            self.poll(1.0)
+            if self.job and time.monotonic() - written_at > LINE_SECONDS:
+                written_at = time.monotonic()
+                logger.info("waiting until %s is copied to %s", self.job, self.place)
+            yield True
 
     def require_copied(self) -> None:
         """Raise RunFailed if the last copy has failed."""
-        if self.failed is not None:
+        if self.failed:
             raise RunFailed(f"The run is not completely copied to {self.place}. Run the same command again to retry.")
-
-    def _next(self) -> str | None:
-        """Return the next folder to copy: the newest checkpoint, older ones, final/, and last the small files."""
-        names = [path.name for path in checkpoints.complete_checkpoints(self.run.path)]
-        names += [layout.FINAL] if self.ends and checkpoints.defect(self.run.final) is None else []
-        return next((name for name in (*names, "") if name not in self.done), None)
 
 
 def rotation_of(settings: "TrainingSection") -> dict[str, Any]:
@@ -124,170 +103,31 @@ def rotation_of(settings: "TrainingSection") -> dict[str, Any]:
 def serve(name: str) -> None:
     """Perform the jobs of a RunCopier until the trainer ends."""
     side_process.end_with_parent()
-    side_process.serve(lambda job, progress: {"seconds": copy(open_place(name, progress), **job)})
+    side_process.serve(lambda job, progress: {"seconds": copy(Place(name, progress), **job)})
 
 
 def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
     """Copy the small files of a run and its folder `name`, and return the seconds.
 
-    If the folder has been copied before or is "", the result is 0. After a checkpoint, old copies are deleted.
+    If the folder has been copied before or is "", the result is 0. After a checkpoint, incomplete copies are deleted,
+    those that the rules of the run do not keep, and those after the newest step of the run.
     """
     began, folder = time.monotonic(), Path(run, name)
     with tempfile.TemporaryDirectory() as still:  # training appends to the originals
-        small = [file for file in SMALL_FILES if Path(run, file).is_file()]
-        for file in small:
-            shutil.copyfile(Path(run, file), Path(still, file))
-        place.put(Path(still), "", small)
+        for file in SMALL_FILES:
+            if Path(run, file).is_file():
+                place.put(Path(shutil.copyfile(Path(run, file), Path(still, file))), file)
     if not name or not folder.is_dir():  # it may be deleted by now, if a newer checkpoint is complete
         return 0.0
-    manifest = (folder / CHECKPOINT_MANIFEST).read_bytes()
-    if is_new := place.read(f"{name}/{CHECKPOINT_MANIFEST}") != manifest:
+    if is_new := place.manifest(name) != checkpoints.read_manifest(folder):
         place.remove(name)  # of an interrupted copy, or from before the run went back
-        files = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
-        files = [file for file in files if not Path(file).name.startswith(checkpoints.SILLY_RENAME)]
-        place.put(folder, name, [file for file in files if file != CHECKPOINT_MANIFEST])
-        place.put(folder, name, [CHECKPOINT_MANIFEST])
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        for path in sorted(files, key=lambda path: path.name == CHECKPOINT_MANIFEST):
+            if not path.name.startswith(checkpoints.SILLY_RENAME):
+                place.put(path, f"{name}/{path.relative_to(folder)}")
     if (step := step_of(folder)) >= 0:
-        rotate(place, Path(run), newest=max(step, RunRecord(run).newest_step()), **rules)
+        newest, copies = max(step, RunRecord(run).newest_step()), place.manifests()
+        complete = {at: bool(its.get("rolling")) for at, its in copies.items() if its and at <= newest}
+        for old in copies.keys() - checkpoints.to_keep(Path(run), complete, **rules):
+            place.remove(layout.checkpoint_path(Path(run), old).name)
     return time.monotonic() - began if is_new else 0.0
-
-
-def rotate(place: Place, run: Path, *, newest: int, **rules: Any) -> None:
-    """Delete incomplete copies, those that the rules of the run do not keep, and those after the step `newest`."""
-    copies = copies_at(place)
-    complete = {
-        step: bool(manifest.get("rolling")) for step, manifest in copies.items() if manifest and step <= newest
-    }
-    kept = checkpoints.to_keep(run, complete, **rules)
-    for step in copies.keys() - kept:
-        place.remove(layout.checkpoint_path(run, step).name)
-
-
-def copies_at(place: Place) -> dict[int, dict[str, Any]]:
-    """Return the manifests ({} if missing or damaged) of the checkpoints at a place, by step, newest first."""
-    names = {step: name for name in place.names() if (step := step_of(Path(name))) >= 0}
-    return {step: _manifest(place, names[step]) for step in sorted(names, reverse=True)}
-
-
-def _manifest(place: Place, name: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, CHECKPOINT_MANIFEST).write_bytes(place.read(f"{name}/{CHECKPOINT_MANIFEST}"))
-        return checkpoints.read_manifest(Path(folder))
-
-
-@contextlib.contextmanager
-def faults_in_words(name: str) -> Iterator[None]:
-    """Raise RunFailed, which a supervisor retries, if a place cannot be reached."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, UserError | RunFailed) or error_number(error) in checkpoints.DISK_FAULTS:
-            raise
-        raise RunFailed(f"Cannot read {name} ({type(error).__name__}: {in_a_line(error)}).") from None
-
-
-def restore_before_start(recipe: "TrainingRecipe") -> None:
-    """Restore a run on rank 0 while the other ranks wait. They all share the run directory."""
-    from gpt2_repro.training.arguments import output_dir_of
-
-    training = recipe.training
-    names = [name for name in dict.fromkeys((training.sync_from or training.sync_to, training.sync_to)) if name]
-    if names and os.environ.get("RANK", "0") == "0":
-        run = RunRecord(output_dir_of(recipe))
-        run.check_owner()
-        for name in names:
-            if Path(name).resolve().is_relative_to(run.path.resolve()):
-                raise UserError(f"--sync_to {name} is inside of the run directory. Pass a folder on another disk.")
-            open_place(name)  # names a missing package
-        try:
-            with faults_in_words(names[0]):
-                restore(run, names[0])
-        finally:
-            run.unlock()
-    if names and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        store, done = _store(), f"restored-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        if os.environ.get("RANK") == "0":
-            store.set(done, "")
-        store.wait([done], timedelta(hours=RESTORE_HOURS))
-
-
-@functools.cache  # without a launcher's store, rank 0 hosts it
-def _store() -> Any:
-    from torch.distributed import rendezvous  # 2 s
-
-    return next(iter(rendezvous("env://")))[0]
-
-
-def restore(run: RunRecord, name: str) -> None:
-    """Restore the newest complete copy at the place `name`, unless the run directory has a checkpoint as new.
-
-    Raises UserError if all copies are damaged and the run directory has no complete checkpoint.
-    """
-    place = open_place(name)
-    here = checkpoints.newest_complete(run.path)[0]
-    newer = {step: manifest for step, manifest in copies_at(place).items() if here is None or step > step_of(here)}
-    # A run that went back restores no checkpoint that it has set aside, if its next copy was not complete.
-    newer = {step: manifest for step, manifest in newer.items() if step not in checkpoints.abandoned(run.path)}
-    defects = []
-    if any(newer.values()):
-        run.lock()
-    for step, manifest in newer.items():
-        target = layout.checkpoint_path(run.path, step)
-        copied = f"{name.rstrip('/')}/{target.name}"
-        if not manifest:
-            logger.info("skipping %s: its copy was interrupted", copied)
-        elif defect := _fetch(place, target, manifest):
-            defects.append(f"skipping {copied}: {defect}")
-            logger.warning(defects[-1])
-        else:
-            return logger.info("restored %s from %s", target, name)
-    if defects and here is None:
-        raise UserError(f"All copies are damaged ({'; '.join(defects)}). Pass another --sync_to and --output_dir.")
-    return None
-
-
-def _fetch(place: Place, target: Path, manifest: dict[str, Any]) -> str | None:
-    """Copy a checkpoint and the files of its run to the run directory, or return the defect of the copy."""
-    run, size = target.parent, sum(file["bytes"] for file in manifest["files"].values())
-    staged = run / layout.RESTORING
-    if (missing := size - shutil.disk_usage(run).free) > 0:
-        raise UserError(f"Restoring {target} needs {size_text(missing)} more disk space. Free some space.")
-    shutil.rmtree(staged, ignore_errors=True)
-    try:
-        small = [file for file in place.names() if file in SMALL_FILES]
-        if defect := _fetch_folder(place, target.name, staged, manifest):
-            return defect
-        place.get("", staged, small)
-        final = _manifest(place, layout.FINAL)
-        has_final = bool(final) and _fetch_folder(place, layout.FINAL, staged, final) is None
-        sync_folder(staged)
-        for file in small:
-            (staged / file).replace(run / file)
-        if has_final:
-            checkpoints.publish(staged / layout.FINAL, run / layout.FINAL)
-        checkpoints.publish(staged / target.name, target)  # last, so that a kill before it repeats everything
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-    return None
-
-
-def _fetch_folder(place: Place, name: str, staged: Path, manifest: dict[str, Any]) -> str | None:
-    """Copy a checkpoint or final/ to a staging folder, or return the defect of the copy."""
-    files = [*manifest["files"], CHECKPOINT_MANIFEST]
-    if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
-        return "its manifest names files outside of it"
-    (staged / name).mkdir(parents=True)
-    try:
-        place.get(name, staged / name, files)
-        if name == layout.FINAL:
-            place.get(name, staged / name, ["README.md"])  # not in the manifest
-    except FileNotFoundError as error:
-        return f"a file is missing ({in_a_line(error)})"
-    return checkpoints.defect(staged / name, read_files=True)
-
-
-def identity_at(name: str) -> dict[str, Any] | None:
-    """Return the identity of the run whose checkpoints are at a place, or None without a complete checkpoint."""
-    with faults_in_words(name):
-        manifests = [manifest for manifest in copies_at(open_place(name)).values() if manifest]
-        return manifests[0].get("run_identity", {}) if manifests else None

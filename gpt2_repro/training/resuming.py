@@ -21,7 +21,7 @@ from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.arguments import recorded_overrides
 from gpt2_repro.run_record import RunRecord, checkpoints, events, layout
 from gpt2_repro.training.arguments import TrainingSection
-from gpt2_repro.training.copying import identity_at
+from gpt2_repro.training.restoring import identity_at
 
 
 logger = logging.getLogger(__name__)

@@ -85,7 +85,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
                 run.write_status("complete", reason=None)
             if settings.sync_to:
                 copier = RunCopier(run, settings)
-                while copier.is_behind():
+                for _ in copier.finish():
                     pass
                 copier.require_copied()
         return logger.info("%s is already complete: %s. To train again, pass a new --output_dir.", run.path, run.final)

@@ -18,7 +18,7 @@ from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes
 from gpt2_repro.run_record import checkpoints, writer
-from gpt2_repro.run_record.layout import STAGING, checkpoint_path
+from gpt2_repro.run_record.layout import STAGING, checkpoint_path, step_of
 from gpt2_repro.run_record.side_process import SideProcess
 from gpt2_repro.text import size as size_text
 from gpt2_repro.training import ranks
@@ -178,7 +178,8 @@ class CheckpointSaver:
 
     def finish_copies(self) -> None:
         """Wait until the run is copied to --sync_to. Call this on all ranks."""
-        while self.args.sync_to and ranks.largest(int(self.copier is not None and self.copier.is_behind())):
+        copying = self.copier.finish() if self.copier else iter(())
+        while self.args.sync_to and ranks.largest(int(next(copying, False))):
             self.alive()
         if self.copier:
             self.rotate()
@@ -189,8 +190,9 @@ class CheckpointSaver:
         self._submit({})
 
     def _submit(self, job: dict[str, Any]) -> None:
-        rotation = rotation_of(self.args) | {"also": self.copier.step if self.copier else -1}
-        job |= {"run": str(self.run.resolve()), "rotation": rotation, "trainer": os.getpid()}
+        also = step_of(Path((self.copier and self.copier.job) or ""))  # the checkpoint that is being copied
+        job |= {"run": str(self.run.resolve()), "rotation": rotation_of(self.args) | {"also": also}}
+        job["trainer"] = os.getpid()
         job |= {"rank": self.args.process_index, "ranks": self.args.world_size}
         if self.writer is None:
             return self._report(job, writer.perform(job, memoryview(b""), self.alive))
@@ -201,7 +203,7 @@ class CheckpointSaver:
         if "staged" not in job or job["rank"]:
             return
         if self.copier:
-            self.copier.retry()
+            self.copier.refresh()
         self.seconds = self.paused + seconds
         self.paused = self.paused if self.writer else self.seconds
         target = checkpoint_path(self.run, self.saved_step)

@@ -65,12 +65,12 @@ def is_shard_of_copy(source: str, target: str, **kwargs: Any) -> bool:
     return "optim" in str(source) and saves(source)
 
 
-def is_manifest(self: Any, folder: Path, name: str, files: list[str]) -> bool:
-    return files == ["manifest.json"] and saves(name)
+def is_manifest(self: Any, path: Path, name: str) -> bool:
+    return path.name == "manifest.json" and saves(name)
 
 
 def is_complete_copy(self: Any, name: str) -> bool:
-    return bool(self.read(f"{name}/manifest.json"))
+    return bool(self.manifest(name))
 
 
 def deletes(path: Path, **kwargs: Any) -> bool:
@@ -131,8 +131,9 @@ def tear_copy(original: Callable[[], Any], self: Any, name: str) -> None:
     kill_both(original)
 
 
-def halve_restore(original: Callable[[], Any], self: Any, name: str, folder: Path, files: list[str]) -> None:
-    self.fs.get_file(f"{self.root}/{name}/{files[0]}", str(folder / files[0]))
+def halve_restore(original: Callable[[], Any], self: Any, name: str, path: Path) -> None:
+    original()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     kill(original)
 
 
@@ -158,7 +159,7 @@ OF_COPIER: dict[str, Fault] = {
     "kill_in_a_file": ("training.copying.shutil.copyfile", halve, is_shard_of_copy),
     "kill_before_the_copied_manifest": ("run_record.place.Place.put", kill_both, is_manifest),
     "kill_in_the_rotation_of_copies": ("run_record.place.Place.remove", tear_copy, is_complete_copy),
-    "slow_copy": ("run_record.place.Place.put", waits(0.5), always),
+    "slow_copy": ("run_record.place.Place.put", waits(0.1), always),
     "stuck_copy": ("run_record.place.Place.put", waits(3600), is_manifest),
 }
 OF_RESTORE: dict[str, Fault] = {

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,16 @@ import pytest
 
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord, checkpoints
-from gpt2_repro.run_record.place import open_place
-from gpt2_repro.training import copying
-from gpt2_repro.training.arguments import TrainingSection
+from gpt2_repro.run_record.place import Place, absolute
+from gpt2_repro.training import copying, restoring
 
 
 KEEP_TWO = {"keep": 2}
 
 
-@pytest.fixture(params=["folder", "objects", "rsync"])
+@pytest.fixture(params=["folder", "objects", "sftp"])
 def place(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the name of an empty place: a folder, an object store in memory, or a folder behind rsync."""
+    """Return the name of an empty place: a folder, an object store in memory, or a folder behind SFTP."""
     if request.param == "folder":
         yield str(tmp_path / "place")
     elif request.param == "objects":
@@ -31,14 +31,12 @@ def place(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield f"memory://{tmp_path.name}/run"
         fsspec.filesystem("memory").store.clear()
     else:
-        if shutil.which("rsync") is None:
-            pytest.skip("rsync is not installed")
-        shell = tmp_path / "shell"  # instead of ssh: drop the options and the host
-        words = 'while [[ $1 == -* ]]; do [[ $1 == -l ]] && shift; shift; done; shift; exec bash -c "$*"'
-        shell.write_text(f"#!/bin/bash\n{words}\n", encoding="utf-8")
-        shell.chmod(0o755)
-        monkeypatch.setenv("RSYNC_RSH", str(shell))
-        yield f"me@host:{tmp_path}/place"
+        pytest.importorskip("paramiko")
+        from tests.training.sftp_server import serve
+
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        with serve(tmp_path / "home") as port:
+            yield f"sftp://me@127.0.0.1:{port}/~/its/place"
 
 
 @pytest.fixture
@@ -59,16 +57,16 @@ def save(run: Path, step: int, **facts: Any) -> None:
 
 
 def copy(run: Path, step: int, place: str, **rules: Any) -> float:
-    return copying.copy(open_place(place), str(run), f"checkpoint-{step}", KEEP_TWO | rules)
+    return copying.copy(Place(place), str(run), f"checkpoint-{step}", KEEP_TWO | rules)
 
 
 def steps_at(place: str) -> list[int]:
-    return [step for step, manifest in copying.copies_at(open_place(place)).items() if manifest]
+    return [step for step, manifest in Place(place).manifests().items() if manifest]
 
 
 def restore(folder: Path, place: str) -> RunRecord:
     run = RunRecord(folder)
-    copying.restore(run, place)
+    restoring.restore(run, place)
     run.unlock()
     return run
 
@@ -81,7 +79,7 @@ def test_a_restored_checkpoint_equals_its_original(run: Path, place: str, tmp_pa
     assert len(files) == 5
     assert all((restored.path / file).read_bytes() == (run / file).read_bytes() for file in files)
     assert copy(run, 2, place) == 0  # a complete copy is not repeated
-    assert not (restored.path / ".restoring").exists()
+    assert not list(restored.path.glob(".restoring*"))
 
 
 def test_copies_are_rotated_like_checkpoints(run: Path, place: str) -> None:
@@ -118,16 +116,16 @@ def test_copies_after_the_step_that_a_run_went_back_to_are_deleted(run: Path, pl
 
 def damage(run: Path, place: str, step: int, kind: str) -> None:
     """Damage the copy of a checkpoint."""
-    there, name = open_place(place), f"checkpoint-{step}"
+    there, name = Place(place), f"checkpoint-{step}"
     if kind == "no manifest":
         there.remove(name)
-        there.put(run / name, name, ["config.json"])
+        there.put(run / name / "config.json", f"{name}/config.json")
         return
     file = "manifest.json" if kind == "torn manifest" else "config.json"
     content = b"[]" if kind == "other content" else b'{"files": {'
     (run / "damage").mkdir(exist_ok=True)
     (run / "damage" / file).write_bytes(content)
-    there.put(run / "damage", name, [file])
+    there.put(run / "damage" / file, f"{name}/{file}")
 
 
 @pytest.mark.parametrize("kind", ["no manifest", "torn manifest", "other content"])
@@ -174,12 +172,12 @@ def test_a_manifest_cannot_name_files_outside_of_the_checkpoint(run: Path, tmp_p
 def test_the_run_of_a_copy_is_known(run: Path, place: str) -> None:
     save(run, 2)
     copy(run, 2, place)
-    assert copying.identity_at(place) == {"seed": 1}
+    assert restoring.identity_at(place) == {"seed": 1}
 
 
 def test_a_place_that_cannot_be_read_is_a_failure_that_is_retried(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFailed), copying.faults_in_words("place"):
+    with pytest.raises(RunFailed), restoring.faults_in_words("place"):
         restore(tmp_path / "run", str(tmp_path / "file" / "place"))
 
 
@@ -239,9 +237,39 @@ def test_a_copy_that_fails_does_not_stop_the_training(tiny_recipe: Path, type_wa
 def test_a_relative_place_is_relative_to_the_folder_of_the_command(tmp_path: Path, monkeypatch) -> None:
     """The process that copies has another working directory."""
     monkeypatch.chdir(tmp_path)
-    names = {"copy/run": f"{tmp_path}/copy/run", "s3://b/run": "s3://b/run", "me@host:run": "me@host:run"}
-    for name, expected in names.items():
-        assert copying.RunCopier(RunRecord("run"), TrainingSection(sync_to=name)).place == expected
+    monkeypatch.setenv("HOME", "/home/me")
+    names = {"copy/run": f"{tmp_path}/copy/run", "~/run": "/home/me/run", "s3://b/run": "s3://b/run"}
+    names |= {"me@host:run": "sftp://me@host/~/run", "host:~/a/b": "sftp://host/~/a/b", "host:/a/b": "sftp://host/a/b"}
+    assert {name: absolute(name) for name in names} == names
+
+
+def test_a_machine_with_an_unknown_key_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("paramiko")
+    from tests.training.sftp_server import serve
+
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with serve(tmp_path / "home") as port:
+        known, place = tmp_path / "home" / ".ssh" / "known_hosts", f"ssh://me@127.0.0.1:{port}{tmp_path}/place"
+        assert steps_at(place) == []
+        known.unlink()
+        with pytest.raises(RunFailed, match="known_hosts"):
+            restoring.identity_at(place)
+
+
+def test_a_dead_connection_is_a_failure(run: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "sftp" not in place:
+        pytest.skip("needs a connection")
+    from gpt2_repro.run_record import sftp
+    from tests.training.sftp_server import Disk
+
+    save(run, 2)
+    copy(run, 2, place)
+    stop = threading.Event()
+    monkeypatch.setattr(sftp, "PATIENCE", 0.5)
+    monkeypatch.setattr(Disk, "stat", lambda *_: stop.wait())
+    with pytest.raises(TimeoutError):
+        copy(run, 2, place)
+    stop.set()
 
 
 def test_the_copier_starts_quickly() -> None:
@@ -255,4 +283,4 @@ def test_a_wrapped_folder_is_an_object_store(run: Path, tmp_path: Path) -> None:
     save(run, 2)
     place = f"dir::file://{tmp_path}/objects"
     copy(run, 2, place)
-    assert steps_at(place) == [2] and not open_place(place).is_local
+    assert steps_at(place) == [2] and not Place(place).is_local

@@ -1,0 +1,123 @@
+"""Restore a run from its copy at another place (--sync_from, by default --sync_to) on an empty machine."""
+
+import contextlib
+import functools
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.errors import RunFailed, UserError, error_number, in_a_line
+from gpt2_repro.files import sync_folder, write_whole
+from gpt2_repro.run_record import RunRecord, checkpoints, layout
+from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
+from gpt2_repro.run_record.place import Place, absolute
+from gpt2_repro.text import size as size_text
+from gpt2_repro.training.arguments import TrainingRecipe, output_dir_of
+from gpt2_repro.training.copying import SMALL_FILES
+
+
+logger = logging.getLogger(__name__)
+
+RESTORE_HOURS = 12.0  # longest time that the other ranks wait until rank 0 has restored the run
+
+
+@contextlib.contextmanager
+def faults_in_words(name: str) -> Iterator[None]:
+    """Raise RunFailed, which a supervisor retries, if a place cannot be reached."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError | RunFailed) or error_number(error) in checkpoints.DISK_FAULTS:
+            raise
+        raise RunFailed(f"Cannot read {name} ({type(error).__name__}: {in_a_line(error)}).") from None
+
+
+def restore_before_start(recipe: TrainingRecipe) -> None:
+    """Restore a run on rank 0 while the other ranks wait. They all share the run directory."""
+    training = recipe.training
+    names = [name for name in dict.fromkeys((training.sync_from or training.sync_to, training.sync_to)) if name]
+    if names and os.environ.get("RANK", "0") == "0":
+        run = RunRecord(output_dir_of(recipe))
+        run.check_owner()
+        for name in names:
+            if Path(absolute(name)).resolve().is_relative_to(run.path.resolve()):
+                raise UserError(f"--sync_to {name} is inside of the run directory. Pass a folder on another disk.")
+            with faults_in_words(name):
+                Place(name)  # names a missing package
+        try:
+            with faults_in_words(names[0]):
+                restore(run, names[0])
+        finally:
+            run.unlock()
+    if names and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        store, done = _store(), f"restored-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        if os.environ.get("RANK") == "0":
+            store.set(done, "")
+        store.wait([done], timedelta(hours=RESTORE_HOURS))
+
+
+@functools.cache  # without a launcher's store, rank 0 hosts it
+def _store() -> Any:
+    from torch.distributed import rendezvous  # 2 s
+
+    return next(iter(rendezvous("env://")))[0]
+
+
+def restore(run: RunRecord, name: str) -> None:
+    """Restore the newest complete copy at the place `name`, unless the run directory has a checkpoint as new.
+
+    Raises UserError if all copies are damaged and the run directory has no complete checkpoint.
+    """
+    place, here = Place(name), checkpoints.newest_complete(run.path)[0]
+    # A run that went back restores no checkpoint that it has set aside, if its next copy was not complete.
+    excluded = checkpoints.abandoned(run.path)
+    complete = [step for step, manifest in place.manifests().items() if manifest and step not in excluded]
+    newer = [step for step in complete if step > step_of(here or Path())]
+    defects = []
+    if newer:
+        run.lock()
+        checkpoints.sweep(run.path)
+    for target in (layout.checkpoint_path(run.path, step) for step in newer):
+        with tempfile.TemporaryDirectory(dir=run.path, prefix=layout.RESTORING) as folder:
+            staged = Path(folder)
+            if defect := _fetch(place, target.name, staged):
+                defects.append(f"skipping {name.rstrip('/')}/{target.name}: {defect}")
+                logger.warning(defects[-1])
+                continue
+            has_final = _fetch(place, layout.FINAL, staged) is None
+            sync_folder(staged)
+            for file in SMALL_FILES:
+                with contextlib.suppress(FileNotFoundError):
+                    write_whole(run.path / file, place.read(file))
+            if has_final:
+                checkpoints.publish(staged / layout.FINAL, run.final)
+            checkpoints.publish(staged / target.name, target)  # last, so that a kill before it repeats everything
+        return logger.info("restored %s from %s", target, name)
+    if defects and here is None:
+        raise UserError(f"All copies are damaged ({'; '.join(defects)}). Pass another --sync_to and --output_dir.")
+    return None
+
+
+def _fetch(place: Place, name: str, staged: Path) -> str | None:
+    """Copy a checkpoint or final/ to a staging folder, or return the defect of the copy."""
+    files = place.manifest(name).get("files", {})
+    if (missing := sum(file["bytes"] for file in files.values()) - shutil.disk_usage(staged).free) > 0:
+        raise UserError(f"Restoring {name} needs {size_text(missing)} more disk space. Free some space.")
+    model_card = ["README.md"] if name == layout.FINAL else []  # not in the manifest
+    for file in (*files, *model_card, CHECKPOINT_MANIFEST):
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            return "its manifest names files outside of it"
+        with contextlib.suppress(FileNotFoundError):
+            place.get(f"{name}/{file}", staged / name / file)
+    return checkpoints.defect(staged / name, read_files=True)
+
+
+def identity_at(name: str) -> dict[str, Any] | None:
+    """Return the identity of the run whose checkpoints are at a place, or None without a complete checkpoint."""
+    with faults_in_words(name):
+        return next((its.get("run_identity", {}) for its in Place(name).manifests().values() if its), None)
