@@ -36,17 +36,16 @@ class RunCopier:
     def __init__(self, run: RunRecord, settings: "TrainingSection") -> None:
         self.run, self.place, self.rules = run, absolute(settings.sync_to), rotation_of(settings)
         self.process = side_process.SideProcess(COPIER, self.place)
-        self.queue = [""]  # the folders to copy; "": only the small files, to see at the start that this works
-        self.job: str | None = None  # the folder that is being copied
+        self.job: str | None = None  # the folder that is being copied; "": only the small files
         self.done: set[str] = set()  # the copied folders
-        self.failed = False  # whether the last copy has failed
         self.signed_at = 0.0  # when the process last made progress
+        self.refresh("")  # with an earlier attempt's checkpoints
 
     def refresh(self, *folders: str) -> None:
         """Copy the checkpoints that are not copied yet, newest first, and then `folders`."""
         names = [path.name for path in checkpoints.complete_checkpoints(self.run.path)]
+        self.failed = False  # whether a copy has failed since then
         self.queue = [*(name for name in names if name not in {*self.done, self.job}), *folders]
-        self.failed = False
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Start the next copy if none is in progress, and wait up to `seconds`. Return whether a copy has ended."""

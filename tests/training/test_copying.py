@@ -15,6 +15,7 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord, checkpoints
 from gpt2_repro.run_record.place import Place, absolute
 from gpt2_repro.training import copying, restoring
+from gpt2_repro.training.arguments import TrainingSection
 
 
 KEEP_TWO = {"keep": 2}
@@ -234,6 +235,18 @@ def test_a_copy_that_fails_does_not_stop_the_training(tiny_recipe: Path, type_wa
     assert done.returncode == 0 and steps_at(str(place)) and (place / "final" / "manifest.json").is_file(), done.stderr
 
 
+def test_a_start_copies_what_the_last_attempt_has_not(run: Path, tmp_path: Path) -> None:
+    save(run, 2)
+    save(run, 4)
+    copier = copying.RunCopier(RunRecord(run), TrainingSection(sync_to=str(tmp_path / "place")))
+    ended = 0
+    while ended < 3:  # two checkpoints and the log
+        ended += copier.poll(1.0)
+    assert steps_at(str(tmp_path / "place")) == [4, 2] and not copier.poll() and not copier.failed
+    copier.process.end()
+    copier.process.process.wait()
+
+
 def test_a_relative_place_is_relative_to_the_folder_of_the_command(tmp_path: Path, monkeypatch) -> None:
     """The process that copies has another working directory."""
     monkeypatch.chdir(tmp_path)
@@ -256,9 +269,8 @@ def test_a_machine_with_an_unknown_key_is_refused(run: Path, tmp_path: Path, mon
             restoring.identity_at(place)
 
 
+@pytest.mark.parametrize("place", ["sftp"], indirect=True)
 def test_a_dead_connection_is_a_failure(run: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "sftp" not in place:
-        pytest.skip("needs a connection")
     from gpt2_repro.run_record import sftp
     from tests.training.sftp_server import Disk
 
