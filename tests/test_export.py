@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -96,6 +99,30 @@ def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype
     assert fields["merges"] == [" ".join(pair) for pair in description["model"]["merges"]]
     assert fields["token_type"][tokenizer.eos_token_id] == 3
     assert reader.get_field("tokenizer.ggml.eos_token_id").contents() == tokenizer.eos_token_id
+
+
+OTHERS = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+ids = AutoTokenizer.from_pretrained(sys.argv[1])("naïve  text 123")["input_ids"]
+with torch.no_grad():
+    logits = AutoModelForCausalLM.from_pretrained(sys.argv[1]).float()(torch.tensor([ids])).logits
+torch.save((ids, logits), sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_transformers_4_57_reads_final(run: Path, tmp_path: Path) -> None:
+    """Programs such as vLLM and TGI build on this version."""
+    packages = ("transformers==4.57.6", "tokenizers==0.22.2", "huggingface_hub==0.36.2")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), *packages]
+    if subprocess.run(install, check=False).returncode:
+        pytest.skip("no package registry")
+    for name, folder in (("ours", ""), ("theirs", str(tmp_path))):
+        words = [sys.executable, "-c", OTHERS, run / "final", tmp_path / name]
+        subprocess.run(words, env=os.environ | {"PYTHONPATH": folder}, check=True)
+    ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("ours", "theirs"))
+    assert ours[0] == theirs[0] and torch.equal(ours[1], theirs[1])
 
 
 def test_a_chat_template_keeps_the_model(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
