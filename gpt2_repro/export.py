@@ -140,8 +140,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError(f"--format {args.format} has no --dtype {args.dtype}. Pass {' or '.join(dtypes)}.")
     if args.chat and args.format not in ("hf", "gguf"):
         raise UserError(f"--chat changes the tokenizer, which --format {args.format} does not contain.")
-    if Path(args.checkpoint).is_file() and args.format in ("hf", "gguf") and not args.tokenizer:
+    needs_tokenizer = Path(args.checkpoint).is_file() and args.format in ("hf", "gguf")
+    if needs_tokenizer and not args.tokenizer:
         raise UserError("A model file has no tokenizer. Pass --tokenizer, for example openai-community/gpt2.")
+    if args.tokenizer and not needs_tokenizer:
+        raise UserError("--tokenizer is only for model files (.pt, .bin), which have none.")
     if args.private and args.push_to_hub is None:
         raise UserError("--private needs --push_to_hub.")
     if args.license and args.format != "hf":

@@ -70,6 +70,8 @@ def test_files_of_other_programs_become_a_folder_again(run: Path, tmp_path: Path
     assert model.config.eos_token_id == tokenizer.eos_token_id is not None
     with pytest.raises(UserError, match="--tokenizer"):
         main([str(tmp_path / name), str(tmp_path / "other")])
+    with pytest.raises(UserError, match="has no tokenizer files"):  # and the Hub is not asked for a repository
+        load_pair(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("dtype", ["f16", "q8_0", "float32"])
@@ -156,6 +158,7 @@ def test_a_chat_template_keeps_the_model(run: Path, tmp_path: Path, monkeypatch,
     [
         ("there", "there"),
         ("m.bin --chat", "--chat changes the tokenizer"),
+        ("new --tokenizer other", "--tokenizer is only for model files"),
         ("m.gguf --dtype bfloat16", "no --dtype bfloat16. Pass f16"),
         ("m.bin --format llmc --push_to_hub a/b", "--format hf"),
         ("--push_to_hub a/b", "HF_TOKEN"),

@@ -110,7 +110,7 @@ def _check_files(folder: Path, config: PreTrainedConfig) -> None:
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder or Hub id, or raise UserError."""
     folder = Path(checkpoint)
-    if folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")]):
+    if folder.is_file() or (folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")])):
         raise UserError(f"{checkpoint} has no tokenizer files.")
     try:
         return load(checkpoint)
