@@ -1,10 +1,8 @@
-"""Find the accelerators of this machine, their capabilities, and the Hub."""
+"""Find the accelerators of this machine and their capabilities."""
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
-import logging
 import math
 import os
 import platform
@@ -17,10 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from gpt2_repro.errors import UserError, in_a_line
-
-
-logger = logging.getLogger(__name__)
+from gpt2_repro.errors import UserError
 
 
 # Dense bf16 peaks in FLOP/s with fp32 accumulation, from NVIDIA's data sheets; 3090, L4, A30 and MI300X from nanochat's
@@ -54,7 +49,6 @@ PEAK_FLOPS = {
 
 
 CGROUP = Path("/sys/fs/cgroup")
-HUB_SECONDS = 4.0  # timeout of the check whether the Hub is reachable
 USE_CPU = "--use_cpu to train on the CPU, or use recipes/own_text.yaml, whose model fits a CPU"
 
 
@@ -270,37 +264,3 @@ def demo_processes() -> int:
     if accelerator.kind == "cuda":
         return min(8, 1 << (accelerator.count.bit_length() - 1))  # a divisor of the demo's 8 rows per step
     return 2 if platform.system() == "Linux" else 1  # several processes need DeepSpeed, which supports Linux only
-
-
-@functools.cache
-def check_hub() -> bool:
-    """Switch to offline mode, and return False, if the Hub is not reachable.
-
-    If offline mode is already on, returns True without a check.
-    """
-    import httpx
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return True
-    try:  # without this check, the libraries of the Hub would retry for minutes
-        httpx.head(constants.ENDPOINT, timeout=HUB_SECONDS)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        logger.warning("%s is not reachable (%s). Only the local cache is used.", constants.ENDPOINT, in_a_line(error))
-        constants.HF_HUB_OFFLINE = True
-        os.environ["HF_HUB_OFFLINE"] = "1"  # for `datasets`, if it is imported later, and for worker processes
-        if datasets := sys.modules.get("datasets"):
-            datasets.config.HF_HUB_OFFLINE = True
-        return False
-    return True
-
-
-def hub_reason(error: Exception) -> str:
-    """Return the reason why a request to the Hub failed, as one line of text."""
-    from huggingface_hub import constants
-
-    if not check_hub():
-        return "the Hub is not reachable, and the local cache has no copy"
-    if constants.HF_HUB_OFFLINE and isinstance(error, OSError):
-        return "HF_HUB_OFFLINE is set, and the local cache has no copy"
-    return in_a_line(error)

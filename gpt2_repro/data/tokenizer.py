@@ -14,7 +14,7 @@ import numpy as np
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import write_whole
-from gpt2_repro.hardware import check_hub
+from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record.layout import FINAL
 from gpt2_repro.tokenization import CONFIG, END_OF_TEXT, for_rows, read_files, separator_token, without_special_tokens
 

@@ -16,7 +16,7 @@ from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.tasks import ENDINGS, read_columns
 from gpt2_repro.files import read_json_lines
-from gpt2_repro.hardware import check_hub
+from gpt2_repro.hub import check_hub
 from gpt2_repro.tokenization import encode
 
 

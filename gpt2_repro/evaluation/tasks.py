@@ -21,7 +21,7 @@ from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
 from gpt2_repro.evaluation.core import CoreTask, definition_of, find_bundle, read_bundle, rows_of
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines
-from gpt2_repro.hardware import check_hub
+from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record import RunRecord
 
 

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import read_object
-from gpt2_repro.hardware import hub_reason
+from gpt2_repro.hub import hub_reason
 from gpt2_repro.model.configuration import FAILURES, SAFELY
 from gpt2_repro.model.llmc import read_llmc
 from gpt2_repro.model.nanogpt import read_nanogpt

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from gpt2_repro.errors import UserError, nearest
-from gpt2_repro.hardware import check_hub
+from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import complete_checkpoints, training_record
 from gpt2_repro.run_record.environment import TrainingRecord

@@ -13,7 +13,7 @@ from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import sha256_of
-from gpt2_repro.hardware import check_hub, hub_reason
+from gpt2_repro.hub import check_hub, hub_reason
 
 
 class Repository:
