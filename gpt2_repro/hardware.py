@@ -19,7 +19,8 @@ from gpt2_repro.errors import UserError
 
 
 # Dense bf16 peaks in FLOP/s with fp32 accumulation, from NVIDIA's data sheets; 3090, L4, A30 and MI300X from nanochat's
-# table, and other cards from pages of specifications (2026-11-25). The T4 and the V100 have no bf16: fp16. The key is a part of the name that the driver reports. The first match wins.
+# table, and other cards from pages of specifications (2026-11-25). The T4 and the V100 have no bf16, so theirs are for
+# fp16. The key is a part of the name that the driver reports. The first match wins.
 PEAK_FLOPS = {
     "B200": 2250e12,
     "H200 NVL": 835.5e12,

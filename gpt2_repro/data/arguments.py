@@ -49,7 +49,7 @@ class DataArguments:
     tokenizer: str = option(
         "openai-community/gpt2",
         "Hub id or folder of a tokenizer, char (one id per character), train:N (train a BPE with N ids), train "
-        "(train a BPE with a size that suits the text), or none:N (N ids that stand for no text).",
+        "(train a BPE with a size that suits the text), or none:N (N ids without text).",
     )
     dataset_dir: str = option("", "Path of the prepared folder. (default: data/NAME, named after the files or source)")
     packing: Literal["concat", "wrap"] = option(

@@ -84,7 +84,7 @@ def count_characters(documents: Iterable[str]) -> "Tokenizer":
 
 
 def number_tokenizer(vocab_size: int) -> "Tokenizer":
-    """Return a tokenizer for ids that stand for no text: the text of an id is its number, and a prompt is "17 4 4"."""
+    """Return a tokenizer for ids without text: the text of an id is its number, and a prompt is "17 4 4"."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(vocab_size)}, ""))

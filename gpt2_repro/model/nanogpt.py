@@ -11,8 +11,8 @@ from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.model.llmc import require_gpt2
 
 
-# Names of the shape in nanoGPT and in transformers. The modules have the same names, but nanoGPT has Linear layers where
-# transformers has Conv1D, whose weights are transposed.
+# Names of the shape in nanoGPT and in transformers. The modules have the same names, but nanoGPT has Linear layers
+# where transformers has Conv1D, whose weights are transposed.
 SHAPE = {"block_size": "n_positions"} | {name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 MASKS = (".attn.bias", ".attn.masked_bias")  # buffers
