@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from gpt2_repro.data.sources.presets import LANGUAGES
+from gpt2_repro.data.sources.presets import language_of
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow
 from gpt2_repro.evaluation.output import render
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, LocalTask
@@ -68,7 +68,7 @@ def _origin(record: TrainingRecord) -> dict[str, Any]:
     """Return language, Hub datasets and base model, each only if it is known."""
     source, start = record.environment.data.get("source", {}), record.environment.run_identity.get("init_from", "")
     sources = source.get("sources", [source])
-    languages = {LANGUAGES.get(one.get("repository", one.get("name"))) for one in sources}
+    languages = {language_of(one) for one in sources}
     is_hub_id = HUB_ID.fullmatch(start) and not start.startswith("runs/") and not Path(start).exists()
     known = {
         "language": None if None in languages else sorted(filter(None, languages)),

@@ -14,13 +14,13 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.base import Source, TextForm
 from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of, local_source
-from gpt2_repro.data.sources.presets import OTHER_SOURCES, PRESETS
+from gpt2_repro.data.sources.presets import BY_LANGUAGE, OTHER_SOURCES, PRESETS
 from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, Docstrings, Shakespeare, Topics
 from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError, did_you_mean
 
 
-SOURCE_NAMES = [*PRESETS, *OTHER_SOURCES]
+SOURCE_NAMES = [*PRESETS, *BY_LANGUAGE, *OTHER_SOURCES]
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^@:]+))?(@(?P<revision>\S+))?")
 
 
@@ -105,7 +105,8 @@ class SourceOpener:
             return Source({"name": name, "python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
         if kind_of(Path(name)) in (*KINDS, *TOKENS) or glob.glob(name, recursive=True):
             return local_source(name, [name], form, split=self.args.split)
-        if match := _HUB_ID.fullmatch(name):
+        short, *language = name.partition(":")
+        if match := _HUB_ID.fullmatch(BY_LANGUAGE.get(short, short) + "".join(language)):
             hub = self._repository(match["name"], match["revision"])
             config, split = match["config"], self.args.source_split
             described = {"repository": hub.name, "config": config, "split": split, "revision": hub.revision}

@@ -1,7 +1,9 @@
 """Define the named sources, and estimate their sizes and preparation times."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -45,13 +47,24 @@ OTHER_SOURCES = {
     "embedded": "the English documentation that is part of CPython: 2 MB, no network, depends on the Python version",
     "files": "your own text or tokens: pass --data_files GLOB",
 }
-# By repository or name of the source.
-LANGUAGES = {preset.repository: preset.language for preset in PRESETS.values()}
-LANGUAGES |= {"tiny-shakespeare": "en", "embedded": "en"}
+# Short names of Hub datasets with a config per language: NAME:CONFIG.
+BY_LANGUAGE = {"fineweb-2": "HuggingFaceFW/fineweb-2", "finewiki": "HuggingFaceFW/finewiki"}
 FORMS = {
+    "fineweb-2:LANGUAGE": "web text in 1,900 languages, such as fineweb-2:deu_Latn; 1 kB to 6 TB of text each (odc-by)",
+    "finewiki:LANGUAGE": "Wikipedia in more than 300 languages, such as finewiki:de",
     "OWNER/NAME[:CONFIG][@REVISION]": "any other dataset of the Hub with .parquet, .jsonl, .csv or .txt files",
     "SOURCE=WEIGHT,SOURCE=WEIGHT": "a mixture by shares of tokens; it ends as soon as one of its sources ends",
 }
+
+
+def language_of(source: Mapping[str, Any]) -> str | None:
+    """Return the ISO 639 code of the language of a described source, or None if it is not known."""
+    known = {preset.repository: preset.language for preset in PRESETS.values()}
+    known |= {"tiny-shakespeare": "en", "embedded": "en"}
+    repository = source.get("repository", source.get("name"))
+    if repository in BY_LANGUAGE.values():
+        return str(source["config"]).partition("_")[0]
+    return known.get(repository)
 
 
 def table(num_proc: int) -> str:

@@ -22,6 +22,7 @@ import pytest
 import prepare_data
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.rows import open_rows
+from gpt2_repro.data.sources.presets import language_of
 from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
@@ -68,7 +69,13 @@ def hub() -> Iterator[Hub]:
             if kind == "resolve":
                 return self.send_file(path.rpartition("/")[2], files[path])
             if kind == "tree":
-                names = [name for name in files if name.startswith(path)]
+                names = [name for name in files if not path or name.startswith(f"{path}/")]
+                if "recursive=true" not in self.path.lower():
+                    below = len(path) + 1 if path else 0
+                    folders = dict.fromkeys(name[: name.index("/", below)] for name in names if "/" in name[below:])
+                    shown = [{"type": "directory", "path": each, "oid": "0"} for each in folders]
+                    shown += [self.describe(name, files[name]) for name in names if "/" not in name[below:]]
+                    return self.send(json.dumps(shown).encode())
             elif kind == "paths-info":
                 content = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 names = [name for name in urllib.parse.parse_qs(content)["paths"] if name in files]
@@ -168,6 +175,38 @@ def test_a_preset_is_fetched_file_by_file_checked_and_dropped(
     for folder in ("kept", "again"):  # the second preparation reads the Hub's cache
         assert not prepare_online(*words, "--keep_downloads", folder=folder)
         assert len(hub.asked) == 5 + 4
+
+
+@pytest.mark.parametrize(
+    ("source", "repository", "path", "language"),
+    [
+        ("dclm-100bt", "HuggingFaceFW/dclm_100BT-shuffled", "data/train-00000-of-00100.parquet", "en"),
+        ("finepdfs-edu-100bt", "HuggingFaceFW/finepdfs_edu_100BT-shuffled", "data/train-00001-of-00100.parquet", "en"),
+        ("climbmix", "karpathy/climbmix-400b-shuffle", "shard_00000.parquet", "en"),
+        ("fineweb-2:deu_Latn", "HuggingFaceFW/fineweb-2", "data/deu_Latn/train/000_00000.parquet", "deu"),
+        ("finewiki:de", "HuggingFaceFW/finewiki", "data/dewiki/000_00000.parquet", "de"),
+    ],
+)
+def test_newer_sources_by_their_short_names(
+    source: str, repository: str, path: str, language: str, hub: Hub, prepare_online: Prepare, tokenizer: Path,
+    documents: list[str], corpus: list[Path], tmp_path: Path,
+) -> None:  # fmt: skip
+    config = source.partition(":")[2]
+    own = [{"split": "train", "path": path.rpartition("/")[0] + "/*"}]
+    other = [{"split": "train", "path": "data/other/*"}]
+    configs = [{"config_name": name, "data_files": files} for name, files in ((config, own), ("other", other))]
+    readme = f"---\nconfigs: {json.dumps(configs)}\n---\n" if config else ""
+    others = {"README.md": readme.encode(), "data/other/000.parquet": parquet(["never read"])}
+    hub.files[repository] = {path: parquet(documents), **others}
+    words = ("--tokenizer", tokenizer)
+    assert not prepare_online("--source", source, *words)
+    assert not prepare_online("--data_files", *corpus, *words, folder="local")
+    manifests = [read_object(tmp_path / name / "manifest.json") for name in ("out", "local")]
+    assert manifests[0]["sha256"] == manifests[1]["sha256"] and hub.asked.count("000.parquet") == 0
+    assert manifests[0]["source"]["repository"] == repository
+    assert language_of(manifests[0]["source"]) == language
+    if config:  # the message names the languages
+        assert "other" in prepare_online("--source", source.partition(":")[0], *words, folder="wrong")
 
 
 def test_ready_made_tokens_keep_their_validation_shard(
