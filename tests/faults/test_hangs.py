@@ -16,10 +16,10 @@ EVERY_2, EVERY_4 = (("--save_steps", steps, "--per_device_train_batch_size", 4) 
 def test_a_rank_that_is_stuck_ends_the_run_with_every_ranks_stack(fault, resumes_exactly, tmp_path: Path) -> None:
     """If a rank hangs, --hang_timeout ends the run, and the same command resumes it."""
     run, launcher = tmp_path / "run", ("launch", 2)
-    code, text = fault("hang", 5, run, *EVERY_2, "--hang_timeout", 20, rank=1, launcher=launcher)
+    code, text = fault("hang", 5, run, *EVERY_2, "--hang_timeout", 10, rank=1, launcher=launcher)
     assert code != 0
-    assert text.count("Timeout (0:00:20)!") == 2, text
-    assert "faulty_train.py" in text.split("Timeout (0:00:20)!", 1)[1]  # the stack names the line that hangs
+    assert text.count("Timeout (0:00:10)!") == 2, text
+    assert "faulty_train.py" in text.split("Timeout (0:00:10)!", 1)[1]  # the stack names the line that hangs
     assert (run / "checkpoint-4" / "manifest.json").is_file()
     resumes_exactly(run, *EVERY_2, launcher=launcher)
 

@@ -76,7 +76,7 @@ def test_a_run_continues_only_when_its_data_is_back(train, start, golden, tiny_d
     """Without its data, or with truncated rows, a run does not start."""
     own = tmp_path / "data"
     shutil.copytree(tiny_data, own)
-    longer = (*SAVES, "--max_steps", 300, "--save_steps", 100)
+    longer = (*SAVES, "--max_steps", 160, "--save_steps", 80)
     options, run = (*longer, "--dataset_dir", own), tmp_path / "run"
     command = start(run, *options)
     command.wait_until(lambda: command.step() >= 4)
@@ -108,7 +108,7 @@ def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent,
 
 
 def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Path) -> None:
-    run, options = tmp_path / "run", (*SAVES, "--max_steps", 600, "--save_steps", 20)
+    run, options = tmp_path / "run", (*SAVES, "--max_steps", 400, "--save_steps", 20)
     supervised = ("python", "-m", "gpt2_repro.supervise", "--", sys.executable)
     command = start(run, *options, launcher=supervised)
     command.wait_until(lambda: newest_complete(run)[0])
