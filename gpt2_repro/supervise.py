@@ -140,7 +140,9 @@ class Supervisor:
         state, reason = status.state, status.reason
         if state == "diverged":
             raise RunFailed(f"The run is not restarted: {reason}")
-        if state in ("complete", "stopped") or (state is None and code == 0):
+        # A run fails after its end if its last copy failed. After a signal, the launcher fails although all is well.
+        fine = code == 0 or self.signalled or (reason or "").startswith("SIG")
+        if fine and (state in ("complete", "stopped") or (state is None and code == 0)):
             logger.info("%s: %s", state or "ended", reason or f"exit code {code}")
             return True
         if self.signalled:

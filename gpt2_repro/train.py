@@ -46,9 +46,6 @@ def main(argv: list[str]) -> Path:
     else:
         check_trackers(recipe.training.report_to)
         data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
-        from gpt2_repro.training.restoring import restore_before_start
-
-        restore_before_start(recipe)
         recipe = follow_data(recipe, data)
         from gpt2_repro.training.run import train
 

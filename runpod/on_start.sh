@@ -9,7 +9,8 @@
 #   3. Set the cache folders: large files on the volume, many small files in the container.
 #   4. Start python -m gpt2_repro.preflight in the background.
 #   5. Run the command AUTO_RUN, preferably runpod/run_and_stop.sh …, in a tmux session named run, or in the background
-#      if tmux fails. If step 2 failed, the pod is stopped after START_GRACE minutes (default: 15) instead.
+#      if tmux fails. If step 2 or the command fails, the pod is stopped after START_GRACE minutes (default: 15). A
+#      command with --keep never stops it.
 #
 # The log is $WORKSPACE/logs/on_start.log, or /tmp/on_start.log. `. ~/gpt2.env` activates the environment in a shell.
 # Failures are logged and the exit code is always 0: RunPod restarts a container whose start command fails, and the
@@ -38,13 +39,21 @@ write_settings() {
     "$workspace/.cache/inductor" "$venv/bin" "$repository"
 }
 
+# shellcheck disable=SC2016  # $code is expanded by the shell that runs the command
 run_by_itself() {
-  local script=$HOME/auto_run.sh command
+  local script=$HOME/auto_run.sh command grace=${START_GRACE:-15}
   (umask 077; rm -f "$script"; printf '. %q\n%s\n' "$settings" "$AUTO_RUN" >"$script") # AUTO_RUN may contain keys: never log it
-  printf -v command 'flock -n %q bash %q' "$HOME/auto_run.lock" "$script" # only once, even if this script runs twice
+  # Only once, even if this script runs twice: the second has exit code 75.
+  printf -v command 'flock -n -E 75 %q bash %q; code=$?; echo "AUTO_RUN ended with exit code $code"; ' \
+    "$HOME/auto_run.lock" "$script"
+  if [[ $AUTO_RUN != *--keep* ]]; then # a command that refuses to start stops nothing by itself
+    command+='[ $code = 0 ] || [ $code = 75 ] || { '
+    printf -v command '%s echo "The pod stops in %s minutes. Press Ctrl-C to keep it."; sleep %s; bash %q; }; ' \
+      "$command" "$grace" "$(seconds "$grace" 60)" "$repository/runpod/stop_pod.sh"
+  fi
   if tmux has-session -t run 2>/dev/null; then
     say "the tmux session run already exists: AUTO_RUN was not started again"
-  elif tmux new-session -d -s run "$command; echo \"AUTO_RUN ended with exit code \$?\"; exec bash"; then
+  elif tmux new-session -d -s run "${command}exec bash"; then
     say "started AUTO_RUN in tmux. To see its output, run: tmux attach -t run"
   else
     setsid bash -c "$command" </dev/null >>"$(log_file auto_run.log)" 2>&1 &

@@ -146,7 +146,9 @@ def test_tables() -> None:
         named = re.findall(r"`([\w/]+(?:\.py|/))`", shown)
         assert named and all((ROOT / "tests" / name).exists() for name in named), number
     sources = (ROOT / "docs" / "data.md").read_text(encoding="utf-8").partition("## Choose a source\n")[2]
-    assert re.findall(r"^\| `([\w-]+)(?::LANGUAGE)?`", sources.partition("\n## ")[0], re.MULTILINE) == list(SOURCE_NAMES)
+    assert re.findall(r"^\| `([\w-]+)(?::LANGUAGE)?`", sources.partition("\n## ")[0], re.MULTILINE) == list(
+        SOURCE_NAMES
+    )
 
 
 def test_first_lines_of_docstrings() -> None:

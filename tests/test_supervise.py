@@ -25,8 +25,9 @@ run, plan = Path(sys.argv[1]), sys.argv[2].split(",")
 run.mkdir(exist_ok=True)
 attempt = len(list(run.glob("attempt-*")))
 (run / f"attempt-{attempt}").write_text(str(supervision.noted(supervision.WENT_BACK)))
+why = "SIGTERM" if "stopped" in plan else "why"
 what, _, number = plan[min(attempt, len(plan) - 1)].partition(":")
-status = lambda state: (run / "run_status.json").write_text(json.dumps({"state": state, "reason": "why"}))
+status = lambda state: (run / "run_status.json").write_text(json.dumps({"state": state, "reason": why}))
 if what == "mistake":
     supervision.note(supervision.MISTAKE, "there is no recipe")
     raise RuntimeError("as a launcher does")
@@ -53,7 +54,7 @@ if what == "wait":
     signal.signal(signal.SIGTERM, lambda *_: (status("stopped"), sys.exit("a traceback")))
     (run / "waiting").touch()
     time.sleep(60)
-status("failed" if what == "quiet" else what)
+status({"quiet": "failed", "uncopied": "complete"}.get(what, what))
 sys.exit(0 if what in ("complete", "quiet") else 1)
 """
 
@@ -86,7 +87,9 @@ def handlers():
     [
         ("complete", None, 1),
         ("kill:1,kill:2,kill:3,kill:4,failed:5,complete", None, 6),  # unlimited, because each attempt makes progress
-        ("stopped", None, 1),
+        ("stopped", None, 1),  # after a signal, a launcher fails
+        ("uncopied,complete", None, 2),
+        ("uncopied", "3 crashes", 3),
         ("nothing", None, 1),
         ("quiet:3,complete", None, 2),  # an exit code of 0 does not make a run complete
         ("kill:7,kill", "3 crashes .*-9", 3),

@@ -268,6 +268,7 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
         path = Path(scratch, "probe.yaml")
         path.write_text(recipe.to_yaml(), encoding="utf-8")
         silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": "true"}
+        silent |= {"sync_to": "", "sync_from": ""}
         # Two steps: the optimizer state is allocated before the second one.
         short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
         for trial in memory.trials_of(asked, rows):

@@ -93,8 +93,18 @@ class RunRecord:
         if checkpoints.defect(self.final) or (self.status().state != "complete" and self.newest_step() >= 0):
             return False
         record = checkpoints.training_record(self.final)
+        if record is None:
+            return False
+        # A run that went back and was restored elsewhere can have its newest checkpoint, but an older final/.
+        identity = record.environment.run_identity
+        newest = next(iter(checkpoints.complete_checkpoints(self.path)), None)
+        ends = checkpoints.read_manifest(newest).get("run_identity") if newest else identity
         # After --extend_to, the run identity still contains the steps planned before the first extension.
-        return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
+        return (
+            ends == identity
+            and self.newest_step() <= (record.step or 0)
+            and steps in (record.step, identity.get("max_steps"))
+        )
 
     def check_owner(self) -> None:
         """Raise UserError unless the path is new, empty or a run directory."""
@@ -202,6 +212,8 @@ class RunRecord:
 
         `at_checkpoint` is the time breakdown in the manifest of the checkpoint at `step`, or {} at step 0.
         """
+        # run_status.json may be damaged.
+        self._earlier = {name: max(self._earlier[name], at_checkpoint.get(name, 0.0)) for name in PARTS}
         if (self.status().step or 0) > step:
             for name in STEPS:
                 lost = max(0.0, self._earlier[name] - at_checkpoint.get(name, 0.0))

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 COPIER = "import sys; from gpt2_repro.training import copying; copying.serve(sys.argv[1])"
 SMALL_FILES = (layout.METRICS, layout.STATUS, layout.ENVIRONMENT, layout.RECIPE, layout.SAMPLES)
 PATIENCE = 1800.0  # seconds without a sign of progress after which a copy is given up
+PLACE_SECONDS = 60.0  # in which the first copy of a new run should end
+RETRIES = 1, 10  # seconds before each further try of the copies at the end of a run
 LINE_SECONDS = 30.0  # between two lines while the end of the run waits for a copy
 
 
@@ -77,15 +79,32 @@ class RunCopier:
         return True
 
     def finish(self) -> Iterator[bool]:
-        """Copy the rest of the run, its last state at the end. Yield True every second until this has ended."""
-        self.refresh(*([] if checkpoints.defect(self.run.final) else [layout.FINAL]), "")
-        written_at = time.monotonic() - LINE_SECONDS + 2
-        while self.queue or self.job is not None:
-            self.poll(1.0)
-            if self.job and time.monotonic() - written_at > LINE_SECONDS:
-                written_at = time.monotonic()
-                logger.info("waiting until %s is copied to %s", self.job, self.place)
-            yield True
+        """Copy the rest of the run, its last state at the end. Yield True every second until this has ended.
+
+        What fails is tried again, unless it takes long.
+        """
+        began = time.monotonic()
+        written_at = began - LINE_SECONDS + 2
+        for pause in (0, *RETRIES):
+            for _ in range(pause):
+                time.sleep(1.0)
+                yield True
+            self.refresh(*([] if checkpoints.defect(self.run.final) else [layout.FINAL]), "")
+            while self.queue or self.job is not None:
+                self.poll(1.0)
+                if self.job and time.monotonic() - written_at > LINE_SECONDS:
+                    written_at = time.monotonic()
+                    logger.info("waiting until %s is copied to %s", self.job, self.place)
+                yield True
+            if not self.failed or time.monotonic() - began > PATIENCE:
+                break
+
+    def require_place(self) -> None:
+        """Copy the log of a new run. Raise RunFailed if that fails within PLACE_SECONDS."""
+        deadline = time.monotonic() + PLACE_SECONDS
+        while not self.poll(1.0) and time.monotonic() < deadline:
+            pass
+        self.require_copied()
 
     def require_copied(self) -> None:
         """Raise RunFailed if the last copy has failed."""
@@ -112,6 +131,10 @@ def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
     those that the rules of the run do not keep, and those after the newest step of the run.
     """
     began, folder = time.monotonic(), Path(run, name)
+    record, copies = RunRecord(run), {step: its for step, its in place.manifests().items() if its}
+    reached = max(record.newest_step(), record.status().step or 0, *checkpoints.abandoned(Path(run)), 0)
+    if (later := max(copies, default=0)) > reached:  # for example, the place could not be read at the start
+        raise RunFailed(f"it has checkpoint-{later} of another start of this run, which is newer")
     with tempfile.TemporaryDirectory() as still:  # training appends to the originals
         for file in SMALL_FILES:
             if Path(run, file).is_file():
@@ -125,7 +148,7 @@ def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
             if not path.name.startswith(checkpoints.SILLY_RENAME):
                 place.put(path, f"{name}/{path.relative_to(folder)}")
     if (step := step_of(folder)) >= 0:
-        newest, copies = max(step, RunRecord(run).newest_step()), place.manifests()
+        newest, copies = max(step, record.newest_step()), place.manifests()
         complete = {at: bool(its.get("rolling")) for at, its in copies.items() if its and at <= newest}
         for old in copies.keys() - checkpoints.to_keep(Path(run), complete, **rules):
             place.remove(layout.checkpoint_path(Path(run), old).name)

@@ -35,6 +35,8 @@ from gpt2_repro.training.validation import AVERAGED
 
 logger = logging.getLogger(__name__)
 
+COPY_SECONDS = 120.0  # longest time to copy a run that has failed
+
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:
     """Add callbacks that print progress, generate samples and check the compilation.
@@ -77,6 +79,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         trainer.saver.start(lock=run.lock_descriptor)
         if args.sync_to and trainer.is_world_process_zero():
             trainer.saver.copier = RunCopier(run, args)
+            if start.checkpoint is None:
+                trainer.saver.copier.require_place()
         shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
         gc.freeze()  # collections do not visit the objects that imports have created
@@ -107,9 +111,11 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
     except BaseException as error:
         reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=reason)
+        trainer.saver.close()  # the writer still completes the last checkpoint
+        if isinstance(error, Exception):
+            trainer.saver.copy_rest(COPY_SECONDS)
         raise
-    finally:
-        trainer.saver.close()  # after a crash, the writer still completes the last checkpoint
+    trainer.saver.close()
     if trainer.saver.copier:
         trainer.saver.copier.require_copied()
 

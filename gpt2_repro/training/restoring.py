@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from gpt2_repro.run_record import RunRecord, checkpoints, layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
 from gpt2_repro.run_record.place import Place, absolute
 from gpt2_repro.text import size as size_text
-from gpt2_repro.training.arguments import TrainingRecipe, output_dir_of
+from gpt2_repro.training.arguments import TrainingSection
 from gpt2_repro.training.copying import SMALL_FILES
+from gpt2_repro.training.resuming import require_same_run
 
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,14 @@ def faults_in_words(name: str) -> Iterator[None]:
         raise RunFailed(f"Cannot read {name} ({type(error).__name__}: {in_a_line(error)}).") from None
 
 
-def restore_before_start(recipe: TrainingRecipe) -> None:
-    """Restore a run on rank 0 while the other ranks wait. They all share the run directory."""
-    training = recipe.training
-    names = [name for name in dict.fromkeys((training.sync_from or training.sync_to, training.sync_to)) if name]
+def restore_before_start(run: RunRecord, settings: TrainingSection, identity: Mapping[str, Any]) -> None:
+    """Restore a run on rank 0 while the other ranks wait. They all share the run directory.
+
+    Args:
+        identity: the result of `resuming.run_identity_of`.
+    """
+    names = [name for name in dict.fromkeys((settings.sync_from, settings.sync_to)) if name]
     if names and os.environ.get("RANK", "0") == "0":
-        run = RunRecord(output_dir_of(recipe))
         run.check_owner()
         for name in names:
             if Path(absolute(name)).resolve().is_relative_to(run.path.resolve()):
@@ -50,8 +53,9 @@ def restore_before_start(recipe: TrainingRecipe) -> None:
             with faults_in_words(name):
                 Place(name)  # names a missing package
         try:
-            with faults_in_words(names[0]):
-                restore(run, names[0])
+            for name in names:
+                with faults_in_words(name):
+                    restore(run, name, identity, allow_change=settings.allow_resume_change)
         finally:
             run.unlock()
     if names and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -68,17 +72,22 @@ def _store() -> Any:
     return next(iter(rendezvous("env://")))[0]
 
 
-def restore(run: RunRecord, name: str) -> None:
+def restore(run: RunRecord, name: str, identity: Mapping[str, Any], *, allow_change: bool = False) -> None:
     """Restore the newest complete copy at the place `name`, unless the run directory has a checkpoint as new.
 
-    Raises UserError if all copies are damaged and the run directory has no complete checkpoint.
+    Raises UserError if the copies belong to another run, or if all are damaged and the run directory has no complete
+    checkpoint.
     """
     place, here = Place(name), checkpoints.newest_complete(run.path)[0]
+    copies = {step: manifest for step, manifest in place.manifests().items() if manifest}
+    for manifest in [*copies.values()][:1]:
+        saved = manifest.get("run_identity", {})
+        require_same_run(saved, identity, where=name, allow_change=allow_change, option="--sync_to")
     # A run that went back restores no checkpoint that it has set aside, if its next copy was not complete.
-    excluded = checkpoints.abandoned(run.path)
-    complete = [step for step, manifest in place.manifests().items() if manifest and step not in excluded]
-    newer = [step for step in complete if step > step_of(here or Path())]
-    defects = []
+    newer = [step for step in copies if step > step_of(here or Path()) and step not in checkpoints.abandoned(run.path)]
+    if not copies:
+        logger.info("%s has no checkpoint to restore", name)
+    defects: dict[str, str] = {}
     if newer:
         run.lock()
         checkpoints.sweep(run.path)
@@ -86,8 +95,8 @@ def restore(run: RunRecord, name: str) -> None:
         with tempfile.TemporaryDirectory(dir=run.path, prefix=layout.RESTORING) as folder:
             staged = Path(folder)
             if defect := _fetch(place, target.name, staged):
-                defects.append(f"skipping {name.rstrip('/')}/{target.name}: {defect}")
-                logger.warning(defects[-1])
+                defects[target.name] = f"skipping {name.rstrip('/')}/{target.name}: {defect}"
+                logger.warning(defects[target.name])
                 continue
             has_final = _fetch(place, layout.FINAL, staged) is None
             sync_folder(staged)
@@ -97,10 +106,14 @@ def restore(run: RunRecord, name: str) -> None:
             if has_final:
                 checkpoints.publish(staged / layout.FINAL, run.final)
             checkpoints.publish(staged / target.name, target)  # last, so that a kill before it repeats everything
-        return logger.info("restored %s from %s", target, name)
-    if defects and here is None:
-        raise UserError(f"All copies are damaged ({'; '.join(defects)}). Pass another --sync_to and --output_dir.")
-    return None
+        logger.info("restored %s from %s", target, name)
+        break
+    else:
+        if defects and here is None:
+            damaged = "; ".join(defects.values())
+            raise UserError(f"All copies are damaged ({damaged}). Pass another --sync_to and --output_dir.")
+    for skipped in defects:  # the next copy replaces it
+        (run.path / f"abandoned-{skipped}").mkdir(exist_ok=True)
 
 
 def _fetch(place: Place, name: str, staged: Path) -> str | None:
@@ -115,9 +128,3 @@ def _fetch(place: Place, name: str, staged: Path) -> str | None:
         with contextlib.suppress(FileNotFoundError):
             place.get(f"{name}/{file}", staged / name / file)
     return checkpoints.defect(staged / name, read_files=True)
-
-
-def identity_at(name: str) -> dict[str, Any] | None:
-    """Return the identity of the run whose checkpoints are at a place, or None without a complete checkpoint."""
-    with faults_in_words(name):
-        return next((its.get("run_identity", {}) for its in Place(name).manifests().values() if its), None)

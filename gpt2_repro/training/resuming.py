@@ -21,7 +21,6 @@ from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.arguments import recorded_overrides
 from gpt2_repro.run_record import RunRecord, checkpoints, events, layout
 from gpt2_repro.training.arguments import TrainingSection
-from gpt2_repro.training.restoring import identity_at
 
 
 logger = logging.getLogger(__name__)
@@ -90,11 +89,6 @@ def choose_start(run: RunRecord, settings: TrainingSection, plan: BatchPlan, ide
     run.check_owner()
     if saved := run.environment().run_identity:
         require_same_run(saved, identity, where=run.path, allow_change=settings.allow_resume_change)
-    if settings.sync_to and (copied := identity_at(settings.sync_to)):
-        try:
-            require_same_run(copied, identity, where=settings.sync_to, allow_change=settings.allow_resume_change)
-        except UserError as error:
-            raise UserError(str(error).replace("--output_dir", "--sync_to")) from None
     if 0 < settings.extend_to < plan.total_tokens:
         raise UserError(f"--extend_to {settings.extend_to} is less than the {plan.total_tokens} tokens of the run.")
     steps = settings.extend_to // plan.tokens_per_step or plan.max_steps
@@ -251,7 +245,12 @@ def run_identity_of(
 
 
 def require_same_run(
-    saved: Mapping[str, Any], asked: Mapping[str, Any], *, where: Path | str, allow_change: bool = False
+    saved: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    *,
+    where: Path | str,
+    allow_change: bool = False,
+    option: str = "--output_dir",
 ) -> None:
     """Raise UserError if two runs differ in settings that must not change on a resume.
 
@@ -260,6 +259,7 @@ def require_same_run(
         asked: the result of `run_identity_of` for the requested run.
         where: the path of the checkpoint, the run directory or its copy, for the message.
         allow_change: if all settings that differ are in CHANGEABLE, log a warning instead of raising UserError.
+        option: the option that selects another place.
     """
     saved, asked = NEWER | dict(saved), NEWER | json.loads(json.dumps(asked))
     if "config_overrides" in saved:
@@ -270,7 +270,7 @@ def require_same_run(
         return
     changed = "; ".join(f"{key} {saved.get(key)!r} -> {asked.get(key)!r}" for key in keys)
     changed = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1…", changed)  # hashes
-    fix = "Undo the change or pass another --output_dir"
+    fix = f"Undo the change or pass another {option}"
     if set(keys) <= CHANGEABLE:
         if allow_change:
             logger.warning("%s continues with changed settings: %s", where, changed)

@@ -14,6 +14,7 @@ from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 from gpt2_repro.run_record.supervision import RUN, note
 from gpt2_repro.training.arguments import TrainingRecipe
 from gpt2_repro.training.copying import RunCopier
+from gpt2_repro.training.restoring import restore_before_start
 from gpt2_repro.training.resuming import NEWER, Start, choose_start, run_identity_of
 from gpt2_repro.training.settings import resolve_settings, to_training_arguments
 
@@ -40,6 +41,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     for split in manifest.shards:
         data.check_shards(split)
     identity = run_identity_of(settings, plan, data=manifest, model=values_of(model_section))
+    restore_before_start(run, settings, identity)
 
     # --- Where to start: rank 0 decides, because other machines may see an older state of the file system
     start: Start | UserError | None = None

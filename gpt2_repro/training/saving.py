@@ -1,8 +1,10 @@
 """Save checkpoints atomically while training continues, and rotate them."""
 
+import contextlib
 import logging
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -184,6 +186,16 @@ class CheckpointSaver:
         if self.copier:
             self.rotate()
             self.poll(wait=True)
+
+    def copy_rest(self, seconds: float) -> None:
+        """Copy what a run has saved before it failed, for at most `seconds`. Does nothing without --sync_to."""
+        deadline = time.monotonic() + seconds
+        if self.copier and self.writer:  # it completes the last checkpoint
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.writer.process.wait(seconds / 2)
+        for _ in self.copier.finish() if self.copier else ():
+            if time.monotonic() > deadline:
+                break
 
     def rotate(self) -> None:
         """Delete checkpoints that the recipe does not keep. Call this on rank 0 only."""

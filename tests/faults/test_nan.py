@@ -69,9 +69,10 @@ def test_every_file_of_a_run_with_nan_is_json_and_a_resume_goes_on_with_it(
 @pytest.mark.parametrize(("launcher", "bf16"), [ENGINES[0], ENGINES[2]])
 def test_five_in_a_row_end_the_run(fault, launcher, bf16: str, tmp_path: Path) -> None:
     """Five skipped updates in a row end the run with the state `diverged`."""
-    run = tmp_path / "run"
-    code, text = fault("nan", "3-8", run, *SAVES, "--bf16", bf16, launcher=launcher)
+    run, place = tmp_path / "run", tmp_path / "place"
+    code, text = fault("nan", "3-8", run, *SAVES, "--bf16", bf16, "--sync_to", place, launcher=launcher)
     assert code == 1, text
+    assert status(place) == status(run) and (place / "checkpoint-6" / "manifest.json").is_file()
     assert len({line for line in text.splitlines() if line.startswith("error: ")}) == 1
     recorded = status(run)
     assert recorded["state"] == "diverged" and "5 times in a row, last in step 7" in recorded["reason"]

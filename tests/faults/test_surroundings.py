@@ -163,6 +163,8 @@ def test_memory_trials_run_the_real_command(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(preflight, "ROOT", tmp_path)
     with pytest.raises(SystemExit) as end:
-        preflight.main([str(tiny_recipe), "--memory", "--per_device_train_batch_size", "2"])
+        options = ("--memory", "--per_device_train_batch_size", "2", "--sync_to", str(tmp_path / "place"))
+        preflight.main([str(tiny_recipe), *options])
     out, err = capsys.readouterr()
     assert not end.value.code and "✓ memory           fits: --per_device_train_batch_size 1\n" in out, err
+    assert not (tmp_path / "place").exists()  # the trials are not copied

@@ -47,6 +47,17 @@ def test_the_deadline_is_armed_first_and_once(pod, hours: str, seconds: int) -> 
     assert len(pod.processes(f"deadline.sh --armed start {seconds}")) == 1
 
 
+@pytest.mark.parametrize(("command", "stops"), [("exit 2", True), ("true", False), ("false # --keep", False)])
+def test_a_command_that_fails_stops_the_pod(pod, command: str, stops: bool) -> None:
+    options = {"START_GRACE": "0.5", "RUNPOD_VOLUME_ID": "volume", "STUB_tmux": "1"}
+    assert pod.run("on_start.sh", AUTO_RUN=command, **options) == (0, "")
+    wait_for(lambda: "ended with exit code" in pod.log("auto_run.log"))
+    assert not pod.calls("runpodctl") and (30 in pod.sleeps()) in (stops, False)
+    pod.wake()
+    if stops:
+        wait_for(lambda: set(TERMINATE) <= set(pod.calls()))
+
+
 def test_if_the_command_cannot_run_the_pod_is_stopped(pod) -> None:
     process = pod.start("on_start.sh", AUTO_RUN="true", NO_VENV="1", START_GRACE="0.5", RUNPOD_VOLUME_ID="volume")
     wait_for(lambda: 30 in pod.sleeps())

@@ -65,10 +65,10 @@ def steps_at(place: str) -> list[int]:
     return [step for step, manifest in Place(place).manifests().items() if manifest]
 
 
-def restore(folder: Path, place: str) -> RunRecord:
+def restore(folder: Path, *places: str, seed: int = 1) -> RunRecord:
     run = RunRecord(folder)
-    restoring.restore(run, place)
-    run.unlock()
+    settings = TrainingSection(sync_from=places[0], sync_to=places[-1])
+    restoring.restore_before_start(run, settings, {"seed": seed})
     return run
 
 
@@ -136,9 +136,11 @@ def test_a_damaged_copy_falls_back_to_the_one_before(kind: str, run: Path, place
         copy(run, step, place)
     damage(run, place, 4, kind)
     restored = restore(tmp_path / "restored", place).path
-    assert [path.name for path in restored.glob("*checkpoint-*")] == ["checkpoint-2"]
-    copied = copy(run, 4, place)  # repairs a copy whose manifest differs
-    assert kind == "other content" or (copied and steps_at(place) == [4, 2])
+    assert [path.name for path in restored.glob("checkpoint-*")] == ["checkpoint-2"]
+    save(restored, 3)
+    copy(restored, 3, place)
+    assert steps_at(place) == [3, 2]
+    assert copy(run, 4, place) and steps_at(place) == [4, 3]  # repairs a copy whose manifest differs
 
 
 def test_a_run_with_damaged_copies_only_does_not_start_again(run: Path, place: str, tmp_path: Path) -> None:
@@ -170,16 +172,49 @@ def test_a_manifest_cannot_name_files_outside_of_the_checkpoint(run: Path, tmp_p
         restore(tmp_path / "restored", str(run))
 
 
-def test_the_run_of_a_copy_is_known(run: Path, place: str) -> None:
+def test_a_copy_of_another_run_changes_nothing(run: Path, place: str, tmp_path: Path) -> None:
+    save(run, 4)
+    copy(run, 4, place)
+    save(tmp_path / "mine", 2)
+    before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+    for folder in ("mine", "empty"):
+        with pytest.raises(UserError, match="other settings.*seed 1 -> 2.*--sync_to"):
+            restore(tmp_path / folder, place, seed=2)
+    assert {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "empty").exists()
+
+
+def test_the_newest_copy_of_two_places_is_restored(run: Path, place: str, tmp_path: Path) -> None:
+    """A machine that is replaced for the second time continues from --sync_to, and not from --sync_from."""
     save(run, 2)
-    copy(run, 2, place)
-    assert restoring.identity_at(place) == {"seed": 1}
+    copy(run, 2, str(tmp_path / "first"))
+    save(run, 4)
+    copy(run, 4, place)
+    assert restore(tmp_path / "second", str(tmp_path / "first"), place).newest_step() == 4
+    assert restore(tmp_path / "third", str(tmp_path / "first"), f"{place}-of-nobody").newest_step() == 2
+
+
+def test_newer_copies_of_another_start_are_kept(run: Path, place: str, tmp_path: Path) -> None:
+    """A start that could not see the copies, and began at step 0, must not replace them."""
+    save(run, 4)
+    copy(run, 4, place)
+    log = Place(place).read("metrics.jsonl")
+    save(tmp_path / "blind", 2)
+    with pytest.raises(RunFailed, match="checkpoint-4"):
+        copy(tmp_path / "blind", 2, place)
+    assert steps_at(place) == [4] and Place(place).read("metrics.jsonl") == log
 
 
 def test_a_place_that_cannot_be_read_is_a_failure_that_is_retried(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFailed), restoring.faults_in_words("place"):
+    with pytest.raises(RunFailed):
         restore(tmp_path / "run", str(tmp_path / "file" / "place"))
+
+
+def test_a_new_run_needs_a_place_that_can_be_written(typed, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = typed(tmp_path / "run", "--sync_to", tmp_path / "file" / "place")
+    assert done.returncode == 1 and "Traceback" not in done.stderr and not steps_at(str(tmp_path / "run")), done.stdout
 
 
 @pytest.mark.parametrize("name", ["nope://bucket/run", "s3://key:secret@bucket/run", "{run}/copy", "oci://bucket/run"])
@@ -223,14 +258,16 @@ def test_copies_of_another_run_are_not_replaced(train, tiny_recipe: Path, type_w
 
 
 def test_a_copy_that_fails_does_not_stop_the_training(tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
-    place, run = tmp_path / "disk" / "place", tmp_path / "run"
-    place.mkdir(parents=True)
-    (place / "metrics.jsonl").mkdir()  # cannot be replaced by a file
+    """The command fails after the end of the run, under a supervisor too."""
+    place, run = tmp_path / "place", tmp_path / "run"
+    place.mkdir()
+    (place / "final").touch()  # not a folder
     command = ("python", "train.py", tiny_recipe, "--output_dir", run, "--sync_to", place)
-    done = type_warm(*command)
-    assert done.returncode == 1 and "NOT COPIED" in done.stdout and "Traceback" not in done.stdout + done.stderr
+    supervised = [sys.executable, "-m", "gpt2_repro.supervise", "--attempts", "1", "--", *map(str, command)]
+    done = subprocess.run(supervised, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "NOT COPIED: final" in done.stdout and "Traceback" not in done.stdout + done.stderr
     assert RunRecord(run).status().state == "complete"
-    (place / "metrics.jsonl").rmdir()
+    (place / "final").unlink()
     done = type_warm(*command)
     assert done.returncode == 0 and steps_at(str(place)) and (place / "final" / "manifest.json").is_file(), done.stderr
 
@@ -266,7 +303,7 @@ def test_a_machine_with_an_unknown_key_is_refused(run: Path, tmp_path: Path, mon
         assert steps_at(place) == []
         known.unlink()
         with pytest.raises(RunFailed, match="known_hosts"):
-            restoring.identity_at(place)
+            restore(run, place)
 
 
 @pytest.mark.parametrize("place", ["sftp"], indirect=True)

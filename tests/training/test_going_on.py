@@ -75,6 +75,18 @@ def test_changed_setting_is_refused_unless_allowed(train, typed, events, tmp_pat
     assert typed(run, *change).returncode == 0  # the change is now part of the run
 
 
+def test_an_older_final_model_is_not_the_result(finished: Path, train) -> None:
+    """A machine can disappear after it has copied the last checkpoint, and before it has copied final/."""
+    for record in (finished / "environment.json", finished / "checkpoint-8" / "manifest.json"):
+        document = json.loads(record.read_text(encoding="utf-8"))
+        document["run_identity"]["learning_rate"] = 2e-2
+        document |= {"sha256": manifest_hash(document)}
+        record.write_text(json.dumps(document), encoding="utf-8")
+    train(finished, "--learning_rate", 2e-2)
+    manifest = json.loads((finished / "final" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["environment"]["run_identity"]["learning_rate"] == 2e-2
+
+
 def test_llama_of_an_earlier_version_keeps_its_size(train, type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
     options = ("--model_type", "llama", "--keep_checkpoints", 1)
     earlier = "intermediate_size=11008,tie_word_embeddings=false"  # the defaults of transformers

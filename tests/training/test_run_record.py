@@ -166,6 +166,12 @@ def test_goodput_counts_only_the_steps_that_were_kept() -> None:
     assert costs["total"] == ("100.0%", "$0.20") and costs["goodput: training+data"] == ("60.0%", "$0.12")
 
 
+def test_time_before_a_checkpoint_is_counted_without_a_status(run) -> None:
+    run.lock()
+    run.add_redone_steps(8, {"training": 500.0})
+    assert run.seconds() >= 500
+
+
 @pytest.mark.parametrize(
     ("start", "at_checkpoint", "supervised", "ended", "expected"),
     [
