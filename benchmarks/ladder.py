@@ -110,20 +110,21 @@ class Ladder:
         return self.study.curve(arm.run(rate, seed), words, cpu=CPU and CPU[1])
 
     def train(self) -> None:
-        """Train what is missing: first all rungs with seed 1, then the other seeds, then the next size."""
+        """Train what is missing: first all rungs with seed 1, then each further seed, then the next size."""
         for _, group in itertools.groupby(self.arms, key=lambda arm: arm.size):
             arms = list(group)
             for arm in arms:
                 for rate in RATES[arm.optimizer]:
                     self.curve(arm, rate, 1)
-            for arm in arms:
-                self.result(arm, train=True)
+            for seed, arm in itertools.product(SEEDS[arms[0].size][1:], arms):
+                if result := self.result(arm):
+                    self.curve(arm, result.rate, seed)
 
-    def result(self, arm: Arm, *, train: bool = False) -> Result | None:
+    def result(self, arm: Arm) -> Result | None:
         """Return the finished runs of an arm, or None before all rates are tried."""
 
         def find(rate: float, seed: int) -> Curve | None:
-            return self.curve(arm, rate, seed) if train else self.study.finished.get(arm.run(rate, seed))
+            return self.study.finished.get(arm.run(rate, seed))
 
         by_rate = {rate: curve for rate in RATES[arm.optimizer] if (curve := find(rate, 1))}
         if len(by_rate) < len(RATES[arm.optimizer]):
