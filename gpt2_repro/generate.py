@@ -106,11 +106,14 @@ def chat(args: argparse.Namespace) -> None:
     with contextlib.suppress(EOFError):
         while line := args.prompt or input("> "):
             args.prompt = ""
-            messages.append({"role": "user", "content": line})
-            while len(ids := _ids_of(tokenizer, messages)) > room:
-                if len(messages) == 1:
-                    raise UserError(f"The message has {len(ids):,} tokens. At most {room:,} fit into the window.")
-                del messages[0]
+            # A typed <|endoftext|> would end the message.
+            messages.append({"role": "user", "content": line.replace(tokenizer.eos_token or "\n", "")})
+            while len(ids := _ids_of(tokenizer, messages)) > room and len(messages) > 1:
+                del messages[:2]  # a message and its answer
+            if len(ids) > room:
+                logger.warning("The message has %d tokens. At most %d fit into the window.", len(ids), room)
+                messages.clear()
+                continue
             asked = torch.tensor([ids], device=model.device)
             new = min(args.max_new_tokens, max_positions(model.config) - len(ids))
             written = model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=new, **options)
@@ -124,7 +127,7 @@ def _ids_of(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 
 def _options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
     sampling = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
-    return {"pad_token_id": tokenizer.eos_token_id} | (sampling if args.temperature else {})
+    return {"pad_token_id": tokenizer.eos_token_id} | (sampling if args.temperature else {"do_sample": False})
 
 
 def samples(argv: list[str]) -> list[str]:

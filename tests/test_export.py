@@ -64,10 +64,12 @@ def test_llm_cs_file_and_the_folder_are_the_same_model(run: Path, tmp_path: Path
 def test_files_of_other_programs_become_a_folder_again(run: Path, tmp_path: Path, name: str, capsys) -> None:
     main([str(run), str(tmp_path / name)])
     assert ("approximation of GELU" in capsys.readouterr().out) == (name == "ckpt.pt")
-    main([str(tmp_path / name), str(tmp_path / "folder"), "--tokenizer", str(run / "final")])
+    prepared = tmp_path / "data"
+    shutil.copytree(run / "final", prepared / "tokenizer")
+    main([str(tmp_path / name), str(tmp_path / "folder"), "--tokenizer", str(prepared)])
     model, tokenizer = load_pair(str(tmp_path / "folder"))
     assert torch.equal(logits(model), logits(load_model(str(run / "final"))))
-    assert model.config.eos_token_id == tokenizer.eos_token_id is not None
+    assert model.config.eos_token_id == tokenizer.eos_token_id is not None and model.config.resid_pdrop == 0
     with pytest.raises(UserError, match="--tokenizer"):
         main([str(tmp_path / name), str(tmp_path / "other")])
     with pytest.raises(UserError, match="has no tokenizer files"):  # and the Hub is not asked for a repository
@@ -155,8 +157,63 @@ def test_a_chat_template_keeps_the_model(run: Path, tmp_path: Path, monkeypatch,
     assert answer and capsys.readouterr().out.startswith(answer)
     with pytest.raises(UserError, match="has no chat template"):
         generate.main([str(run), *words])
-    with pytest.raises(UserError, match="fit into the window"):
-        generate.main([str(tmp_path / "chat"), *words, "--prompt", "long " * 100])
+    lines[:] = ["long " * 100, "b<|endoftext|>", ""]
+    asked = []
+    monkeypatch.setattr(generate, "_ids_of", lambda tokenizer, messages: asked.append(messages[-1]) or [0] * 9)
+    generate.main([str(tmp_path / "chat"), *words])
+    assert asked[-1] == {"role": "user", "content": "b"}  # a typed special token is no special token
+
+
+def test_a_message_that_is_too_long_does_not_end_the_chat(run: Path, tmp_path: Path, monkeypatch, caplog) -> None:
+    main([str(run), str(tmp_path / "chat"), "--chat"])
+    lines = ["long " * 100, "a", ""]
+    monkeypatch.setattr("builtins.input", lambda shown: lines.pop(0))
+    generate.main([str(tmp_path / "chat"), "--chat", "--max_new_tokens", "3"])
+    assert not lines and "fit into the window" in caplog.text
+
+
+def test_a_temperature_of_0_is_greedy_whatever_the_checkpoint_says(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "final", tmp_path / "model")
+    config = tmp_path / "model" / "generation_config.json"
+    told = json.loads(config.read_text(encoding="utf-8")) | {"do_sample": True}
+    config.write_text(json.dumps(told), encoding="utf-8")
+    words = (str(tmp_path / "model"), "the", "--temperature", "0", "--seed")
+    assert generate.samples([*words, "1"]) == generate.samples([*words, "2"])
+
+
+@pytest.mark.parametrize("name", ["m.bin", "ckpt.pt", "m.gguf"])
+def test_a_model_that_the_reader_cannot_have_is_refused(run: Path, tmp_path: Path, name: str) -> None:
+    model, tokenizer = load_pair(str(run / "final"))
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight + 1)
+    for problem, change in (("output layer", None), ("layer_norm_epsilon", 1e-6)):
+        if change:
+            model, model.config.layer_norm_epsilon = load_model(str(run / "final")), change
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        model.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        with pytest.raises(UserError, match=problem):
+            main([str(tmp_path / "model"), str(tmp_path / name)])
+    assert not (tmp_path / name).exists()
+
+
+def test_an_exact_gelu_is_written_for_llm_c(run: Path, tmp_path: Path, capsys) -> None:
+    model, tokenizer = load_pair(str(run / "final"))
+    model.config.activation_function = "gelu"
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    main([str(tmp_path / "model"), str(tmp_path / "m.bin")])
+    assert "the exact GELU" in capsys.readouterr().out
+    weights = read_llmc(tmp_path / "m.bin").state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("cut", [1, 2, 4000])
+def test_a_cut_file_of_llm_c_is_damaged(run: Path, tmp_path: Path, cut: int) -> None:
+    main([str(run), str(tmp_path / "m.bin")])
+    (tmp_path / "cut.bin").write_bytes((tmp_path / "m.bin").read_bytes()[:-cut])
+    with pytest.raises(UserError, match="damaged"):
+        read_llmc(tmp_path / "cut.bin")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.llmc import BLOCKS, require_gpt2
+from gpt2_repro.model.llmc import BLOCKS, LAYER_NORM_EPSILON, require_gpt2
 
 
 DTYPES = {"f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0", "float32": "ALL_F32"}
@@ -39,7 +39,7 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
     writer.add_embedding_length(config.n_embd)
     writer.add_feed_forward_length(4 * config.n_embd)
     writer.add_head_count(config.n_head)
-    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_eps(LAYER_NORM_EPSILON)
     writer.add_file_type(file_type)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

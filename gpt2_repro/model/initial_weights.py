@@ -55,7 +55,7 @@ def _check_config(source: PreTrainedConfig, target: PreTrainedConfig, *, name: s
     shapes = {option: (getattr(source, key), getattr(target, key)) for option, key in options.items()}
     if fix := " ".join(f"--{option} {value}" for option, (value, wanted) in shapes.items() if value != wanted):
         raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}, and data of this length.")
-    plain = plain_config(target)
+    source, plain = plain_config(source), plain_config(target)
     shaped = {type(target).attribute_map.get(key, key) for key in SHAPE.values()}
     keys = sorted(own_keys(type(target)) - shaped - FREE)
     if different := {key: getattr(source, key) for key in keys if getattr(source, key) != getattr(plain, key)}:

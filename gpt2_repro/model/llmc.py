@@ -16,6 +16,8 @@ from gpt2_repro.errors import UserError
 # the layout of PyTorch's Linear: one kind of tensor for all layers, then the next kind for all layers.
 MAGIC = 20240326
 DTYPES = {"float32": 3, "bfloat16": 5}
+LAYER_NORM_EPSILON = 1e-5
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # the files have none; the default is 0.1
 PADDED_TO = 128  # rows of the token embeddings
 GELU = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the first one is exact, the others are the same approximation
 BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
@@ -33,6 +35,10 @@ def require_gpt2(model: PreTrainedModel, reader: str) -> None:
         or config.scale_attn_by_inverse_layer_idx
     ):
         raise UserError(f"{reader} reads only GPT-2 with GELU and the usual scale of attention.")
+    if config.layer_norm_epsilon != LAYER_NORM_EPSILON:
+        raise UserError(f"{reader} reads only GPT-2 with layer_norm_epsilon {LAYER_NORM_EPSILON}.")
+    if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
+        raise UserError(f"{reader} reads only GPT-2 whose output layer shares its weights with the embeddings.")
 
 
 def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
@@ -60,14 +66,15 @@ def read_llmc(path: Path) -> PreTrainedModel:
     _, version, window, vocabulary, layers, heads, width, padded = header[:8].tolist()
     shape = {"n_positions": window, "vocab_size": vocabulary, "n_layer": layers, "n_head": heads, "n_embd": width}
     # The file has no special ids. The default would be 50256.
-    config = GPT2Config(**shape, bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(**shape, **NO_DROPOUT, bos_token_id=None, eos_token_id=None)
     model = GPT2LMHeadModel(config).eval()
     kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16
-    values, position = torch.frombuffer(bytearray(data[1024:]), dtype=kind), 0
+    body = bytearray(data[1024 : len(data) - len(data) % kind.itemsize])
+    values, position = torch.frombuffer(body, dtype=kind) if body else torch.empty(0), 0
     for name, tensor in _tensors(model):
         written = torch.Size((padded if name == "wte.weight" else len(tensor), *tensor.shape[1:]))
-        content = values[position : position + written.numel()].reshape(written)
-        tensor.copy_(content[: len(tensor)])
+        if position + written.numel() <= len(values):
+            tensor.copy_(values[position : position + written.numel()].reshape(written)[: len(tensor)])
         position += written.numel()
     if position != len(values):
         raise UserError(f"{path} is damaged: it has {len(values):,} weights instead of {position:,}.")

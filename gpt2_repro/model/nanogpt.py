@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.model.llmc import require_gpt2
+from gpt2_repro.model.llmc import NO_DROPOUT, require_gpt2
 
 
 # Names of the shape in nanoGPT and in transformers. The modules have the same names, but nanoGPT has Linear layers
@@ -39,7 +39,8 @@ def read_nanogpt(path: Path) -> PreTrainedModel:
         raise UserError(f"{path} is not a checkpoint of nanoGPT or build-nanogpt ({in_a_line(error)}).") from None
     # nanoGPT's GELU is exact. build-nanogpt has GPT-2's approximation, and `write_nanogpt` records the model's own.
     activation = built.get(ACTIVATION, "gelu") if isinstance(built, dict) else "gelu_pytorch_tanh" if built else "gelu"
-    model = GPT2LMHeadModel(GPT2Config(**sizes, **{ACTIVATION: activation}, bos_token_id=None, eos_token_id=None))
+    special = {ACTIVATION: activation, "bos_token_id": None, "eos_token_id": None}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **NO_DROPOUT, **special))
     state = {
         name: tensor.t() if name.endswith(TRANSPOSED) else tensor
         for name, tensor in weights.items()

@@ -55,6 +55,15 @@ def test_ids_without_text(tmp_path: Path) -> None:
     assert start_ids(tokenizer, "17 4 4") == [17, 4, 4] and tokenizer.decode([17, 4, 39]) == "17 4 39"
     with pytest.raises(UserError, match="Cannot encode"):
         start_ids(tokenizer, "40")
+    # Pairs of a type below 4 and a value are neither 32-bit integers nor the ids of a smaller vocabulary.
+    pairs = np.stack([ids % 4, ids + 476], axis=1)
+    pairs.tofile(tmp_path / "music.bin")
+    assert (
+        prepare(
+            DataArguments(tokenizer="none:516", **words | {"dataset_dir": str(tmp_path / "pairs")})
+        ).manifest.vocab_size
+        == 516
+    )
     for name in ("none", "none:x", "none:1"):
         with pytest.raises(UserError, match=r"none:512"):
             prepare(DataArguments(tokenizer=name, **words | {"dataset_dir": str(tmp_path / "other")}))

@@ -107,6 +107,16 @@ def test_a_run_starts_from_nanogpts_weights(tmp_path: Path, monkeypatch: pytest.
     assert torch.equal(model.transformer.wte.weight[:60], weights(bias=False)["transformer.wte.weight"][:60])
 
 
+def test_a_run_starts_from_build_nanogpts_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its GELU is GPT-2's, under another name."""
+    path = saved(tmp_path / "ckpt.pt", weights(bias=True), monkeypatch, build=True)
+    section = follow_checkpoint(ModelArguments(init_from=str(path)), stated=())
+    model = build_model(
+        build_config(section, sequence_length=24, vocab_size=64), attention="causal_sdpa", init_from=str(path)
+    )
+    assert torch.equal(model.transformer.wte.weight[:64], weights(bias=True)["transformer.wte.weight"])
+
+
 class Attack:
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("attacked"),)

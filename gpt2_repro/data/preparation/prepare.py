@@ -180,14 +180,29 @@ def _remove(staging: Path) -> None:
 
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
-    """Yield the texts of the documents from which a tokenizer is made."""
+    """Yield the documents from which a tokenizer is made: those of a mixture in turn, by their shares."""
     every = args.tokenizer == "char"
-    files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
-    for file in Progress(files, desc="read for the tokenizer", unit="file"):
-        file.fetch()
-        for document in itertools.chain.from_iterable(part.documents() for part in file.parts()):
-            if every or args.split != "hash" or not is_held_out(document, args):
-                yield document
+    files = [[*source.files, *(source.validation_files if every else [])] for source in sources]
+    bar = Progress(total=sum(map(len, files)), desc="read for the tokenizer", unit="file")
+
+    def documents(files: Sequence[SourceFile]) -> Iterator[str]:
+        for file in files:
+            file.fetch()
+            for document in itertools.chain.from_iterable(part.documents() for part in file.parts()):
+                if every or args.split != "hash" or not is_held_out(document, args):
+                    yield document
+            bar.update()
+
+    readers = dict(enumerate(map(documents, files)))
+    taken = dict.fromkeys(readers, 0.0)  # characters, divided by the share of the source
+    while readers:
+        index = min(readers, key=taken.__getitem__)
+        if (document := next(readers[index], None)) is None:
+            del readers[index]
+        else:
+            taken[index] += len(document) / sources[index].weight
+            yield document
+    bar.close()
 
 
 def _text_bytes(file: SourceFile) -> float:

@@ -116,7 +116,7 @@ def stage_part(
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": []}
     lengths, held_out = np.empty(0, np.int64), np.empty(0, bool)
     if isinstance(part, TokenPart):
-        part.check(encoder.vocab_size)
+        part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
         lengths = part.lengths(encoder.end_of_text, args.separator)
         where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": part.dtype}
         facts |= {"tokens": part.tokens, "ids": where}
@@ -142,9 +142,10 @@ def stage_part(
         facts["ids"] = {"path": None, "offset": 0, "dtype": encoder.dtype.name}
         lengths, held_out = np.concatenate(lengths_of_batches), np.array(hashed, bool)
     content = io.BytesIO()  # np.savez to a real file would report a full disk as an error without errno
-    np.savez(content, lengths=lengths.astype(np.uint32), held_out=held_out)
+    longest = int(lengths.max(initial=0))
+    np.savez(content, lengths=lengths.astype(np.uint32 if longest < 2**32 else np.uint64), held_out=held_out)
     write_whole(stem.with_suffix(".npz"), content.getvalue())
-    facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
+    facts |= {"documents": len(lengths), "longest": longest}
     write_whole(stem.with_suffix(".json"), json.dumps(facts))  # written last: marks the part as complete
 
 

@@ -215,6 +215,6 @@ def _write_shard(path: Path, blocks: Iterable[Block], schema: pa.Schema) -> Shar
             else:
                 ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
                 column = pa.ListArray.from_arrays(ends, pa.array(ids))
-            writer.write_batch(pa.record_batch([column.cast(field.type)], schema=schema))
+            writer.write_batch(pa.record_batch([column.cast(field.type, safe=False)], schema=schema))
     sync(path)
     return Shard(path.name, rows, targets, largest, path.stat().st_size, sha256_of(path))

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import sha256_of
 from gpt2_repro.hub import check_hub, hub_reason
+
+
+MOST_PATHS = 1000  # of a request (huggingface_hub 2.4, _commit_api.py)
 
 
 class Repository:
@@ -66,7 +70,9 @@ class Repository:
 
     def _files(self, paths: list[str], form: TextForm) -> list[SourceFile]:
         with self._listing():
-            info = {entry.path: entry for entry in self._api.get_paths_info(self.name, paths, **self.where)}
+            groups = [paths[at : at + MOST_PATHS] for at in range(0, len(paths), MOST_PATHS)]
+            infos = [self._api.get_paths_info(self.name, group, **self.where) for group in groups]
+        info = {entry.path: entry for entry in itertools.chain(*infos)}
         form = dataclasses.replace(form, verbatim=True)  # the ids must equal those of other projects
         return [HubFile(path, info[path].size, getattr(info[path].lfs, "sha256", None), self, form) for path in paths]
 

@@ -37,16 +37,16 @@ class TokenPart(Part):
         """Return the ids in the file as a memory-mapped array of shape [tokens]."""
         return map_ids(Path(self.name), self.offset, self.tokens, np.dtype(self.dtype))
 
-    def check(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, *, is_text: bool = True) -> None:
         """Raise UserError if the file cannot have ids of the tokenizer.
 
-        Only the ids at the start of the file are checked.
+        Only the ids at the start of the file are checked, and only if they are those of a text.
         """
         is_wide = self.dtype == "<u4"
         if vocab_size > 2**16 and not is_wide:
             raise UserError(f"{self.name} has ids of 16 bits, but the tokenizer has {vocab_size:,} ids.")
         ids = self.ids()[:CHECKED_IDS]
-        if len(ids) < ENOUGH:
+        if len(ids) < ENOUGH or not is_text:
             return
         used = np.unique(ids)
         top = int(used[-1]) + 1

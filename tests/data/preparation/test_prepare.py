@@ -6,12 +6,15 @@ import os
 import shutil
 import subprocess
 from collections import namedtuple
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
+from gpt2_repro.data import tokenizer as tokenizer_module
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import exclusive_lock
@@ -80,6 +83,23 @@ def test_each_source_of_a_mixture_has_its_share_of_validation(
     assert len(texts) == data.manifest.counts["validation"].documents
     prepare(arguments("two", **form, validation_fraction=0.1), PreparationOptions(num_proc=2))
     assert content(data.path) == content(tmp_path / "two")
+
+
+def test_a_tokenizer_is_trained_on_a_mixture_by_its_shares(arguments, tmp_path: Path, monkeypatch) -> None:
+    """The training text is limited, so all of it could be the text of the first source."""
+    monkeypatch.setattr(tokenizer_module, "TRAINING_BYTES", 30_000)
+    for name, word in (("a", "alpha"), ("b", "bravo")):
+        write_jsonl(tmp_path / f"{name}.jsonl", [f"{word} " * 50] * 200)
+    seen, train = [], tokenizer_module.train_tokenizer
+
+    def noted(texts: Iterable[str], size: int) -> Tokenizer:
+        seen.extend(texts)
+        return train(seen, size)
+
+    monkeypatch.setattr(tokenizer_module, "train_tokenizer", noted)
+    source = f"{tmp_path}/a.jsonl=1,{tmp_path}/b.jsonl=9"
+    prepare(arguments("mixed", data_files=[], source=source, tokenizer="train:300"))
+    assert sum("bravo" in text for text in seen) / len(seen) == pytest.approx(0.9, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,13 @@ class Hub:
         files: content of each file, by repository and path.
         faults: the next answers for a file name: an HTTP status, or `broken` to send zeros as content.
         asked: names of the files that the server has sent, in order.
+        most_paths: the number of paths above which a question about files is refused.
     """
 
     files: dict[str, dict[str, bytes]]
     faults: dict[str, list[int | str]] = dataclasses.field(default_factory=dict)
     asked: list[str] = dataclasses.field(default_factory=list)
+    most_paths: int = 1000
     url: str = ""
 
 
@@ -78,7 +80,10 @@ def hub() -> Iterator[Hub]:
                     return self.send(json.dumps(shown).encode())
             elif kind == "paths-info":
                 content = self.rfile.read(int(self.headers["Content-Length"])).decode()
-                names = [name for name in urllib.parse.parse_qs(content)["paths"] if name in files]
+                paths = urllib.parse.parse_qs(content)["paths"]
+                if len(paths) > known.most_paths:
+                    return self.send_error(413)
+                names = [name for name in paths if name in files]
             else:
                 siblings = [{"rfilename": name} for name in files]
                 return self.send(json.dumps({"id": repository, "sha": REVISION, "siblings": siblings}).encode())
@@ -180,24 +185,32 @@ def test_a_preset_is_fetched_file_by_file_checked_and_dropped(
 @pytest.mark.parametrize(
     ("source", "repository", "path", "language"),
     [
-        ("dclm-100bt", "HuggingFaceFW/dclm_100BT-shuffled", "data/train-00000-of-00100.parquet", "en"),
-        ("finepdfs-edu-100bt", "HuggingFaceFW/finepdfs_edu_100BT-shuffled", "data/train-00001-of-00100.parquet", "en"),
-        ("climbmix", "karpathy/climbmix-400b-shuffle", "shard_00000.parquet", "en"),
-        ("fineweb-2:deu_Latn", "HuggingFaceFW/fineweb-2", "data/deu_Latn/train/000_00000.parquet", "deu"),
-        ("finewiki:de", "HuggingFaceFW/finewiki", "data/dewiki/000_00000.parquet", "de"),
+        ("dclm-100bt", "HuggingFaceFW/dclm_100BT-shuffled", "data/train-0000{}-of-00100.parquet", "en"),
+        (
+            "finepdfs-edu-100bt",
+            "HuggingFaceFW/finepdfs_edu_100BT-shuffled",
+            "data/train-0000{}-of-00100.parquet",
+            "en",
+        ),
+        ("climbmix", "karpathy/climbmix-400b-shuffle", "shard_0000{}.parquet", "en"),
+        ("fineweb-2:deu_Latn", "HuggingFaceFW/fineweb-2", "data/deu_Latn/train/000_0000{}.parquet", "deu"),
+        ("finewiki:de", "HuggingFaceFW/finewiki", "data/dewiki/000_0000{}.parquet", "de"),
     ],
 )
 def test_newer_sources_by_their_short_names(
     source: str, repository: str, path: str, language: str, hub: Hub, prepare_online: Prepare, tokenizer: Path,
-    documents: list[str], corpus: list[Path], tmp_path: Path,
+    documents: list[str], corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    hub.most_paths = 2
+    monkeypatch.setattr("gpt2_repro.data.sources.hub.MOST_PATHS", 2)
     config = source.partition(":")[2]
     own = [{"split": "train", "path": path.rpartition("/")[0] + "/*"}]
     other = [{"split": "train", "path": "data/other/*"}]
     configs = [{"config_name": name, "data_files": files} for name, files in ((config, own), ("other", other))]
     readme = f"---\nconfigs: {json.dumps(configs)}\n---\n" if config else ""
     others = {"README.md": readme.encode(), "data/other/000.parquet": parquet(["never read"])}
-    hub.files[repository] = {path: parquet(documents), **others}
+    parts = [documents[:40], documents[40:50], documents[50:]]
+    hub.files[repository] = {path.format(number): parquet(part) for number, part in enumerate(parts)} | others
     words = ("--tokenizer", tokenizer)
     assert not prepare_online("--source", source, *words)
     assert not prepare_online("--data_files", *corpus, *words, folder="local")

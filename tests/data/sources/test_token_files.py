@@ -1,6 +1,7 @@
 """Token files of llm.c and nanoGPT are read, and damaged files are refused."""
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from datasets import load_from_disk
 from tokenizers import Tokenizer
 
-from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.preparation.staging import StagedPart, stage_part
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
+from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
 
 
@@ -149,3 +152,28 @@ def test_rows_of_datatrove_equal_those_of_the_same_text(real_data: Path, tmp_pat
         assert ours[split][:] == theirs[split][:] and ours[split].num_rows > 50
     with pytest.raises(UserError, match="--separator after"):
         prepare(DataArguments(separator="before", **files | {"dataset_dir": str(tmp_path / "before")}, **words))
+
+
+def test_wide_ids_beyond_the_vocabulary_are_refused(real_data: Path, tmp_path: Path) -> None:
+    write_datatrove(tmp_path / "a.ds", [[70_000, *range(1, 200), END]] * 20, "<u4")
+    words = {
+        "tokenizer": str(real_data / "gpt2"),
+        "separator": "after",
+        "sequence_length": 32,
+        "validation_tokens": 200,
+    }
+    with pytest.raises(UserError, match="70,?000"):
+        prepare(DataArguments(data_files=[str(tmp_path / "a.ds")], dataset_dir=str(tmp_path / "rows"), **words))
+
+
+def test_a_document_of_more_than_4_billion_tokens_keeps_its_length(tmp_path: Path, arguments) -> None:
+    """A .bin file without separators is one document."""
+    tokens = 2**32 + 10
+    with (tmp_path / "a.bin").open("wb") as file:
+        file.truncate(2 * tokens)  # takes no space on disk
+    args = dataclasses.replace(arguments(), separator="none", tokenizer="none:40")
+    obtain_tokenizer(args, tmp_path / "tokenizer", list, 0)
+    stem = tmp_path / "0"
+    options = {"staging": tmp_path, "args": args, "options": PreparationOptions(), "limit": np.inf}
+    stage_part(read_header(tmp_path / "a.bin"), stem, **options)
+    assert StagedPart(stem, None, 0, 0, None, None).lengths().tolist() == [tokens]
