@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.ladder prose.jsonl --folder ladder --hours 2
 
-A rung changes one thing of the rung before. Data, schedule, precision and shapes are those of benchmarks/optimizers.py
-(5.0M tokens). Each rung tries the same two learning rates with seed 1. The better rate trains with all seeds.
+A rung changes one thing of the rung before. Data, schedule and shapes are those of benchmarks/optimizers.py (5.0M
+tokens), in bf16. Each rung tries the same two learning rates with seed 1. The better rate trains with all seeds.
 
 The script can be interrupted at any time. The same command continues: finished runs are in
 benchmarks/results/ladder.jsonl, one line a run. Calls with different `--optimizers` can share the folder and run side
@@ -199,8 +199,10 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=2.0, help="Time for this call. (default: 2)")
     args = parser.parse_args()
     study = Study(ROOT / "benchmarks" / "results" / "ladder.jsonl", args.folder.resolve(), args.hours)
-    ladder = Ladder(study, prepare(study.folder, args.text), args.optimizers)
-    ladder.train()
+    common = prepare(study.folder, args.text) if args.hours else Path()
+    ladder = Ladder(study, common, args.optimizers)
+    if args.hours:
+        ladder.train()
     results = ladder.results()
     header, *lines = rows(ladder, results)
     print(f"| {' | '.join(header)} |\n{'| --- ' * len(header)}|")

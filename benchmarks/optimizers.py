@@ -171,7 +171,8 @@ def reached(losses: dict[int, float], target: float) -> str:
 
 
 def mean(curves: list[Curve]) -> dict[int, float]:
-    return {step: statistics.mean(curve.losses[step] for curve in curves) for step in curves[0].losses}
+    steps = [step for step in curves[0].losses if all(step in curve.losses for curve in curves)]
+    return {step: statistics.mean(curve.losses[step] for curve in curves) for step in steps}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+import sys
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -10,13 +11,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.model.configuration import FAILURES, stock_model
 from gpt2_repro.model.pretraining import make_pretraining
+from gpt2_repro.model.scale import experts_of
 
 
 LENGTH, VOCABULARY = 512, 256  # of the row that is checked
 LOSS_TOLERANCE = 1e-4  # nats per token
 # Weights whose product is added to the residual stream, in the families of transformers.
 RESIDUAL = re.compile(
-    r"(c_proj|o_proj|out_proj|down_proj|attention\.dense|self_attn\.dense|dense_4h_to_h)(\.weight)?$"
+    r"(c_proj|o_proj|out_proj|down_proj|fc2|fc_out|attention\.dense|self_attn\.dense|dense_4h_to_h)(\.weight)?$"
 )
 
 SCALED = ("gpt2", "gpt_bigcode")  # by transformers
@@ -69,7 +71,9 @@ def _difference(config: PreTrainedConfig) -> str | None:
     ours = stock_model(copy.deepcopy(config), attention="causal_sdpa").eval()  # the copy has its own attention
     ours.load_state_dict(stock.state_dict())
     make_pretraining(ours, vocab_size=VOCABULARY)
-    ids = torch.randint(VOCABULARY, (1, min(LENGTH, config.max_position_embeddings)))
+    windows = [size for key, size in vars(config).items() if "window" in key and isinstance(size, int)]
+    length = max([LENGTH, *(2 * size for size in windows if size < config.max_position_embeddings)])  # shows a window
+    ids = torch.randint(VOCABULARY, (1, min(length, config.max_position_embeddings)))
     with torch.no_grad():
         expected = stock(input_ids=ids, labels=ids)
         hidden = ours.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -83,6 +87,8 @@ def _difference(config: PreTrainedConfig) -> str | None:
         plain = torch.allclose(logits, expected.logits, rtol=1e-3, atol=1e-3)
         reason = "its attention has a mask" if plain else "its logits are capped, scaled or shifted"
         return f"{reason}, so its loss is {expected.loss:.4f} instead of {loss:.4f}"
+    if experts_of(config)[0] and not hasattr(sys.modules[type(stock).__module__], "load_balancing_loss_func"):
+        return "transformers has no load-balancing loss for its experts"
     loss.backward()
     idle = [name for name, weight in ours.named_parameters() if weight.grad is None]
     return f"{idle[0]} gets no gradient" if idle else None

@@ -61,6 +61,9 @@ def size_keys(args: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
         return keys  # the architecture has no such MLP
     gpt2 = gpt2_scale(n_layer=args.n_layer, n_embd=args.n_embd, pad_to_multiple_of=config.vocab_size, **size)
     exact = 64 + 64 * (gpt2.flops_per_token - flops[0]) / (flops[1] - flops[0])
+    if exact < 8:
+        fix = f"Pass {widths[0]} and its other sizes in --config_overrides."
+        raise UserError(f"--model_type {args.model_type} cannot have the FLOPs of a GPT-2 with this shape. {fix}")
     # A power of two suits matrix products. Those of experts need strides of 16 bytes (torch 2.13).
     multiples = (1 << power for power in range(10, 2, -1))
     near = (multiple for multiple in multiples if abs(round(exact / multiple) * multiple / exact - 1) < 0.005)

@@ -40,7 +40,7 @@ CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
     "n": {"type": cli.positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {"type": cli.positive_number, "help": "Speed of all GPUs. (default: published speeds)"},
+    "tokens_per_second": {"type": cli.positive_number, "help": "Speed of all GPUs, with --budget that of GPT-2 124M."},
     "budget": {"type": cli.positive_number, "metavar": "USD", "help": "Write a recipe for this number of dollars."},
     "hours": {"type": cli.positive_number, "help": "Write a recipe for this number of hours."},
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
@@ -79,6 +79,8 @@ def main(argv: list[str]) -> None:
     if is_here and not speed and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS:
         rows, basis = training.per_device_train_batch_size, "measured"
         speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, precision=training.asked_precision)
+    if speed and (options.budget or options.hours):
+        speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
     price = training.usd_per_hour
     planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed, basis=basis)
     if options.json:
@@ -120,7 +122,7 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
 
     Raises UserError if more than half of the time would be spent on other things than training steps.
     """
-    from gpt2_repro.preflight.compute_optimal import choose
+    from gpt2_repro.preflight.compute_optimal import Choice, choose
     from gpt2_repro.training.arguments import load_recipe
     from gpt2_repro.training.sizing import follow_data
     from gpt2_repro.training.workload import workload_of
@@ -130,30 +132,40 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
     paid = price or (known.usd_per_hour * device.count if known else 0)
     if requested.path != DEFAULT:
         raise UserError(f"--budget and --hours write their own recipe. Leave out {requested.path}.")
+    if unused := sorted(requested.typed - {*OPTIONS, "usd_per_hour", "accept_any_hardware", "use_cpu"}):
+        raise UserError(f"--budget and --hours write their own recipe. Pass --{unused[0]} to train.py afterwards.")
     if (options.budget and options.hours) or not (options.hours or paid):
         raise UserError("Pass --budget with --gpu or --usd_per_hour, or --hours.")
     speed = options.tokens_per_second or (card.tokens_per_second * device.count if card else 0)
     if not speed:
         raise UserError("The speed of this machine is not known. Pass --gpu, or --tokens_per_second for GPT-2 124M.")
-    minutes = 60 * (options.hours or options.budget / paid)
+    asked = 60 * (options.hours or options.budget / paid)
     name = f"budget_{options.budget:g}usd" if options.budget else f"budget_{options.hours:g}h"
-    heading = f"A GPT-2 for {minutes / 60:.1f} hours on {device.count} x {card.card if card else device.name}."
-    path, training = Path("recipes", f"{name}.yaml"), 0.8 * minutes
+    heading = f"A GPT-2 for {asked / 60:.1f} hours on {device.count} x {card.card if card else device.name}."
+    path, least = Path("recipes", f"{name}.yaml"), asked
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder, path.name)
-        for _ in range(4):  # the time of validations and checkpoints depends on the run
-            choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN)
-            text = choice.recipe(name, heading)
-            draft.write_text(text, encoding="utf-8")
+
+        def sized(training: float) -> tuple[Choice, float]:
+            """Write the draft for so many minutes of training steps. Return its choice and all other minutes."""
+            choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN, device.count)
+            draft.write_text(choice.recipe(name, heading, hours=asked / 60), encoding="utf-8")
             work = workload_of(follow_data(load_recipe([str(draft)]), device=device))
             per_second = speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
             entries = cost.budget(work, per_second, basis="estimated")
-            rest = sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
-            training = minutes - rest
-            if training < minutes / 2:
-                least = f"--budget {2 * rest / 60 * paid:.2f}" if options.budget else f"--hours {2 * rest / 60:.2f}"
-                problem = f"More than half would be spent on {rest:.0f} minutes around the training"
-                raise UserError(f"{problem}. Pass {least} or more.")
+            return choice, sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
+
+        while 2 * (rest := sized(least / 2)[1]) > least:
+            least = 2 * rest + 0.01
+        if least > asked:
+            option = (
+                f"--budget {least / 60 * paid + 0.005:.2f}" if options.budget else f"--hours {least / 60 + 0.005:.2f}"
+            )
+            problem = f"More than half would be spent on {rest:.0f} minutes around the training"
+            raise UserError(f"{problem}. Pass {option} or more.")
+        for _ in range(4):  # the time of validations and checkpoints depends on the run
+            choice, rest = sized(asked - rest)
+        text = draft.read_text(encoding="utf-8")
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise UserError(f"{path} exists with other values. Delete or rename it.")
     path.parent.mkdir(exist_ok=True)

@@ -63,17 +63,24 @@ class Choice(NamedTuple):
             f"gpt2_124m        {LOSS:.2f} after {TOKENS / 1e9:.1f}B tokens, with {share:.2f} times the FLOPs of this run",
         ]
 
-    def recipe(self, name: str, heading: str) -> str:
-        """Return the recipe as YAML with comments. `name` is the name of its data folder."""
+    def recipe(self, name: str, heading: str, *, hours: float) -> str:
+        """Return the recipe as YAML with comments. `name` is the name of its data folder.
+
+        Raises UserError if no sample of FineWeb has so many tokens.
+        """
         held_out = 100_000_000
         needed = int(1.01 * self.tokens) + held_out  # a row less at the end of each shard
-        is_small = needed < 9.8e9  # the sample of 10B tokens suffices
+        sources = {9.8e9: "fineweb-10bt", 98e9: "HuggingFaceFW/fineweb:sample-100BT"}
+        sources[349e9] = "HuggingFaceFW/fineweb:sample-350BT"
+        source = next((source for tokens, source in sources.items() if needed < tokens), None)
+        if source is None:
+            raise UserError(f"{self.tokens / 1e9:.0f}B tokens are more than FineWeb's sample of 350B has. Pay less.")
         return f"""# {heading} Written by preflight.
 #
 # Expected  validation loss {self.loss:.2f} on FineWeb (estimated; see gpt2_repro/preflight/compute_optimal.py)
 
 data:
-  source: {"fineweb-10bt" if is_small else "HuggingFaceFW/fineweb:sample-100BT"}
+  source: {source}
   dataset_dir: data/{name}
   max_tokens: {needed}
   validation_tokens: {held_out}
@@ -90,6 +97,7 @@ training:
   learning_rate: {self.learning_rate:g}
   warmup_steps: 0.037  # of the steps, as in gpt2_124m
   hellaswag_steps: 1000
+  max_hours: {hours:.2f}  # a machine that is slower than assumed stops here, with a checkpoint
 """
 
 
@@ -102,17 +110,18 @@ def expected_loss(parameters: float, tokens: float) -> float:
     return LOSS + formula(parameters, tokens) - formula(GPT2_124M, TOKENS)
 
 
-def choose(flops: float) -> Choice:
+def choose(flops: float, gpus: int) -> Choice:
     """Return the smallest GPT-2 whose expected loss for a number of FLOPs is nearly the best.
 
-    Raises UserError if there are too few FLOPs for 100 steps.
+    A step has `gpus` times a power of two tokens. Raises UserError if there are too few FLOPs for 100 steps.
     """
     choices = []
     for depth in range(2, 49):
         shape = {"n_layer": depth, "n_embd": 64 * depth, "sequence_length": CONTEXT}
         scale = gpt2_scale(**shape, vocab_size=VOCABULARY, pad_to_multiple_of=128)
         tokens = flops / scale.flops_per_token
-        batch = 1 << max(15, round(math.log2(BATCH * (tokens / TOKENS) ** 0.383)))
+        wanted = max(32_768, BATCH * (tokens / TOKENS) ** 0.383)
+        batch = gpus << round(math.log2(wanted / gpus))
         if (steps := int(tokens / batch)) >= 100:
             choices.append(Choice(depth, scale, batch, steps))
     if not choices:

@@ -137,6 +137,10 @@ def not_comparable(runs: Sequence[Run]) -> list[str]:
         reasons.append(text)
     elif len({one.get("sha256", {}).get("validation") for one in data} - {None}) > 1:
         reasons.append("The runs use different validation sets. Task scores can be compared, but losses cannot.")
+    if len({_last(run, "eval_tokens") for run in runs} - {None}) > 1:
+        reasons.append("The runs were validated on different numbers of tokens. Their losses cannot be compared.")
+    if len({run.status.step for run in runs} - {None}) > 1:
+        reasons.append("The runs have different numbers of steps.")
     if len({_last(run, "hellaswag_items") for run in runs} - {None}) > 1:
         reasons.append("The runs were scored on different HellaSwag items. Their accuracies cannot be compared.")
     return reasons
@@ -181,14 +185,16 @@ def _scores(run: Run) -> dict[str, str]:
 def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Return the mean loss of each setting, and its difference from the setting with the lowest mean.
 
-    Runs have the same setting if they differ only in the seed. The seeds are the unit: the interval is Student's, with
-    the standard deviation of all settings together. All runs validate on the same rows.
+    Runs have the same setting if they differ only in the seed. The seeds are the unit: the interval is Tukey's for all
+    pairs of settings, with the standard deviation of all settings together, because the lowest mean of several
+    settings is partly luck. For two settings it is Student's. All runs validate on the same rows.
     """
     from scipy import stats
 
     groups: dict[str, list[tuple[float, str]]] = {}
     for run, label in zip(runs, labels, strict=True):
-        if (loss := _last(run, "eval_loss")) is not None:
+        average = _last(run, "eval_EMA_loss")  # of the weights in final/
+        if (loss := _last(run, "eval_loss") if average is None else average) is not None:
             groups.setdefault(run.setting, []).append((loss, label))
     settings = [([loss for loss, _ in group], [label for _, label in group]) for group in groups.values()]
     settings.sort(key=lambda setting: statistics.fmean(setting[0]))
@@ -202,9 +208,11 @@ def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
         if losses is best:
             compared = ["–", ""]
         elif freedom:
-            half = math.sqrt(squares / freedom * (1 / len(losses) + 1 / len(best))) * stats.t.ppf(0.975, freedom)
+            error = math.sqrt(squares / freedom * (1 / len(losses) + 1 / len(best)) / 2)
+            half = error * stats.studentized_range.ppf(0.95, len(settings), freedom)
             compared = [f"{difference:+.4f} ± {half:.4f}", "higher" if difference > half else "within the seeds"]
-        name = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*"
+        end = os.path.commonprefix([name[::-1] for name in names])[::-1]
+        name = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*{end}"
         deviation = f" ± {statistics.stdev(losses):.4f}" if len(names) > 1 else ""
         rows.append([Cell(text) for text in (name, str(len(names)), f"{mean:.4f}{deviation}", *compared)])
     return Table(["setting", "seeds", "validation loss", "difference, 95 % interval", "verdict"], rows)

@@ -134,7 +134,7 @@ def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
     record, copies = RunRecord(run), {step: its for step, its in place.manifests().items() if its}
     reached = max(record.newest_step(), record.status().step or 0, *checkpoints.abandoned(Path(run)), 0)
     if (later := max(copies, default=0)) > reached:  # for example, the place could not be read at the start
-        raise RunFailed(f"it has checkpoint-{later} of another start of this run, which is newer")
+        raise RunFailed(f"it has the newer step {later} of another start of this run")
     with tempfile.TemporaryDirectory() as still:  # training appends to the originals
         for file in SMALL_FILES:
             if Path(run, file).is_file():

@@ -138,6 +138,29 @@ def test_an_architecture_with_another_loss_is_refused(model_type: str, problem: 
         check_architecture(config)
 
 
+def test_a_window_in_a_long_row_is_found() -> None:
+    config = build_config(arguments("qwen3"), sequence_length=1024, vocab_size=90)
+    config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], 600
+    with pytest.raises(UserError, match="attention has a mask"):
+        check_architecture(config)
+
+
+EXPERTS = (
+    "moe_intermediate_size=16,intermediate_size=32,n_routed_experts=4,num_experts_per_tok=2,first_k_dense_replace=1"
+)
+
+
+def test_experts_that_are_balanced_without_a_loss_are_refused() -> None:
+    config = build_config(arguments("glm4_moe", EXPERTS), sequence_length=16, vocab_size=90)
+    with pytest.raises(UserError, match="no load-balancing loss"):
+        check_architecture(config)
+
+
+def test_an_architecture_that_is_larger_than_gpt2_is_refused() -> None:
+    with pytest.raises(UserError, match="cannot have the FLOPs of a GPT-2"):
+        build_config(arguments("qwen2_moe"), sequence_length=16, vocab_size=90)
+
+
 def test_an_unknown_architecture_is_refused() -> None:
     with pytest.raises(UserError, match="no causal architecture 'lama'. Did you mean 'llama'"):
         check_model(arguments("lama"), packing="concat", separator="before")
@@ -159,13 +182,17 @@ def test_a_window_and_an_idle_weight_are_refused(monkeypatch: pytest.MonkeyPatch
         check_architecture(build_config(arguments("llama"), sequence_length=16, vocab_size=90))
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mixtral", "gpt_neox"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mixtral", "gpt_neox", "opt"])
 def test_residual_projections_start_smaller_as_in_gpt2(model_type: str) -> None:
     model = build_model(
         build_config(arguments(model_type, n_embd=128), sequence_length=16, vocab_size=90), attention="causal_sdpa"
     )
     spread = {name: weight.std().item() for name, weight in model.named_parameters() if weight.ndim > 1}
-    residual = {name for name in spread if re.search(r"c_proj|o_proj|down_proj|attention\.dense|dense_4h_to_h", name)}
+    residual = {
+        name
+        for name in spread
+        if re.search(r"c_proj|o_proj|out_proj|down_proj|fc2|attention\.dense|dense_4h_to_h", name)
+    }
     assert len(residual) == 4
     for name, value in spread.items():
         assert value == pytest.approx(0.02 / 2 if name in residual else 0.02, rel=0.1), name

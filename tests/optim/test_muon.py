@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2LMHeadModel
+from transformers import GPT2LMHeadModel, GPTBigCodeConfig, GPTBigCodeForCausalLM
 
 from gpt2_repro.optim import muon as module
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces, orthogonalize
@@ -17,6 +17,13 @@ RATES = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
 
 def optimizer_of(model: GPT2LMHeadModel, **options: float) -> MuonWithAdamW:
     return MuonWithAdamW(groups_of(model), pieces=count_pieces(model), **RATES, **options)
+
+
+def test_only_gpt2_s_joint_weight_has_three_pieces() -> None:
+    """The weight of this name in GPTBigCode has a single head of keys and values, and is transposed."""
+    assert set(count_pieces(small_model()).values()) == {1, 3}
+    config = GPTBigCodeConfig(n_layer=1, n_head=4, n_embd=32, vocab_size=64, n_positions=16)
+    assert set(count_pieces(GPTBigCodeForCausalLM(config)).values()) == {1}
 
 
 @pytest.mark.parametrize("momentum", [0.95, 0.8])

@@ -52,10 +52,20 @@ def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         (("--budget", 32, *machine), "exists with other values"),
         (("--budget", 3, *machine), r"Pass --budget 1\d\.\d\d or more"),
         (("recipes/demo.yaml", "--hours", 3, *machine), r"Leave out recipes/demo.yaml"),
+        (("--budget", 32, *machine, "--optim", "muon"), r"Pass --optim"),
+        (("--budget", 30_000, *machine), r"sample of 350B"),
     ):
         with pytest.raises(UserError, match=problem):
             preflight.main([str(word) for word in words])
     assert "n_head: 6" in path.read_text(encoding="utf-8")
+    with pytest.raises(UserError) as told:  # the smallest budget is accepted
+        preflight.main(["--budget", "3", *map(str, machine)])
+    code, out = look("--budget", re.search(r"--budget ([\d.]+)", str(told.value))[1], *machine)
+    assert code == 0
+    # Three GPUs, and a typed speed of GPT-2 124M, which the larger model does not reach.
+    code, out = look("--budget", 100, "--gpu", "H100 SXM", "--n", 3, "--tokens_per_second", 1_000_000)
+    total = re.search(r"^total +([\d.]+) min +\$([\d.]+)", out, re.MULTILINE)
+    assert code == 0 and total and float(total[2]) == pytest.approx(100, rel=0.01)
 
 
 def test_a_micro_batch_that_does_not_fit(look) -> None:

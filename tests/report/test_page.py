@@ -151,6 +151,14 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(tmp_path: Path, monke
     low, high = stats.ttest_ind(losses[2e-3], losses[1e-3]).confidence_interval(0.95)
     assert best[:3] == ["rate0.001-seed*", "3", "4.1167 ± 0.0153"]
     assert other[3] == f"+{(low + high) / 2:.4f} ± {(high - low) / 2:.4f}" and other[4] == "higher"
+    # Of three settings, the lowest mean is partly luck: Tukey's interval is wider than Student's.
+    third = [Run(run.path) for run in runs[3:]]
+    for run, loss in zip(third, (4.30, 4.31, 4.29), strict=True):
+        run.setting = "third"
+        run.validation[-1]["eval_loss"] = loss
+    tukey = stats.tukey_hsd(losses[1e-3], losses[2e-3], (4.30, 4.31, 4.29)).confidence_interval(0.95)
+    (_, second, _) = setting_table([*runs, *third], [*"abcdefghi"]).rows
+    assert second[3].text.endswith(f"± {(tukey.high[1, 0] - tukey.low[1, 0]) / 2:.4f}")
     (_, unsure) = setting_table([runs[0], runs[3]], ["a", "b"]).rows  # one seed each
     assert unsure[3].text == "+0.1000" and "unknown" in unsure[4].text
     monkeypatch.chdir(tmp_path)

@@ -200,7 +200,7 @@ def test_newer_copies_of_another_start_are_kept(run: Path, place: str, tmp_path:
     copy(run, 4, place)
     log = Place(place).read("metrics.jsonl")
     save(tmp_path / "blind", 2)
-    with pytest.raises(RunFailed, match="checkpoint-4"):
+    with pytest.raises(RunFailed, match="newer step 4"):
         copy(tmp_path / "blind", 2, place)
     assert steps_at(place) == [4] and Place(place).read("metrics.jsonl") == log
 
