@@ -171,20 +171,23 @@ def rows(ladder: Ladder, results: dict[Arm, Result]) -> Iterator[list[str]]:
 
 
 def draw(results: dict[Arm, Result], path: Path) -> None:
-    """Draw each rung's difference to rung 0, with intervals."""
-    sizes = list(dict.fromkeys(arm.size for arm in results))
-    figure, axes = plt.subplots(1, len(sizes), figsize=(5 * len(sizes), 4.2), sharey=True, squeeze=False)
+    """Draw each rung's difference to the rung before, with intervals. RoPE is left out: its step is much larger."""
+    shown = [
+        arm for arm in results if BEFORE[BEFORE[arm.rung] or FIRST] and arm._replace(rung=BEFORE[arm.rung]) in results
+    ]
+    rungs, sizes = list(dict.fromkeys(arm.rung for arm in shown)), list(dict.fromkeys(arm.size for arm in shown))
+    figure, axes = plt.subplots(1, len(sizes), figsize=(2 + 4 * len(sizes), 3.8), sharey=True, squeeze=False)
     for plot, size in zip(axes[0], sizes, strict=True):
-        for optimizer, shift in (("adamw", 0.12), ("muon", -0.12)):
-            arms = [arm for arm in results if arm[:2] == (size, optimizer) and arm._replace(rung=FIRST) in results]
-            bars = [interval(results, arm, arm._replace(rung=FIRST)) for arm in arms if arm.rung != FIRST]
-            places = [list(BEFORE).index(arm.rung) + shift for arm in arms if arm.rung != FIRST]
+        for optimizer, shift in (("adamw", -0.12), ("muon", 0.12)):
+            arms = [arm for arm in shown if arm[:2] == (size, optimizer)]
+            bars = [interval(results, arm, arm._replace(rung=BEFORE[arm.rung])) for arm in arms]
+            places = [rungs.index(arm.rung) + shift for arm in arms]
             values, halves = [bar[0] for bar in bars], [bar[1] for bar in bars]
             plot.errorbar(values, places, xerr=halves, fmt="o", capsize=3, label=optimizer)
         plot.axvline(0, color="grey", linewidth=0.8)
-        plot.set_yticks(range(len(BEFORE)), BEFORE)
-        plot.set_ylim(len(BEFORE) - 0.5, 0.5)
-        plot.set_xlabel("validation loss minus that of 0_gpt2")
+        plot.set_yticks(range(len(rungs)), [f"{rung} after {BEFORE[rung]}" for rung in rungs])
+        plot.set_ylim(len(rungs) - 0.5, -0.5)
+        plot.set_xlabel("difference of the validation loss")
         plot.set_title(f"{size} parameters")
         plot.legend()
     figure.tight_layout()
