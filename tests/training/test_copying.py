@@ -263,7 +263,16 @@ def test_a_copy_that_fails_does_not_stop_the_training(tiny_recipe: Path, type_wa
     place.mkdir()
     (place / "final").touch()  # not a folder
     command = ("python", "train.py", tiny_recipe, "--output_dir", run, "--sync_to", place)
-    supervised = [sys.executable, "-m", "gpt2_repro.supervise", "--attempts", "1", "--", *map(str, command)]
+    supervised = [
+        sys.executable,
+        "-m",
+        "gpt2_repro.supervise",
+        "--attempts",
+        "1",
+        "--",
+        sys.executable,
+        *map(str, command[1:]),
+    ]
     done = subprocess.run(supervised, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "NOT COPIED: final" in done.stdout and "Traceback" not in done.stdout + done.stderr
     assert RunRecord(run).status().state == "complete"
