@@ -48,8 +48,9 @@ def main(argv: list[str]) -> None:
 
     model, tokenizer = load_model(checkpoint.source), None
     if args.format in ("hf", "gguf"):
-        prepared = Path(args.tokenizer or "", "tokenizer")  # of a prepared folder
-        tokenizer = load_tokenizer(str(prepared) if prepared.is_dir() else args.tokenizer or checkpoint.source)
+        prepared = Path(args.tokenizer, "tokenizer") if args.tokenizer else None
+        is_prepared = prepared is not None and prepared.is_dir()  # a folder of prepare_data.py
+        tokenizer = load_tokenizer(str(prepared) if is_prepared else args.tokenizer or checkpoint.source)
         if args.tokenizer:
             _join(model, tokenizer, args.tokenizer)
         if args.chat:
