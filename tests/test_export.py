@@ -36,7 +36,9 @@ def logits(model) -> torch.Tensor:
         return model.float()(input_ids=torch.arange(32)[None]).logits
 
 
-def test_a_checkpoint_becomes_a_plain_folder(run: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_becomes_a_plain_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tokenizer").mkdir()  # has nothing to do with the checkpoint
     folder = tmp_path / "out" / "step4"
     main([str(run / "checkpoint-4"), str(folder)])
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -52,10 +52,14 @@ def test_a_command_that_fails_stops_the_pod(pod, command: str, stops: bool) -> N
     options = {"START_GRACE": "0.5", "RUNPOD_VOLUME_ID": "volume", "STUB_tmux": "1"}
     assert pod.run("on_start.sh", AUTO_RUN=command, **options) == (0, "")
     wait_for(lambda: "ended with exit code" in pod.log("auto_run.log"))
-    assert not pod.calls("runpodctl") and (30 in pod.sleeps()) in (stops, False)
-    pod.wake()
     if stops:
+        wait_for(lambda: 30 in pod.sleeps())
+        assert not pod.calls("runpodctl")
+        pod.wake()
         wait_for(lambda: set(TERMINATE) <= set(pod.calls()))
+    else:
+        wait_for(lambda: not pod.processes("auto_run.sh"))
+        assert 30 not in pod.sleeps() and not pod.calls("runpodctl")
 
 
 def test_if_the_command_cannot_run_the_pod_is_stopped(pod) -> None:

@@ -212,8 +212,8 @@ def test_a_place_that_cannot_be_read_is_a_failure_that_is_retried(tmp_path: Path
 
 
 def test_a_new_run_needs_a_place_that_can_be_written(typed, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    done = typed(tmp_path / "run", "--sync_to", tmp_path / "file" / "place")
+    (tmp_path / "place" / "run_status.json").mkdir(parents=True)  # a file cannot replace it
+    done = typed(tmp_path / "run", "--sync_to", tmp_path / "place")
     assert done.returncode == 1 and "Traceback" not in done.stderr and not steps_at(str(tmp_path / "run")), done.stdout
 
 
