@@ -21,11 +21,12 @@ def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
     blocks = next(part for part in model.base_model.modules() if isinstance(part, nn.ModuleList))
     # Weights of experts are stacked in one tensor. Such a tensor is not a matrix, so AdamW updates it.
     matrices = [(name, weight) for name, weight in blocks.named_parameters() if weight.ndim == 2]
-    # gpt_bigcode's weight of this name is (outputs, inputs), with a single head of keys and values.
-    joint = {
-        weight: name.endswith("c_attn.weight") and weight.shape[1] == 3 * weight.shape[0] for name, weight in matrices
-    }
-    return {weight: 3 if is_joint else 1 for weight, is_joint in joint.items()}
+
+    def pieces(name: str, weight: nn.Parameter) -> int:
+        # gpt_bigcode's weight of this name is (outputs, inputs), with a single head of keys and values.
+        return 3 if name.endswith("c_attn.weight") and weight.shape[1] == 3 * weight.shape[0] else 1
+
+    return {weight: pieces(name, weight) for name, weight in matrices}
 
 
 class MuonWithAdamW(torch.optim.AdamW):

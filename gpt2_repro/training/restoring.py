@@ -80,13 +80,13 @@ def restore(run: RunRecord, name: str, identity: Mapping[str, Any], *, allow_cha
     """
     place, here = Place(name), checkpoints.newest_complete(run.path)[0]
     copies = {step: manifest for step, manifest in place.manifests().items() if manifest}
-    for manifest in [*copies.values()][:1]:
-        saved = manifest.get("run_identity", {})
+    if copies:
+        saved = copies[max(copies)].get("run_identity", {})
         require_same_run(saved, identity, where=name, allow_change=allow_change, option="--sync_to")
+    else:
+        logger.info("%s has no checkpoint to restore", name)
     # A run that went back restores no checkpoint that it has set aside, if its next copy was not complete.
     newer = [step for step in copies if step > step_of(here or Path()) and step not in checkpoints.abandoned(run.path)]
-    if not copies:
-        logger.info("%s has no checkpoint to restore", name)
     defects: dict[str, str] = {}
     if newer:
         run.lock()
