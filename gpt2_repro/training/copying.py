@@ -131,9 +131,11 @@ def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
     those that the rules of the run do not keep, and those after the newest step of the run.
     """
     began, folder = time.monotonic(), Path(run, name)
-    record, copies = RunRecord(run), {step: its for step, its in place.manifests().items() if its}
+    record, copies = RunRecord(run), place.manifests()
     reached = max(record.newest_step(), record.status().step or 0, *checkpoints.abandoned(Path(run)), 0)
-    if (later := max(copies, default=0)) > reached:  # for example, the place could not be read at the start
+    if (
+        later := max((step for step, its in copies.items() if its), default=0)
+    ) > reached:  # for example, the place could not be read at the start
         raise RunFailed(f"it has the newer step {later} of another start of this run")
     with tempfile.TemporaryDirectory() as still:  # training appends to the originals
         for file in SMALL_FILES:
@@ -141,14 +143,15 @@ def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
                 place.put(Path(shutil.copyfile(Path(run, file), Path(still, file))), file)
     if not name or not folder.is_dir():  # it may be deleted by now, if a newer checkpoint is complete
         return 0.0
-    if is_new := place.manifest(name) != checkpoints.read_manifest(folder):
+    manifest = checkpoints.read_manifest(folder)
+    if is_new := place.manifest(name) != manifest:
         place.remove(name)  # of an interrupted copy, or from before the run went back
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         for path in sorted(files, key=lambda path: path.name == CHECKPOINT_MANIFEST):
             if not path.name.startswith(checkpoints.SILLY_RENAME):
                 place.put(path, f"{name}/{path.relative_to(folder)}")
     if (step := step_of(folder)) >= 0:
-        newest, copies = max(step, record.newest_step()), place.manifests()
+        newest, copies = max(step, record.newest_step()), copies | {step: manifest}
         complete = {at: bool(its.get("rolling")) for at, its in copies.items() if its and at <= newest}
         for old in copies.keys() - checkpoints.to_keep(Path(run), complete, **rules):
             place.remove(layout.checkpoint_path(Path(run), old).name)
