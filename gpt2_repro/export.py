@@ -48,9 +48,7 @@ def main(argv: list[str]) -> None:
 
     model, tokenizer = load_model(checkpoint.source), None
     if args.format in ("hf", "gguf"):
-        prepared = Path(args.tokenizer, "tokenizer") if args.tokenizer else None
-        is_prepared = prepared is not None and prepared.is_dir()  # a folder of prepare_data.py
-        tokenizer = load_tokenizer(str(prepared) if is_prepared else args.tokenizer or checkpoint.source)
+        tokenizer = load_tokenizer(args.tokenizer or checkpoint.source)
         if args.tokenizer:
             _join(model, tokenizer, args.tokenizer)
         if args.chat:
@@ -147,6 +145,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError("A model file has no tokenizer. Pass --tokenizer, for example openai-community/gpt2.")
     if args.tokenizer and not needs_tokenizer:
         raise UserError("--tokenizer is only for model files (.pt, .bin), which have none.")
+    if args.tokenizer and (prepared := Path(args.tokenizer, "tokenizer")).is_dir():
+        args.tokenizer = str(prepared)  # of a folder of prepare_data.py
     if args.private and args.push_to_hub is None:
         raise UserError("--private needs --push_to_hub.")
     if args.license and args.format != "hf":
