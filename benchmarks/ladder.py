@@ -7,7 +7,8 @@ tokens), in bf16. Each rung tries the same two learning rates with seed 1. The b
 
 The script can be interrupted at any time. The same command continues: finished runs are in
 benchmarks/results/ladder.jsonl, one line a run. Calls with different `--optimizers` can share the folder and run side
-by side. `--hours 0` only prints the table of the finished runs, and draws docs/figures/ladder.png.
+by side. `--hours 0` only prints the table of the finished runs, and draws docs/figures/ladder.png. `--at_once` trains
+several runs side by side, which a GPU can share.
 """
 
 import argparse
@@ -16,11 +17,15 @@ import json
 import math
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
+import torch
 import yaml
 from scipy.stats import t
 
@@ -42,7 +47,6 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import ModelScale, scale_of
 
 
-CPU = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
 # Each rung, and the rung that it changes.
 BEFORE = {
     **{"0_gpt2": "", "1_rope": "0_gpt2", "2_no_bias": "1_rope", "3_rmsnorm": "2_no_bias", "4_relu2": "3_rmsnorm"},
@@ -50,12 +54,13 @@ BEFORE = {
     "7_moe": "4_swiglu",
 }
 FIRST = "0_gpt2"
-# The best two rates of rung 0 in the study of the optimizers, at both sizes.
+SEEDS = {"0.3M": (1, 2, 3), "1M": (1, 2), "4M": (1, 2)}
+# The best two rates of rung 0 in the study of the optimizers.
 RATES = {
-    "adamw": (4e-3, 8e-3),
-    "muon": (8e-3, 1.6e-2),
+    **{(size, "adamw"): (4e-3, 8e-3) for size in SEEDS},
+    **{(size, "muon"): (8e-3, 1.6e-2) for size in SEEDS},
+    ("4M", "adamw"): (2e-3, 4e-3),
 }
-SEEDS = {"0.3M": (1, 2, 3), "1M": (1, 2)}
 
 
 class Arm(NamedTuple):
@@ -79,12 +84,19 @@ class Result(NamedTuple):
         return statistics.mean(curve.last for curve in self.curves)
 
 
+def find_device() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return names[0] if names else ""
+
+
 class Ladder:
     """The arms of the study, and the runs that they need."""
 
-    def __init__(self, study: Study, common: Path, optimizers: list[str]) -> None:
-        self.study, self.common = study, common
-        self.arms = [Arm(*each) for each in itertools.product(SEEDS, optimizers, BEFORE)]
+    def __init__(self, study: Study, common: Path, args: argparse.Namespace) -> None:
+        self.study, self.common, self.at_once = study, common, args.at_once
+        self.arms = [Arm(*each) for each in itertools.product(args.sizes, args.optimizers, BEFORE)]
 
     def model(self, arm: Arm) -> dict[str, Any]:
         """Return the section `model:` of the rung."""
@@ -100,25 +112,28 @@ class Ladder:
         section = ModelArguments(**model, n_layer=layers, n_embd=width, n_head=width // 32)
         return scale_of(section, sequence_length=CONTEXT, vocab_size=2048)
 
-    def curve(self, arm: Arm, rate: float, seed: int) -> Curve | None:
-        recipe = self.study.folder / f"{arm.size}-{arm.rung}.yaml"
+    def curve(self, arm: Arm, rate: float, seed: int) -> None:
+        recipe = self.study.folder / f"{arm.run(rate, seed)}.yaml"
         values = yaml.safe_load(self.common.read_text(encoding="utf-8")) | {"model": self.model(arm)}
         values["training"] |= {"eval_steps": STEPS // 10}
         recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
         words: list[object] = [recipe, *ARMS[arm.optimizer][0], "--learning_rate", rate, "--seed", seed]
-        words += ["--bf16", True, *shape(arm.size)]
-        return self.study.curve(arm.run(rate, seed), words, cpu=CPU and CPU[1])
+        words += ["--bf16", True, "--torch_compile", False, *shape(arm.size)]
+        try:
+            self.study.curve(arm.run(rate, seed), words, device=find_device())
+        except subprocess.CalledProcessError as error:
+            print(f"{arm.run(rate, seed)} failed: {error}", file=sys.stderr)
 
     def train(self) -> None:
         """Train what is missing: first all rungs with seed 1, then each further seed, then the next size."""
-        for _, group in itertools.groupby(self.arms, key=lambda arm: arm.size):
-            arms = list(group)
-            for arm in arms:
-                for rate in RATES[arm.optimizer]:
-                    self.curve(arm, rate, 1)
-            for seed, arm in itertools.product(SEEDS[arms[0].size][1:], arms):
-                if result := self.result(arm):
-                    self.curve(arm, result.rate, seed)
+        with ThreadPoolExecutor(self.at_once) as pool:
+            for size, group in itertools.groupby(self.arms, key=lambda arm: arm.size):
+                arms = list(group)
+                rates = [(arm, rate, 1) for arm in arms for rate in RATES[arm[:2]]]
+                list(pool.map(self.curve, *zip(*rates, strict=True)))
+                best = [(arm, result.rate) for arm in arms if (result := self.result(arm))]
+                seeds = [(arm, rate, seed) for seed in SEEDS[size][1:] for arm, rate in best]
+                list(pool.map(self.curve, *zip(*seeds, strict=True)))
 
     def result(self, arm: Arm) -> Result | None:
         """Return the finished runs of an arm, or None before all rates are tried."""
@@ -126,8 +141,8 @@ class Ladder:
         def find(rate: float, seed: int) -> Curve | None:
             return self.study.finished.get(arm.run(rate, seed))
 
-        by_rate = {rate: curve for rate in RATES[arm.optimizer] if (curve := find(rate, 1))}
-        if len(by_rate) < len(RATES[arm.optimizer]):
+        by_rate = {rate: curve for rate in RATES[arm[:2]] if (curve := find(rate, 1))}
+        if len(by_rate) < len(RATES[arm[:2]]):
             return None
         rate = min(by_rate, key=lambda rate: by_rate[rate].last)
         curves = [curve for seed in SEEDS[arm.size] if (curve := find(rate, seed))]
@@ -199,11 +214,13 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="Documents, .jsonl or .txt.")
     parser.add_argument("--folder", type=Path, default=Path("ladder"), help="Folder of all runs.")
     parser.add_argument("--optimizers", nargs="+", choices=("adamw", "muon"), default=["adamw", "muon"])
+    parser.add_argument("--sizes", nargs="+", choices=SEEDS, default=list(SEEDS))
+    parser.add_argument("--at_once", type=int, default=1, help="Runs side by side. (default: 1)")
     parser.add_argument("--hours", type=float, default=2.0, help="Time for this call. (default: 2)")
     args = parser.parse_args()
     study = Study(ROOT / "benchmarks" / "results" / "ladder.jsonl", args.folder.resolve(), args.hours)
     common = prepare(study.folder, args.text) if args.hours else Path()
-    ladder = Ladder(study, common, args.optimizers)
+    ladder = Ladder(study, common, args)
     if args.hours:
         ladder.train()
     results = ladder.results()

@@ -17,7 +17,7 @@ of the finished runs. Two calls with different `--arms` can share the folder and
 import argparse
 import json
 import math
-import resource
+import os
 import shutil
 import statistics
 import subprocess
@@ -85,9 +85,11 @@ class Study:
             status = run / "run_status.json"
             used = json.loads(status.read_text(encoding="utf-8")).get("seconds", 0.0) if status.is_file() else 0.0
             command = ["train.py", *words, "--output_dir", run, "--max_hours", used / 3600 + left]
-            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-            subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-            recorded["cpu_seconds"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+            process = subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL)
+            _, ended, usage = os.wait4(process.pid, 0)
+            if ended:
+                raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(ended), process.args)
+            recorded["cpu_seconds"] = usage.ru_utime
             if not (run / "final").is_dir():
                 return None
             curve = self.finished[name] = read(run)
