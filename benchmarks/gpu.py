@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -29,6 +29,8 @@ from benchmarks.train_step import Setup, run, table
 
 GPU = torch.cuda.is_available()
 SHAPE, ROWS, PASSES = ("124m", 64, 4) if GPU else ("shakespeare", 12, 1)
+# Shares of the time limit. Time that a part does not use is left for the next parts.
+SHARES = {"attention": 0.06, "train_step": 0.44, "chunks": 0.17, "profile": 0.11, "real_run": 0.22}
 CHUNKS = (2048, 4096, 8192, 16_384) if GPU else (32, 512)  # tokens
 
 
@@ -117,28 +119,22 @@ def main() -> None:
     parser.add_argument("--nanogpt", default="", help="Folder of a nanoGPT checkout.")
     parser.add_argument("--data_files", nargs="+", default=[], help="Text or a prepared folder for the real run.")
     parser.add_argument("--attention", action="store_true", help=argparse.SUPPRESS)
+    parts_help = "Parts to run: %(choices)s. (default: all)"
+    parser.add_argument("--parts", nargs="+", choices=SHARES, default=list(SHARES), help=parts_help)
     args = parser.parse_args()
     if args.attention:
         return time_attention()
     began, parts = time.monotonic(), Parts(args)
     args.out.mkdir(parents=True, exist_ok=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(args.out.resolve() / "inductor")
-    # Shares of the time limit. Time that a part does not use is left for the next parts.
-    budget: dict[Callable[[float], Iterator[str]], float] = {
-        parts.attention: 0.06,
-        parts.train_step: 0.44,
-        parts.chunks: 0.17,
-        parts.profile: 0.11,
-        parts.real_run: 0.22,
-    }
     with (args.out / "gpu.md").open("w", buffering=1, encoding="utf-8") as report:
-        for number, (part, share) in enumerate(budget.items()):
+        for number, name in enumerate(args.parts):
             left = args.minutes * 60 - (time.monotonic() - began)
-            seconds = left * share / sum(list(budget.values())[number:])
-            report.write(f"\n## {part.__name__}\n\n")
+            seconds = left * SHARES[name] / sum(SHARES[each] for each in args.parts[number:])
+            report.write(f"\n## {name}\n\n")
             start = time.monotonic()
             try:
-                for line in part(seconds):
+                for line in getattr(parts, name)(seconds):
                     report.write(line + "\n")
             except subprocess.TimeoutExpired:
                 report.write(f"not finished within {seconds:.0f} s\n")

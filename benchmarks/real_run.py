@@ -73,7 +73,7 @@ class Bench:
             "max_steps": args.steps,
             "tokens_per_step": max(2, args.processes) * 64 * 1024,  # two passes a step on one GPU, one on more
             "per_device_train_batch_size": 64,
-            "warmup_steps": 50,
+            "warmup_steps": min(50, args.steps // 2),
             "logging_steps": 1,
             "eval_steps": args.steps // 3,
             "eval_tokens": args.eval_tokens,

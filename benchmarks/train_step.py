@@ -148,6 +148,9 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
     With `document_mask`, a token attends only to tokens of the same document.
     """
+    from transformers import PreTrainedTokenizerFast
+
+    from gpt2_repro.data.tokenizer import number_tokenizer
     from gpt2_repro.run_record import RunRecord
     from gpt2_repro.run_record.environment import Environment
     from gpt2_repro.training.arguments import load_recipe
@@ -178,12 +181,13 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     settings, plan = resolve_settings(recipe)
     args = to_training_arguments(settings, plan)
     data = RandomRows(dataclasses.replace(setup, micro_batch=setup.micro_batch * processes))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=number_tokenizer(setup.model["vocab_size"]))
     identity = {"max_steps": plan.max_steps, "extensions": []}
     request, precision = {"request": {"packing": "concat"}}, "bf16" if setup.bf16 else "fp32"
     training = PretrainingTrainer(
         model=our_model(setup, document_mask=document_mask),
         args=args,
-        inputs=Inputs(train=data, validation={"": data}, tokenizer=None, hellaswag=None),
+        inputs=Inputs(train=data, validation={"": data}, tokenizer=tokenizer, hellaswag=None),
         run=RunRecord(args.output_dir),
         environment=Environment(precision=precision, plan=plan, data=request, run_identity=identity),
     )

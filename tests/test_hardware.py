@@ -82,6 +82,7 @@ def test_gpus_compile_except_where_torch_is_wrong(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def apple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M3 Pro")
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 24 * 10**9)
 
