@@ -34,6 +34,8 @@ SAVED_BYTES = {
     "llama": {"bf16": 34.1, "autocast": 37.1, "eager": 56},
     "mixtral": {"bf16": 42.2, "autocast": 69.2, "eager": 92},
 }
+# As above, what a step with GPT-2 124M and 64 rows used on an H200 beyond the traced bytes (benchmarks/RESULTS.md).
+UNTRACED_BYTES = 5.9
 CONTEXT_BYTES = 1.5e9  # CUDA context and communication buffers
 USABLE = 0.95  # share of a GPU's memory that can be used; the rest is lost to fragmentation in the allocator
 
@@ -70,7 +72,8 @@ class MemoryEstimate(NamedTuple):
         inputs = 4 if autocast else 2  # of a block, which is all that is saved with activation checkpointing
         blocks = saved + inputs * self.n_layer if trial.checkpointing else saved * self.n_layer
         # 2: the gradient of the head's input.
-        activations = tokens * self.n_embd * (blocks + inputs + 2) * (1 if self.bf16 else 2)
+        untraced = UNTRACED_BYTES * (1 if trial.checkpointing else self.n_layer)
+        activations = tokens * self.n_embd * (blocks + untraced + inputs + 2) * (1 if self.bf16 else 2)
         # The logits of a chunk and their gradient, in bf16. Eager mode also has the logits in fp32, and keeps the fp32
         # probabilities and the gradient of the last chunk.
         logits = min(tokens, self.chunk) * self.vocab_size * (12 if not self.compiled else 4 if self.bf16 else 8)

@@ -78,7 +78,7 @@ def test_a_micro_batch_that_does_not_fit(look) -> None:
     [
         (
             ("T4",),
-            ["! precision", "64 rows x 1024 tokens need 25", "train.py recipes/gpt2_124m.yaml --precision fp16"],
+            ["! precision", "64 rows x 1024 tokens need 29", "train.py recipes/gpt2_124m.yaml --precision fp16"],
             1,
         ),
         (("T4", "--tokens_per_second", 9), ["! precision", "16.0 GB. Pass --per_device_train_batch_size 16\n"], 1),
