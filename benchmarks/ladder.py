@@ -1,9 +1,10 @@
-"""Train each rung of recipes/ladder at two small sizes, with AdamW and with Muon.
+"""Train each rung of recipes/ladder at small sizes, with AdamW and with Muon.
 
     OMP_NUM_THREADS=1 python -m benchmarks.ladder prose.jsonl --folder ladder --hours 2
 
 A rung changes one thing of the rung before. Data, schedule and shapes are those of benchmarks/optimizers.py (5.0M
-tokens), in bf16. Each rung tries the same two learning rates with seed 1. The better rate trains with all seeds.
+tokens), in bf16. Each rung tries the same two learning rates with seed 1. The better rate trains with all seeds. The size 4M has not been
+run yet.
 
 The script can be interrupted at any time. The same command continues: finished runs are in
 benchmarks/results/ladder.jsonl, one line a run. Calls with different `--optimizers` can share the folder and run side
