@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.ladder prose.jsonl --folder ladder --hours 2
 
 A rung changes one thing of the rung before. Data, schedule and shapes are those of benchmarks/optimizers.py (5.0M
-tokens), in bf16. Each rung tries the same two learning rates with seed 1. The better rate trains with all seeds. The size 4M has not been
-run yet.
+tokens), in bf16. Each rung tries the same two learning rates with seed 1. The better rate trains with all seeds. The
+size 4M has not been run yet.
 
 The script can be interrupted at any time. The same command continues: finished runs are in
 benchmarks/results/ladder.jsonl, one line a run. Calls with different `--optimizers` can share the folder and run side
