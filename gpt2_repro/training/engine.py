@@ -30,9 +30,10 @@ PRODUCTS = {"bf16": "bfloat16", "fp16": "float16"}  # dtypes of matrix products
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
-    """Hide a warning of DeepSpeed. If `use_cpu`, make DeepSpeed run on the CPU."""
+    """Hide warnings about DeepSpeed's calls. If `use_cpu`, make DeepSpeed run on the CPU."""
     # DeepSpeed 0.19.8 calls these functions on every step. torch 2.13 renamed them.
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device", category=UserWarning)  # in each save
     if not use_cpu or importlib.util.find_spec("deepspeed") is None:
         return
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
