@@ -133,9 +133,8 @@ def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
     began, folder = time.monotonic(), Path(run, name)
     record, copies = RunRecord(run), place.manifests()
     reached = max(record.newest_step(), record.status().step or 0, *checkpoints.abandoned(Path(run)), 0)
-    if (
-        later := max((step for step, its in copies.items() if its), default=0)
-    ) > reached:  # for example, the place could not be read at the start
+    later = max((step for step, its in copies.items() if its), default=0)
+    if later > reached:  # for example, the place could not be read at the start
         raise RunFailed(f"it has the newer step {later} of another start of this run")
     with tempfile.TemporaryDirectory() as still:  # training appends to the originals
         for file in SMALL_FILES:

@@ -262,22 +262,14 @@ def test_a_copy_that_fails_does_not_stop_the_training(tiny_recipe: Path, type_wa
     place, run = tmp_path / "place", tmp_path / "run"
     place.mkdir()
     (place / "final").touch()  # not a folder
-    command = ("python", "train.py", tiny_recipe, "--output_dir", run, "--sync_to", place)
-    supervised = [
-        sys.executable,
-        "-m",
-        "gpt2_repro.supervise",
-        "--attempts",
-        "1",
-        "--",
-        sys.executable,
-        *map(str, command[1:]),
-    ]
+    words = ("train.py", tiny_recipe, "--output_dir", run, "--sync_to", place)
+    supervise = ("-m", "gpt2_repro.supervise", "--attempts", "1", "--")
+    supervised = [sys.executable, *supervise, sys.executable, *map(str, words)]
     done = subprocess.run(supervised, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "NOT COPIED: final" in done.stdout and "Traceback" not in done.stdout + done.stderr
     assert RunRecord(run).status().state == "complete"
     (place / "final").unlink()
-    done = type_warm(*command)
+    done = type_warm("python", *words)
     assert done.returncode == 0 and steps_at(str(place)) and (place / "final" / "manifest.json").is_file(), done.stderr
 
 
