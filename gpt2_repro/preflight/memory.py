@@ -34,7 +34,8 @@ SAVED_BYTES = {
     "llama": {"bf16": 34.1, "autocast": 37.1, "eager": 56},
     "mixtral": {"bf16": 42.2, "autocast": 69.2, "eager": 92},
 }
-# As above, what a step with GPT-2 124M and 64 rows used on an H200 beyond the traced bytes (benchmarks/RESULTS.md).
+# As above: the difference between a step of GPT-2 124M with 64 rows on an H200 and the estimate from the traced bytes
+# (benchmarks/RESULTS.md). Its cause is not known. With activation checkpointing, one block is assumed to need it.
 UNTRACED_BYTES = 5.9
 CONTEXT_BYTES = 1.5e9  # CUDA context and communication buffers
 USABLE = 0.95  # share of a GPU's memory that can be used; the rest is lost to fragmentation in the allocator
