@@ -47,9 +47,12 @@ def trace(stub: Path, rows: int, *recipe: str, dtype: str = "bfloat16") -> dict[
 
 GPT2 = ("gpt2_124m.yaml", "--n_layer", str(LAYERS))
 # The derived width of the MLP depends on the number of layers. The estimate is for the width of the recipes.
-WIDTHS = {"llama": "intermediate_size=2048", "moe": "num_local_experts=8,num_experts_per_tok=2,intermediate_size=1024"}
+WIDTHS = {
+    "4_swiglu": "intermediate_size=2048",
+    "7_moe": "num_local_experts=8,num_experts_per_tok=2,intermediate_size=1024",
+}
 LLAMA, MIXTRAL = (
-    pytest.param((f"{name}_124m.yaml", *GPT2[1:], "--config_overrides", width), marks=pytest.mark.slow)
+    pytest.param((f"ladder/{name}.yaml", *GPT2[1:], "--config_overrides", width), marks=pytest.mark.slow)
     for name, width in WIDTHS.items()
 )
 
