@@ -111,12 +111,9 @@ def test_the_package_has_every_folder_and_kind_of_file() -> None:
 
 def test_one_command_starts_every_module(type_command) -> None:
     for name in command.COMMANDS:
-        module = f"gpt2_repro.{command.MODULES.get(name, name)}"
-        assert importlib.util.find_spec(module) and name in (command.__doc__ or "") + str(command.COMMANDS)
+        assert importlib.util.find_spec(f"gpt2_repro.{command.MODULES.get(name, name)}")
     done = type_command("python", "-m", "gpt2_repro", "generate", "missing_run")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    done = type_command("python", "-m", "gpt2_repro", "reports")
-    assert done.returncode == 2 and "'report'" in done.stderr
     assert type_command("python", "-m", "gpt2_repro", "--version").stdout.strip() == gpt2_repro.__version__
 
 

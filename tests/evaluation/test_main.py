@@ -197,16 +197,11 @@ def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeyp
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("runs/tiny --local_data data/none", "data/none"),
-        ("runs/tiny --local_data broken --tasks lambada_openai", "lambada_openai.jsonl, line 2"),
         ("runs/tiny --local_data data/tiny --max_length 129", "128 positions"),
         ("more --local_data data/tiny --device cpu --tasks last_word", "301 tokens"),
-        ("runs/tiny --tasks lambada_openai", "lambada_openai.jsonl as --local_data"),  # offline
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, tokenizer):
-    Path("broken").mkdir()
-    Path("broken/lambada_openai.jsonl").write_text('{"text": "a b"}\nno JSON\n', encoding="utf-8")
     shutil.copytree(tiny_run / "final", "more")
     other = copy.deepcopy(tokenizer)
     other.add_tokens(["<one more>"])

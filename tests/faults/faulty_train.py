@@ -187,8 +187,10 @@ OF_TRAINER: dict[str, Fault] = {
 
 
 def serve(descriptor: int) -> None:
-    """Run the process that writes checkpoints, with the fault."""
-    patch(*OF_WRITER[os.environ["FAULT"]])
+    """Run the process that writes checkpoints, with the fault if it is one of the writer."""
+    writer.PATIENCE = 3.0  # most faults kill ranks, and nothing is to be learned from a longer wait for them
+    if os.environ["FAULT"] in OF_WRITER:
+        patch(*OF_WRITER[os.environ["FAULT"]])
     writer.serve(descriptor)
 
 
@@ -201,9 +203,8 @@ def serve_copies(place: str) -> None:
 def inject(fault: str) -> None:
     from gpt2_repro.training import saving
 
-    if fault in OF_WRITER:
-        saving.WRITER = WRITER
-    elif fault in OF_COPIER:
+    saving.WRITER = WRITER
+    if fault in OF_COPIER:
         copying.COPIER = COPIER
     elif fault in OF_TRAINER:
         patch(*OF_TRAINER[fault])

@@ -44,10 +44,13 @@ def silent() -> Iterator[tuple[str, list[socket.socket]]]:
 def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(start, resumes_exactly, tmp_path: Path) -> None:
     """A rank with SIGSTOP makes the others wait. --hang_timeout ends the run."""
     run, launcher = tmp_path / "run", ("launch", 2)
-    command = start(run, *LONG, "--hang_timeout", 10, launcher=launcher, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="5")
+    command = start(run, *LONG, "--hang_timeout", 10, launcher=launcher)
     command.wait_until(lambda: command.step() >= 4)
     left = psutil.Process(command.process.pid).children(recursive=True)
-    command.ranks()[1].send_signal(signal.SIGSTOP)
+    stopped = command.ranks()[1]
+    stopped.send_signal(signal.SIGSTOP)
+    command.wait_until(lambda: "Timeout" in command.text())
+    stopped.kill()  # torch's launcher would wait 30 s for it
     assert command.end() != 0
     assert "Timeout (0:00:10)!" in command.text() and "trainer.py" in command.text()
     _, alive = psutil.wait_procs(left, timeout=10)
@@ -78,14 +81,14 @@ def test_a_run_continues_only_when_its_data_is_back(train, start, golden, tiny_d
     shutil.copytree(tiny_data, own)
     longer = (*SAVES, "--max_steps", 160, "--save_steps", 80)
     options, run = (*longer, "--dataset_dir", own), tmp_path / "run"
-    command = start(run, *options)
+    command = start(run, *options, warm=True)
     command.wait_until(lambda: command.step() >= 4)
     own.rename(tmp_path / "moved")  # the rows are mapped, so training continues
     time.sleep(1)
     command.process.send_signal(signal.SIGTERM)
     assert command.end() == 0 and status(run)["state"] == "stopped", command.text()
     before = newest_complete(run)[0]
-    again = start(run, *options, log="again.log")
+    again = start(run, *options, log="again.log", warm=True)
     assert again.end() == 2 and "error: " in again.text() and "Traceback" not in again.text(), again.text()
     assert newest_complete(run)[0] == before
     (tmp_path / "moved").rename(own)
@@ -93,7 +96,7 @@ def test_a_run_continues_only_when_its_data_is_back(train, start, golden, tiny_d
     assert weights(run) == weights(golden(*longer))
     rows = max((own / "train").glob("*.arrow"), key=lambda path: path.stat().st_size)
     rows.write_bytes(rows.read_bytes()[:-100])
-    refused = start(tmp_path / "new", *options, log="refused.log")
+    refused = start(tmp_path / "new", *options, log="refused.log", warm=True)
     assert refused.end() == 2 and rows.name in refused.text() and "Traceback" not in refused.text(), refused.text()
     assert not (tmp_path / "new").exists()
 
@@ -101,6 +104,7 @@ def test_a_run_continues_only_when_its_data_is_back(train, start, golden, tiny_d
 def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent, tmp_path: Path) -> None:
     run, (url, connections), began = tmp_path / "run", silent, time.monotonic()
     network = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "WANDB_BASE_URL": url, "WANDB_API_KEY": "0" * 40}
+    network["WANDB_INIT_TIMEOUT"] = "4"
     command = start(run, *SAVES, "--report_to", "wandb", HOME=str(tmp_path), **network)
     assert command.end(300) == 0, command.text()
     assert losses(run) == losses(golden(*SAVES)) and time.monotonic() - began < 240
@@ -108,7 +112,7 @@ def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent,
 
 
 def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Path) -> None:
-    run, options = tmp_path / "run", (*SAVES, "--max_steps", 400, "--save_steps", 20)
+    run, options = tmp_path / "run", (*SAVES, "--max_steps", 250, "--save_steps", 20)
     supervised = ("python", "-m", "gpt2_repro.supervise", "--", sys.executable)
     command = start(run, *options, launcher=supervised)
     command.wait_until(lambda: newest_complete(run)[0])
@@ -116,11 +120,10 @@ def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Pa
     command.process.kill()
     command.end()
     # The run continues, and holds the lock of its directory until its end.
-    refused = start(run, *options, log="refused.log")
+    refused = start(run, *options, log="refused.log", warm=True)
     assert refused.end() == 2 and "in use" in refused.text()
     _, alive = psutil.wait_procs(left, timeout=240)
     assert not alive and status(run)["state"] == "complete"
-    assert start(run, *options, launcher=supervised, log="finished.log").end() == 0
     assert results(run) == results(golden(*options))
 
 
@@ -131,9 +134,10 @@ def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path,
     run = tmp_path / "run"
     words = (*launcher, "train.py", tiny_recipe, "--output_dir", run, *SAVES)
     assert start_cold(words, {}, Path("/dev/full")).wait(240) == 0
-    prepare = ("python", "prepare_data.py", tiny_recipe, "--dataset_dir", tmp_path / "data")
-    assert start_cold(prepare, {}, Path("/dev/full")).wait(120) == 0
     assert status(run)["state"] == "complete"
+    if launcher == ("python",):
+        prepare = ("python", "prepare_data.py", tiny_recipe, "--dataset_dir", tmp_path / "data")
+        assert start_cold(prepare, {}, Path("/dev/full")).wait(120) == 0
     if launcher[0] == "python":
         assert results(run) == results(golden(*SAVES))
 

@@ -30,13 +30,14 @@ CHANGES: dict = {"gradient_clipping": None, "gradient_accumulation_steps": 4, "c
 CHANGES |= {"optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupDecayLR"}, "fp16": {"enabled": True}}
 CHANGES |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp16"}, "checkpoint": {"tag": 1}}
 CHANGES |= {"zero_optimization": {"stage": 1, "compute_grad_norm": False}}
+TOLD = {"zero_optimization": "compute_grad_norm", "data_types": "grad_accum_dtype"}
 
 
 @pytest.mark.parametrize(("key", "value"), [*CHANGES.items(), ("bf16", {"enabled": "auto", MASTERS: True})], ids=str)
 def test_deepspeed_json_with_ignored_settings_is_refused(key: str, value, tmp_path: Path) -> None:
     config = {name: its for name, its in (ZERO1 | {key: value}).items() if its is not None}
     (tmp_path / "mine.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(UserError, match="|".join([key, *value] if isinstance(value, dict) else [key])):
+    with pytest.raises(UserError, match=TOLD.get(key, key)):
         check_deepspeed_json(tmp_path / "mine.json")
 
 

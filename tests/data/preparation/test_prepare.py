@@ -106,13 +106,10 @@ def test_a_tokenizer_is_trained_on_a_mixture_by_its_shares(arguments, tmp_path: 
     ("changes", "named"),
     [
         ({"data_files": ["nowhere/*.txt"]}, "nowhere/"),
-        ({"data_files": [], "source": "finweb-10bt"}, "'fineweb-10bt'"),
-        *(({"data_files": [], "source": f"{of},two.jsonl=1"}, of) for of in ("one.jsonl=0", "a=nan", "a")),
+        ({"data_files": [], "source": "one.jsonl=0,two.jsonl=1"}, "one.jsonl=0"),
         ({"tokenizer": "nobody/nothing-at-all"}, "--tokenizer"),
         ({"tokenizer": "char"}, "--separator none"),
         ({"packing": "wrap", "min_length": 4000, "sequence_length": 5000}, "--min_length"),
-        ({"split": "source"}, "--split h"),
-        ({"validation_sets": ["a=nothing.txt"]}, "nothing.txt"),
     ],
 )
 def test_a_mistake_is_named_and_leaves_nothing(
@@ -261,14 +258,8 @@ def test_shards_of_tokens_give_the_rows_that_they_were_made_from(arguments, tmp_
     assert back.sha256 == manifest.sha256
     for split in ("train", "validation"):
         assert back.counts[split].documents == manifest.counts[split].documents
-    for changes, named in [
-        ({"split": "head"}, "--split source"),
-        ({"separator": "after"}, "--separator before"),
-        ({"tokenizer": "train:300"}, "--tokenizer"),
-        ({"validation_text": True}, "--validation_text"),
-    ]:
-        with pytest.raises(UserError, match=named):
-            prepare(arguments("wrong", **form | changes))
+    with pytest.raises(UserError, match="--separator before"):
+        prepare(arguments("wrong", **form | {"separator": "after"}))
     beyond = np.fromfile(shards / "out_train_000001.bin", np.uint16)
     beyond[-3] = 300
     beyond.tofile(shards / "out_train_000001.bin")
