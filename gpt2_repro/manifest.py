@@ -74,8 +74,8 @@ class Manifest:
     shards: dict[str, list[Shard]]  # files of each split
     files: dict[str, str]  # path: sha256 of every other file
     versions: dict[str, str]
+    encoding: int  # `tokenization.ENCODING`
     reference_losses: dict[str, float] | None = None  # missing in manifests of earlier versions
-    encoding: int | None = None  # `tokenization.ENCODING`, missing in manifests of earlier versions
 
     @property
     def form(self) -> RowForm:

@@ -79,21 +79,6 @@ def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
     return description | settings | {"added_tokens": renamed, "model": model | {"dropout": None}}
 
 
-def had_other_ids(folder: Path) -> bool:
-    """Return whether versions before ENCODING gave a text other ids with this tokenizer.
-
-    They removed special tokens, which moved the ids of ordinary added tokens after them, and took spelled tokens that
-    only the configuration names for special ones.
-    """
-    description, config = read_files(folder)
-    added = description.get("added_tokens", [])
-    special = {token["content"] for token in added if token.get("special")}
-    vocabulary = description["model"]["vocab"]
-    entries = vocabulary.keys() if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
-    named = set(roles_of(config).values()) & (entries | {token["content"] for token in added})
-    return any(not token.get("special") for token in added) or not named <= special
-
-
 def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return tokenizer.json and the configuration that fit the rows.
 

@@ -223,19 +223,6 @@ def test_the_text_of_a_cut_document_is_the_text_of_its_rows(kind: str, tmp_path:
     assert abs(len(stream) - len(expected)) < 8
 
 
-def test_folders_with_ids_of_earlier_versions_are_refused(tmp_path: Path, type_warm) -> None:
-    (tmp_path / "one.txt").write_text("\n".join(LINES * 30), encoding="utf-8")
-    for kind, is_refused in (("neox", True), ("gpt2 with digits", False)):
-        tokenizer, data = write(tmp_path / kind.partition(" ")[0], kind), tmp_path / f"data {kind}"
-        words = ("--data_files", tmp_path / "one.txt", "--tokenizer", tokenizer, "--dataset_dir", data)
-        prepare(type_warm, *words, "--sequence_length", 8)
-        manifest = json.loads((data / "manifest.json").read_text(encoding="utf-8"))
-        assert manifest.pop("encoding") == 2
-        (data / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-        again = type_warm("python", "prepare_data.py", *words, "--sequence_length", 8)
-        assert (again.returncode == 2) == is_refused, again.stdout + again.stderr
-
-
 def test_without_a_separator_one_token_is_only_context(model_folder: Path) -> None:
     tokenizer, model = load_tokenizer(str(model_folder)), AutoModelForCausalLM.from_pretrained(model_folder)
     scorer = Scorer(pretrained=model, tokenizer=tokenizer, max_length=16, batch_size=2, positions=32)

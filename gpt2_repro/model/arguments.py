@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from transformers.hf_argparser import HfArg
 
@@ -16,6 +16,8 @@ from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 GPT2 = "gpt2"
 # GPT-2's names for the shape, which are the options for every architecture, and transformers' common names.
 SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size"}
+FlashKernel = Literal["flash_attention_2", "kernels-community/flash-attn2", "kernels-community/aiter-flash-attn"]
+SdpaKernel = Literal["causal_sdpa", "causal_cudnn", "causal_efficient"]
 
 
 @dataclasses.dataclass
@@ -36,16 +38,9 @@ class ModelArguments:
     n_embd: int = HfArg(default=768, help="Width of the residual stream. 0: chosen to suit the text and the machine.")
     dropout: float = HfArg(default=0.0, help="Dropout of embeddings, attention and residuals.")
     pad_vocab_to_multiple_of: int = HfArg(default=128, help="Pad the vocabulary to a multiple of this number of ids.")
-    attn_implementation: Literal[
-        "auto",
-        "flash_attention_2",
-        "kernels-community/flash-attn2",
-        "kernels-community/aiter-flash-attn",
-        "causal_sdpa",
-        "causal_cudnn",
-        "causal_efficient",
-        "eager",
-    ] = HfArg(default="auto", help="Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA.")
+    attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "eager"] = HfArg(
+        default="auto", help="Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA."
+    )
     document_mask: bool = HfArg(
         default=False, help="No attention between documents of a row. Slower without flash-attn."
     )
@@ -74,22 +69,6 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
         raise UserError("Remove --document_mask. It has no effect with --packing wrap, whose rows have one document.")
     if model.document_mask and separator == "none":
         raise UserError("--document_mask needs separators in the rows. Prepare the data with `--separator before`.")
-
-
-def recorded_overrides(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the --config_overrides of a run, with all keys of `configuration.size_keys`.
-
-    Args:
-        identity: the result of `run_identity_of` in the run's record.
-    """
-    # Earlier versions did not record these keys if they had the defaults of transformers.
-    apart = {"tie_word_embeddings": False}
-    defaults: dict[str, dict[str, Any]] = {
-        "llama": apart | {"intermediate_size": 11_008},
-        "mixtral": apart | {"intermediate_size": 14_336, "num_key_value_heads": 8},
-    }
-    recorded = json.loads(identity.get("config_overrides") or "{}")
-    return defaults.get(identity.get("model_type", ""), {}) | recorded
 
 
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:

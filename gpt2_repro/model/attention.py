@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -14,14 +14,14 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.utils import is_kernels_available
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.model.arguments import FlashKernel
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.pretraining import SDPA
 
 
 logger = logging.getLogger(__name__)
 
-PACKAGE, HUB_KERNEL = "flash_attention_2", "kernels-community/flash-attn2"
-AMD_KERNEL = "kernels-community/aiter-flash-attn"
+FLASH = PACKAGE, HUB_KERNEL, AMD_KERNEL = get_args(FlashKernel)
 TIMING_SECONDS = 1.0  # per kernel, after a warm-up
 # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
 MOST_DIFFERENCE = 0.05
@@ -87,27 +87,26 @@ def choose_attention(
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
-    flash = (PACKAGE, HUB_KERNEL, AMD_KERNEL)
     how = {"rows": rows, "bf16": machine.bf16, "document_mask": machine.document_mask, "device": "cuda"}
     if requested != "auto":
         problem: str | float | None = obstacle(requested, machine)
-        if problem is None and requested in flash:
+        if problem is None and requested in FLASH:
             problem = time_kernels({requested: None, "causal_sdpa": None}, config, **how)[requested]
         if isinstance(problem, str):
             raise UserError(f"{requested} cannot be used: {problem}. Pass --attn_implementation auto.")
         return Choice(requested, "as requested")
     if not machine.cuda:
         return Choice("causal_sdpa", "torch's SDPA, because there is no NVIDIA or AMD GPU")
-    obstacles = {name: obstacle(name, machine) for name in (*flash, *SDPA)}
+    obstacles = {name: obstacle(name, machine) for name in (*FLASH, *SDPA)}
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
     if machine.document_mask:
-        timings: Any = {name: obstacles[name] for name in flash}
+        timings: Any = {name: obstacles[name] for name in FLASH}
         if None in timings.values():
             timings = time_kernels(timings | {"causal_sdpa": None}, config, **how)
-        if usable := [name for name in flash if isinstance(timings[name], float)]:
+        if usable := [name for name in FLASH if isinstance(timings[name], float)]:
             return Choice(usable[0], "it takes document lengths instead of a mask")
-        why = "; ".join(f"{name}: {timings[name]}" for name in flash)
+        why = "; ".join(f"{name}: {timings[name]}" for name in FLASH)
         return Choice("causal_sdpa", f"torch's SDPA with a document mask; {why}")
     if earlier in obstacles:
         if obstacles[earlier] is None:

@@ -27,8 +27,3 @@ class PretrainingArguments(TrainingSection, TrainingArguments):
     def last_step(self) -> int:
         """The last optimizer step: max_steps, or stop_at_step if set and earlier."""
         return min(self.stop_at_step or self.max_steps, self.max_steps)
-
-    @property
-    def compiles_one_row(self) -> bool:
-        """Whether the compiled loss gets batches of one row in training or validation."""
-        return self.compile_loss and 1 in (self.per_device_train_batch_size, self.per_device_eval_batch_size)

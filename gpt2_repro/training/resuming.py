@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
-from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import Manifest
-from gpt2_repro.model.arguments import recorded_overrides
 from gpt2_repro.run_record import RunRecord, checkpoints, events, layout
 from gpt2_repro.training.arguments import TrainingSection
 
@@ -36,11 +34,9 @@ DEEPSPEED_CLASSES = {
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
 SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
-OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
-# Options that earlier checkpoints do not have, with their defaults. A default is not recorded.
-NEWER = {"ema_steps": 0, "muon_momentum": 0.95, "precision": ""}
+OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon_momentum", "ema_steps")
 ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
-TRAJECTORY = (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER, *NEWER)  # fields of the section that change a run
+TRAJECTORY = (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER, "precision")  # fields of the section that change a run
 # Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The other fields determine the shapes or
 # the optimizer state of the checkpoint. tokens_per_step determines the position in the data, which is counted in
 # steps.
@@ -103,8 +99,6 @@ def choose_start(run: RunRecord, settings: TrainingSection, plan: BatchPlan, ide
         _require_no_result(run, skipped)
         return Start(*extend_plan(plan, settings.extend_to, extensions=[], step=0))
     manifest = checkpoints.read_manifest(checkpoint)
-    if "run_identity" not in manifest:
-        raise UserError(f"{checkpoint} was written by an earlier version of train.py. Pass another --output_dir.")
     saved, step = manifest["run_identity"], layout.step_of(checkpoint)
     plan, extensions = extend_plan(plan, settings.extend_to, extensions=saved.get("extensions", []), step=step)
     by = launcher_of_checkpoint(manifest["files"])
@@ -239,8 +233,7 @@ def run_identity_of(
         "max_steps": plan.max_steps,
         "bf16": settings.bf16,
         **{key: value for key, value in model.items() if key != "attn_implementation"},
-        **{name: getattr(settings, name) for name in (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER)},
-        **{name: getattr(settings, name) for name, default in NEWER.items() if getattr(settings, name) != default},
+        **{name: getattr(settings, name) for name in TRAJECTORY},
     }
 
 
@@ -261,9 +254,7 @@ def require_same_run(
         allow_change: if all settings that differ are in CHANGEABLE, log a warning instead of raising UserError.
         option: the option that selects another place.
     """
-    saved, asked = NEWER | dict(saved), NEWER | json.loads(json.dumps(asked))
-    if "config_overrides" in saved:
-        saved["config_overrides"] = JsonObject(json.dumps(recorded_overrides(saved)))
+    asked = json.loads(json.dumps(asked))
     # Extensions are determined by --extend_to and the checkpoint.
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:

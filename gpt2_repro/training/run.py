@@ -15,7 +15,7 @@ from gpt2_repro.run_record.supervision import RUN, note
 from gpt2_repro.training.arguments import TrainingRecipe
 from gpt2_repro.training.copying import RunCopier
 from gpt2_repro.training.restoring import restore_before_start
-from gpt2_repro.training.resuming import NEWER, Start, choose_start, run_identity_of
+from gpt2_repro.training.resuming import Start, choose_start, run_identity_of
 from gpt2_repro.training.settings import resolve_settings, to_training_arguments
 
 
@@ -79,7 +79,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     (start,) = broadcast_object_list([start])
     if isinstance(start, UserError):
         raise start
-    ranks.check_equal(NEWER | identity | further)
+    ranks.check_equal(identity | further)
     if start.is_finished:
         note(RUN, str(run.path.resolve()))
         if args.process_index == 0:
@@ -101,7 +101,8 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     config = build_config(model_section, **shape, tokenizer=inputs.tokenizer)
     check_architecture(config)
     here: Any = {"cuda": args.device.type == "cuda", "bf16": args.bf16, "length": plan.sequence_length}
-    machine = Machine(**here, one_row_compiled=args.compiles_one_row, document_mask=model_section.document_mask)
+    one_row = args.compile_loss and 1 in (args.per_device_train_batch_size, args.per_device_eval_batch_size)
+    machine = Machine(**here, one_row_compiled=one_row, document_mask=model_section.document_mask)
     requested, attention = model_section.attn_implementation, None
     if requested != "auto" or args.process_index == 0:
         earlier = _attention_of(run, use_cpu=args.use_cpu)

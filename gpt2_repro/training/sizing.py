@@ -13,7 +13,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator, find_accelerator, total_memory
 from gpt2_repro.manifest import SplitCounts
-from gpt2_repro.model.arguments import GPT2, SHAPE, check_model, recorded_overrides
+from gpt2_repro.model.arguments import GPT2, SHAPE, check_model
 from gpt2_repro.preflight.memory import MemoryTrial
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_steps, output_dir_of
@@ -127,7 +127,7 @@ def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
 
         keys = size_keys(model, sequence_length=recipe.data.sequence_length)
     if saved.get("model_type") == model.model_type:
-        recorded = recorded_overrides(saved)
+        recorded = JsonObject(saved["config_overrides"]).values
         keys = {key: recorded[key] for key in keys}
     overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
     return dataclasses.replace(recipe, model=dataclasses.replace(model, config_overrides=overrides))
@@ -137,17 +137,15 @@ def _check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
     """Raise UserError if all training rows together are fewer than one step needs."""
     training, length, processes = recipe.training, recipe.data.sequence_length, int(os.environ.get("WORLD_SIZE", "1"))
     if training.train_sampling_strategy == BY_LENGTH:
-        most, option = counts.row_tokens, ""
+        most = counts.row_tokens
     elif micro_batch := min(training.per_device_train_batch_size, counts.rows // processes):
         most = counts.rows // (micro_batch * processes) * micro_batch * processes * length
-        is_smaller = micro_batch < training.per_device_train_batch_size
-        option = f" --per_device_train_batch_size {micro_batch}" if is_smaller else ""
     else:
         raise UserError(f"{processes} processes need more training rows than {counts.rows}. Prepare more text.")
     if training.tokens_per_step > most:
         raise UserError(
             f"{recipe.data.dataset_dir} has only {counts.rows:,} training rows, too few for one step of "
-            f"{training.tokens_per_step:,} tokens. Pass at most --tokens_per_step {most}{option}, or prepare more text."
+            f"{training.tokens_per_step:,} tokens. Pass at most --tokens_per_step {most}, or prepare more text."
         )
 
 
@@ -179,10 +177,9 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, *, on_gpu: bool) -> Tra
     return recipe
 
 
-Plans = dict[int, BatchPlan | UserError]
-
-
-def plans_of(recipe: TrainingRecipe, requested: TrainingRecipe, device: Accelerator | None = None) -> Plans:
+def plans_of(
+    recipe: TrainingRecipe, requested: TrainingRecipe, device: Accelerator | None = None
+) -> dict[int, BatchPlan | UserError]:
     """Return the batch plan for 1, 2, 4, 8 and `device.count` devices, or why a step does not divide.
 
     Args:

@@ -87,25 +87,6 @@ def test_an_older_final_model_is_not_the_result(finished: Path, train) -> None:
     assert manifest["environment"]["run_identity"]["learning_rate"] == 2e-2
 
 
-def test_llama_of_an_earlier_version_keeps_its_size(train, type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
-    options = ("--model_type", "llama", "--keep_checkpoints", 1)
-    earlier = "intermediate_size=11008,tie_word_embeddings=false"  # the defaults of transformers
-    run = train(tmp_path / "run", *options, "--config_overrides", earlier, "--stop_at_step", 4)
-    # Earlier versions recorded only the keys that the user passed.
-    for record in (run / "environment.json", run / "checkpoint-4" / "manifest.json"):
-        document = json.loads(record.read_text(encoding="utf-8"))
-        document["run_identity"]["config_overrides"] = ""
-        document |= {"sha256": manifest_hash(document)}
-        record.write_text(json.dumps(document), encoding="utf-8")
-    unrecorded = tmp_path / "unrecorded"
-    shutil.copytree(run, unrecorded)
-    (unrecorded / "environment.json").unlink()
-    refused = type_warm("python", "train.py", tiny_recipe, "--output_dir", unrecorded, *options)
-    assert refused.returncode == 2 and "11008" in refused.stderr
-    config = json.loads((train(run, *options) / "final" / "config.json").read_text(encoding="utf-8"))
-    assert (config["intermediate_size"], config["tie_word_embeddings"]) == (11008, False)
-
-
 def test_supervised_run_goes_back_only_once(finished: Path, typed, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
