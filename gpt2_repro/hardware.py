@@ -14,40 +14,15 @@ import sysconfig
 from pathlib import Path
 
 import psutil
+import yaml
 
 from gpt2_repro.errors import UserError
 
 
-# Dense bf16 peaks in FLOP/s with fp32 accumulation, from NVIDIA's data sheets; 3090, L4, A30 and MI300X from nanochat's
-# table, and other cards from pages of specifications (2026-11-25). The T4 and the V100 have no bf16, so theirs are for
-# fp16. The key is a part of the name that the driver reports. The first match wins.
-PEAK_FLOPS = {
-    "B200": 2250e12,
-    "H200 NVL": 835.5e12,
-    "H200": 989.4e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989.4e12,
-    "A100": 312e12,
-    "L40S": 362.05e12,
-    "A40": 149.7e12,
-    "A30": 165e12,
-    "A10": 125e12,
-    "A10G": 70e12,
-    "L4": 121e12,
-    "V100-PCIE": 112e12,
-    "V100": 125e12,
-    "T4": 65e12,
-    "RTX PRO 6000": 503.8e12,
-    "RTX A6000": 154.8e12,
-    "RTX 5090": 209.5e12,
-    "RTX 4090": 165.2e12,
-    "RTX 4080": 97.5e12,
-    "RTX 4060 Ti": 44.1e12,
-    "RTX 3090": 71e12,
-    "MI300X": 1307.4e12,
+PEAK_FLOPS: dict[str, float] = {
+    name: 1e12 * peak
+    for name, peak in yaml.safe_load(Path(__file__).with_name("peak_tflops.yaml").read_text(encoding="utf-8")).items()
 }
-
 
 CGROUP = Path("/sys/fs/cgroup")
 USE_CPU = "--use_cpu to train on the CPU, or use recipes/own_text.yaml, whose model fits a CPU"
@@ -179,21 +154,16 @@ def choose_precision(asked: str, *, use_cpu: bool, accept_any_hardware: bool) ->
     A GPU without bf16 uses fp32 instead of bf16 if `accept_any_hardware`, and raises UserError otherwise.
     """
     import torch
+    from transformers.utils import is_torch_bf16_available_on_device
 
     if asked == "fp32":
         return "fp32", "fp32, as set in the recipe"
-    if use_cpu:
-        if asked == "fp16":  # accelerate (1.15) would ignore fp16 without a message
-            return "fp32", "fp32, because accelerate has no fp16 on a CPU"
-        if cpu_multiplies_bf16():
-            return "bf16", "bf16 with fp32 master weights, because this CPU has bf16 instructions"
-        return "fp32", "fp32, because this CPU has no bf16 instructions and would emulate them slowly"
-    if gpu_kind() == "mps":
-        if asked == "fp16":
-            return "fp32", "fp32, because fp16 with loss scaling is not supported on Apple GPUs"
-        if _multiplies_bf16("mps"):
+    if use_cpu or gpu_kind() == "mps":
+        if asked == "fp16":  # accelerate (1.15) would ignore fp16 on a CPU without a message
+            return "fp32", "fp32, because fp16 with loss scaling needs an NVIDIA or AMD GPU"
+        if cpu_multiplies_bf16() if use_cpu else is_torch_bf16_available_on_device("mps"):
             return "bf16", "bf16 with fp32 master weights"
-        return "fp32", "fp32, because this macOS has no bf16 on the GPU"
+        return "fp32", "fp32, because this device has no bf16 instructions"
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if asked == "fp16" or (asked == "auto" and not has_bf16):
         return "fp16", "fp16 with fp32 master weights and loss scaling"
@@ -232,16 +202,6 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
     if not use_cpu and gpu_kind() == "cuda" and importlib.util.find_spec("triton") is None:
         return "torch.compile needs triton. Install triton"
     return None
-
-
-def _multiplies_bf16(device: str) -> bool:
-    import torch
-
-    try:
-        ones = torch.ones(2, 2, dtype=torch.bfloat16, device=device)
-        return bool(((ones @ ones) == 2).all())
-    except (RuntimeError, TypeError):
-        return False
 
 
 def nvidia_driver() -> str | None:

@@ -108,7 +108,7 @@ RULES = {"use_cpu": False, "accept_any_hardware": False}
 @pytest.mark.parametrize("bf16", [True, False])
 def test_an_apple_gpu(apple, bf16: bool, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It trains in one process, with bf16 if macOS has it, with torch's SDPA, and uncompiled."""
-    monkeypatch.setattr(hardware, "_multiplies_bf16", lambda device: bf16)
+    monkeypatch.setattr("transformers.utils.is_torch_bf16_available_on_device", lambda device: bf16)
     recipe = parse_for_training(tiny_recipe, *GPU)
     settings, plan = resolve_settings(follow_data(recipe))
     assert (settings.use_cpu, settings.bf16, settings.precision, settings.torch_compile) == (False, bf16, "", False)
@@ -124,11 +124,6 @@ def test_an_apple_gpu(apple, bf16: bool, tiny_recipe: Path, monkeypatch: pytest.
     assert "1 x Apple M3 Pro, 24 GB" in found["device"].words
     with pytest.raises(UserError, match="2 processes need as many GPUs"):
         hardware.check_processes(2)
-
-
-def test_an_apple_gpu_multiplies_bf16() -> None:
-    assert hardware._multiplies_bf16("cpu")  # the test product, on a device that exists here
-    assert not hardware._multiplies_bf16("mps")
 
 
 def test_amd_gpus(amd, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,8 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
         raise UserError(f"{path} exists with other values. Delete or rename it.")
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    print("\n".join([f"wrote {path}", *choice.lines(), ""]), file=sys.stderr if options.json else sys.stdout)
+    header = [line for line in text.splitlines() if line.startswith("#")]
+    print("\n".join([f"wrote {path}", *header, ""]), file=sys.stderr if options.json else sys.stdout)
     again = load_recipe([str(path), *(["--usd_per_hour", str(price)] if price else [])], options=OPTIONS)
     return dataclasses.replace(again, options=options)
 

@@ -11,13 +11,17 @@ The rules and their sources:
 """
 
 import math
+from pathlib import Path
 from typing import NamedTuple
+
+import jinja2
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.size import ModelScale, gpt2_scale
 from gpt2_repro.preflight.cost import GPT2_FLOPS_PER_TOKEN
 
 
+TEMPLATE = Path(__file__).with_name("budget.yaml.j2")
 A, ALPHA, B, BETA = 482.01, 0.3478, 2085.43, 0.3658
 SMALLEST, FEWEST = 70e6, 5e9  # parameters and tokens of the runs that were fitted
 GPT2_124M, TOKENS, LOSS = 124_439_808, 9.89e9, 3.28  # llm.c's run, as recipes/gpt2_124m.yaml
@@ -48,25 +52,10 @@ class Choice(NamedTuple):
     def loss(self) -> float:
         return expected_loss(self.scale.parameters, self.tokens)
 
-    def lines(self) -> list[str]:
-        """Return the choice as lines of text, with the origin of each number."""
-        law = "Besiroglu et al., arXiv 2404.10102, moved to llm.c's loss on FineWeb"
-        outside = "; extrapolated" if self.scale.parameters < SMALLEST or self.tokens < FEWEST else ""
-        share = TOKENS * GPT2_FLOPS_PER_TOKEN / (self.tokens * self.scale.flops_per_token)
-        return [
-            f"model            {self.depth} layers of width {64 * self.depth}, {self.scale.parameters:,} parameters: the "
-            f"smallest whose expected loss is within {TOLERANCE} of the best for this budget",
-            f"tokens           {self.tokens:,}: what the GPUs process in the time that is left for training steps",
-            f"tokens per step  {self.tokens_per_step:,}: proportional to tokens ** 0.383 (arXiv 2505.13738)",
-            f"learning rate    {self.learning_rate:g}: GPT-2 124M's, scaled by batch and width as in nanochat",
-            f"expected loss    {self.loss:.2f} ({law}{outside})",
-            f"gpt2_124m        {LOSS:.2f} after {TOKENS / 1e9:.1f}B tokens, with {share:.2f} times the FLOPs of this run",
-        ]
-
     def recipe(self, name: str, heading: str, *, hours: float) -> str:
-        """Return the recipe as YAML with comments. `name` is the name of its data folder.
+        """Return the recipe as YAML. Its comments have the expected loss, and the origin of each number.
 
-        Raises UserError if no sample of FineWeb has so many tokens.
+        `name` is the name of its data folder. Raises UserError if no sample of FineWeb has so many tokens.
         """
         held_out = 100_000_000
         needed = int(1.01 * self.tokens) + held_out  # a row less at the end of each shard
@@ -75,30 +64,12 @@ class Choice(NamedTuple):
         source = next((source for tokens, source in sources.items() if needed < tokens), None)
         if source is None:
             raise UserError(f"{self.tokens / 1e9:.0f}B tokens are more than FineWeb's sample of 350B has. Pay less.")
-        return f"""# {heading} Written by preflight.
-#
-# Expected  validation loss {self.loss:.2f} on FineWeb (estimated; see gpt2_repro/preflight/compute_optimal.py)
-
-data:
-  source: {source}
-  dataset_dir: data/{name}
-  max_tokens: {needed}
-  validation_tokens: {held_out}
-
-model:
-  n_layer: {self.depth}
-  n_head: {self.depth}
-  n_embd: {64 * self.depth}
-
-training:
-  tokens_per_step: {self.tokens_per_step}
-  total_tokens: {self.tokens}  # {self.steps:,} steps
-  per_device_train_batch_size: 0  # as many rows as fit
-  learning_rate: {self.learning_rate:g}
-  warmup_steps: 0.037  # of the steps, as in gpt2_124m
-  hellaswag_steps: 1000
-  max_hours: {hours:.2f}  # a machine that is slower than assumed stops here, with a checkpoint
-"""
+        template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), keep_trailing_newline=True)
+        run = {"name": name, "heading": heading, "hours": hours, "source": source}
+        data = {"needed": needed, "held_out": held_out, "tolerance": TOLERANCE, "tokens": TOKENS, "loss": LOSS}
+        share = TOKENS * GPT2_FLOPS_PER_TOKEN / (self.tokens * self.scale.flops_per_token)
+        is_fitted = self.scale.parameters >= SMALLEST and self.tokens >= FEWEST
+        return template.render(choice=self, share=share, is_fitted=is_fitted, **run, **data)
 
 
 def expected_loss(parameters: float, tokens: float) -> float:
