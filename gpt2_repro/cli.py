@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -67,8 +67,6 @@ def mistakes() -> Iterator[None]:
         if number not in DISK_ERRORS:
             raise
         fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
-        if number == errno.EFBIG:
-            fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
         where = getattr(error, "filename", None) or "a file or the output of this command"
         raise UserError(f"{os.strerror(number)}: {where}. {fix}") from error
 
@@ -152,8 +150,6 @@ class Progress(tqdm):
         in_lines = not hidden and not sys.stderr.isatty()
         super().__init__(iterable, desc=desc, disable=hidden or in_lines, dynamic_ncols=True, **options)
         self._text, self._written_at = desc if in_lines else "", time.monotonic()
-        if in_lines and self.total is None and isinstance(iterable, Sized):
-            self.total = len(iterable)
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.iterable:

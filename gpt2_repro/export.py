@@ -21,7 +21,7 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.comparison import Comparison
 from gpt2_repro.evaluation.model_card import model_card
 from gpt2_repro.evaluation.models import fingerprint
-from gpt2_repro.files import from_json, read_object, readable
+from gpt2_repro.files import from_json, read_object
 from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record.layout import COMPARISON
@@ -96,7 +96,8 @@ def _add_chat(tokenizer: Any) -> None:
 
 def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
     model.save_pretrained(folder)
-    readable(folder)
+    for path in folder.glob("*.safetensors"):  # the library makes them private
+        shutil.copymode(folder / "config.json", path)
     tokenization.save(tokenizer, folder)
 
 

@@ -170,11 +170,3 @@ def append_line(path: Path, line: str) -> None:
             # A full disk can have cut off the last line.
             line = line if file.read(1) == b"\n" else f"\n{line}"
         file.write(f"{line}\n".encode())
-
-
-def readable(folder: Path) -> None:
-    """Give .safetensors files default permissions. The library makes them private."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in folder.glob("*.safetensors"):
-        path.chmod(0o666 & ~mask)

@@ -41,8 +41,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--chat", action="store_true", help="Answer lines of standard input, with a chat template.")
     parser.add_argument("--seed", type=cli.between(0, 2**63 - 1), default=42, help="Random seed.")
     args = parser.parse(argv)
-    if 0 < args.temperature < 0.001:  # probabilities would overflow
-        raise UserError(f"--temperature {args.temperature} must be 0 or at least 0.001.")
     if args.words and args.prompt:
         raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
     args.prompt = args.prompt or " ".join(args.words)
@@ -55,19 +53,16 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _load(name: str, source: str) -> tuple[Any, Any]:
-    """Return the model and the tokenizer of the checkpoint `name` in `source`."""
+def _open(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the model of a command, on the GPU if there is one, and its tokenizer."""
+    source = resolve_checkpoint(args.checkpoint, unfinished=True).source
     from gpt2_repro.model.export import load_pair
 
-    while True:
-        try:
-            return load_pair(source)
-        except UserError:
-            # If the run is in progress, it may have deleted this checkpoint and saved a newer one.
-            newest = resolve_checkpoint(name, unfinished=True).source
-            if newest == source:
-                raise
-            source = newest
+    try:
+        model, tokenizer = load_pair(source)
+    except UserError:  # a run in progress may have deleted this checkpoint and saved a newer one
+        model, tokenizer = load_pair(resolve_checkpoint(args.checkpoint, unfinished=True).source)
+    return model.to(gpu_kind() or "cpu"), tokenizer
 
 
 def main(argv: list[str]) -> None:
@@ -87,16 +82,14 @@ def chat(args: argparse.Namespace) -> None:
 
     If the dialogue does not fit into the window, the oldest messages are forgotten.
     """
-    source = resolve_checkpoint(args.checkpoint, unfinished=True).source
+    model, tokenizer = _open(args)
 
     import torch
     from transformers import TextStreamer
 
-    model, tokenizer = _load(args.checkpoint, source)
     if not tokenizer.chat_template:
         fix = "Fine-tune a model that was exported with --chat (docs/after-pretraining.md)."
         raise UserError(f"{args.checkpoint} has no chat template. {fix}")
-    model = model.to(gpu_kind() or "cpu")
     room = max_positions(model.config) - min(args.max_new_tokens, max_positions(model.config) // 2)
     options = _options(args, tokenizer) | {
         "streamer": TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -127,20 +120,19 @@ def _ids_of(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 
 def _options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
     sampling = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
-    return {"pad_token_id": tokenizer.eos_token_id} | (sampling if args.temperature else {"do_sample": False})
+    is_greedy = args.temperature < 0.001  # probabilities would overflow
+    return {"pad_token_id": tokenizer.eos_token_id} | ({"do_sample": False} if is_greedy else sampling)
 
 
 def samples(argv: list[str]) -> list[str]:
     """Return the texts that a checkpoint generates, for the words of a command line."""
     args = _parse(argv)
-    source = resolve_checkpoint(args.checkpoint, unfinished=True).source
+    model, tokenizer = _open(args)
 
     import torch
 
     from gpt2_repro.tokenization import start_ids
 
-    model, tokenizer = _load(args.checkpoint, source)
-    model = model.to(gpu_kind() or "cpu")
     window = max_positions(model.config)
     start = start_ids(tokenizer, args.prompt)
     kept = window - min(args.max_new_tokens, window // 2)

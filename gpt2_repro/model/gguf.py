@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.llmc import BLOCKS, LAYER_NORM_EPSILON, require_gpt2
+from gpt2_repro.model.llmc import BLOCKS, LAYER_NORM_EPSILON, require_gpt2, transposed
 
 
 DTYPES = {"f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0", "float32": "ALL_F32"}
@@ -53,11 +53,11 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
     matrix = {"f16": gguf.GGMLQuantizationType.F16, "q8_0": gguf.GGMLQuantizationType.Q8_0}.get(dtype)
-    for name, tensor in model.transformer.state_dict().items():
+    for name, tensor in transposed(model.transformer.state_dict()).items():
         *parents, part = name.split(".")
         block = ".".join(parents[2:])
         target = f"blk.{parents[1]}.{NAMES[block]}" if block else OUTSIDE[parents[0]]
-        array = (tensor.t() if ".c_" in name and part == "weight" else tensor).contiguous().numpy()
+        array = tensor.contiguous().numpy()
         is_matrix = matrix is not None and array.ndim == 2 and parents[0] != "wpe"
         kind = matrix if is_matrix and not (dtype == "q8_0" and array.shape[1] % 32) else gguf.GGMLQuantizationType.F32
         writer.add_tensor(f"{target}.{part}", gguf.quants.quantize(array, kind), raw_dtype=kind)

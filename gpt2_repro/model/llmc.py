@@ -1,6 +1,6 @@
 """Read and write the model files of llm.c, which contain a GPT-2 model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,11 @@ def require_gpt2(model: PreTrainedModel, reader: str) -> None:
         raise UserError(f"{reader} reads only GPT-2 with layer_norm_epsilon {LAYER_NORM_EPSILON}.")
     if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
         raise UserError(f"{reader} reads only GPT-2 whose output layer shares its weights with the embeddings.")
+
+
+def transposed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return views of GPT-2's weights, those of transformers' Conv1D in the layout of Linear, or the reverse."""
+    return {name: w.t() if ".c_" in name and name.endswith(".weight") else w for name, w in weights.items()}
 
 
 def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
@@ -83,8 +88,7 @@ def read_llmc(path: Path) -> PreTrainedModel:
 
 def _tensors(model: GPT2LMHeadModel) -> Iterator[tuple[str, Tensor]]:
     """Yield names and views of the weights, in the order and layout of llm.c's model file."""
-    weights, layers = model.transformer.state_dict(), range(model.config.n_layer)
+    weights, layers = transposed(model.transformer.state_dict()), range(model.config.n_layer)
     inner = [f"h.{layer}.{block}.{part}" for block in BLOCKS for part in ("weight", "bias") for layer in layers]
     for name in ["wte.weight", "wpe.weight", *inner, "ln_f.weight", "ln_f.bias"]:
-        # The weights of transformers' Conv1D are those of Linear, transposed.
-        yield name, weights[name].t() if ".c_" in name and name.endswith(".weight") else weights[name]
+        yield name, weights[name]

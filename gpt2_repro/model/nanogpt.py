@@ -4,17 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.model.llmc import NO_DROPOUT, require_gpt2
+from gpt2_repro.model.llmc import NO_DROPOUT, require_gpt2, transposed
 
 
 # Names of the shape in nanoGPT and in transformers. The modules have the same names, but nanoGPT has Linear layers
 # where transformers has Conv1D, whose weights are transposed.
 SHAPE = {"block_size": "n_positions"} | {name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
-TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 MASKS = (".attn.bias", ".attn.masked_bias")  # buffers
 ACTIVATION = "activation_function"
 
@@ -41,11 +39,7 @@ def read_nanogpt(path: Path) -> PreTrainedModel:
     activation = built.get(ACTIVATION, "gelu") if isinstance(built, dict) else "gelu_pytorch_tanh" if built else "gelu"
     special = {ACTIVATION: activation, "bos_token_id": None, "eos_token_id": None}
     model = GPT2LMHeadModel(GPT2Config(**sizes, **NO_DROPOUT, **special))
-    state = {
-        name: tensor.t() if name.endswith(TRANSPOSED) else tensor
-        for name, tensor in weights.items()
-        if not name.endswith(MASKS)
-    }
+    state = transposed({name: tensor for name, tensor in weights.items() if not name.endswith(MASKS)})
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except RuntimeError as error:
@@ -60,11 +54,8 @@ def read_nanogpt(path: Path) -> PreTrainedModel:
 def write_nanogpt(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     """Write a GPT-2 as a checkpoint that nanoGPT's sample.py reads, in `dtype`, or raise UserError."""
     require_gpt2(model, "nanoGPT")
-    weights: dict[str, Tensor] = {
-        name: (tensor.t() if name.endswith(TRANSPOSED) else tensor).to(getattr(torch, dtype)).contiguous()
-        for name, tensor in model.state_dict().items()
-        if not name.endswith(MASKS)
-    }
+    state = transposed(model.state_dict())
+    weights = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in state.items()}
     shape: dict[str, Any] = {theirs: getattr(model.config, ours) for theirs, ours in SHAPE.items()}
     settings = {ACTIVATION: model.config.activation_function}
     torch.save({"model": weights, "model_args": shape | {"bias": True, "dropout": 0.0}, "config": settings}, path)

@@ -39,7 +39,6 @@ class MarsAdamW(torch.optim.AdamW):
             if vectors:
                 groups += [group | {"params": vectors, "by": "adamw", "lr_factor": LEARNING_RATE_OF_VECTORS}]
         super().__init__(groups, lr=lr, fused=True, **adamw)
-        self.weights: list[list[Tensor]] = [group["params"] for group in groups]  # ZeRO expects this order
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:

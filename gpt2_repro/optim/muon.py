@@ -59,7 +59,6 @@ class MuonWithAdamW(torch.optim.AdamW):
             groups += [group | {"params": own, "by": "muon", "matrices": matrices}] if own else []
             groups += [group | {"params": rest, "by": "adamw", "fused": True}] if rest else []
         super().__init__(groups, **adamw)
-        self.weights: list[list[Tensor]] = [group["params"] for group in groups]  # ZeRO expects this order
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:

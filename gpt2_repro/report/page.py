@@ -153,10 +153,7 @@ def sample_text(sample: dict[str, Any]) -> str:
 
 def time_table(run: Run) -> Table:
     """Return a table of the time, share and cost (if known) of each part of the run."""
-    price = run.environment.usd_per_hour
-    rows = breakdown(run.status.time_breakdown, usd_per_hour=price)
-    headers = ["activity", "time", "share", *(["cost"] if price else [])]
-    return Table(headers, [[Cell(row[0]), *(Cell(text, "number") for text in row[1:])] for row in rows])
+    return breakdown(run.status.time_breakdown, usd_per_hour=run.environment.usd_per_hour)
 
 
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:

@@ -23,21 +23,17 @@ def goodput(parts: Mapping[str, float]) -> float:
     return sum(parts.get(name, 0.0) for name in STEPS) / (sum(parts.values()) or 1.0)
 
 
-def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:
-    """Return rows (name, time, share) for the parts, the total and the goodput.
+def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> Table:
+    """Return a table with the time and the share of the parts, the total and the goodput.
 
-    If the price of the complete machine is known, each row also has the cost in dollars.
+    If the price of the complete machine is known, there is a column with the cost in dollars.
     """
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
     accounts |= {"total": total, "goodput: training+data": goodput(parts) * total}
-    times = {name: seconds for name, seconds in accounts.items() if seconds}
-    costs = {name: [f"${time / 3600 * usd_per_hour:,.2f}"] if usd_per_hour else [] for name, time in times.items()}
-    return [[name, duration(time), f"{time / total:.1%}", *costs[name]] for name, time in times.items()]
-
-
-def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[str]:
-    """Return the rows of `breakdown` as aligned lines of text."""
-    rows = breakdown(parts, usd_per_hour=usd_per_hour)
-    cells = [[Cell(name), *(Cell(text, "number") for text in texts)] for name, *texts in rows]
-    return Table([""] * len(rows[0]), cells).lines()[1:]
+    rows = []
+    for name, seconds in accounts.items():
+        cost = [f"${seconds / 3600 * usd_per_hour:,.2f}"] if usd_per_hour else []
+        texts = [duration(seconds), f"{seconds / total:.1%}", *cost] if seconds else []
+        rows.append([Cell(name), *(Cell(text, "number") for text in texts)])
+    return Table(["activity", "time", "share", *(["cost"] if usd_per_hour else [])], [row for row in rows if row[1:]])

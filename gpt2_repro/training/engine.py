@@ -9,7 +9,6 @@ from typing import Any
 
 import accelerate.optimizer
 import torch
-import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -177,31 +176,6 @@ def set_masters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
             sharded.set_master_of_zero3(parameters[name], weight)
         else:
             parameters[name].set_full_hp_param(weight.flatten())
-
-
-def check_layout(model: nn.Module, optimizer: Any) -> None:
-    """Raise UserError if ZeRO-1 or 2 stores the weights of a group in another order.
-
-    DeepSpeed (0.19.8) then assigns masters to other weights of the model, and Muon and MARS update other weights.
-    """
-    # None: this rank has no part of the weight.
-    mappings = {weight: weight._hp_mapping for weight in model.parameters() if hasattr(weight, "_hp_mapping")}
-    if not mappings:  # another engine
-        return
-    same = all(
-        torch.equal(part.lp_fragment.flatten(), part.hp_fragment.to(part.lp_fragment.dtype))
-        for part in mappings.values()
-        if part is not None
-    )
-    for group, weights in zip(optimizer.param_groups, getattr(optimizer, "weights", ()), strict=False):
-        start, begin = 0, dist.get_rank() * len(group["params"][0])
-        for weight in weights if group["by"] != "adamw" else ():
-            if part := mappings[weight]:
-                same &= begin + part.hp_fragment_address.start - part.lp_fragment_address.start == start
-            start += weight.numel()
-    if not same:
-        fix = "Remove round_robin_gradients and parameter_alignment from the DeepSpeed JSON."
-        raise UserError(f"The master weights of ZeRO are not in the order of the model's weights. {fix}")
 
 
 def _full_master(parameter: Any) -> torch.Tensor:

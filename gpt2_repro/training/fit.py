@@ -19,7 +19,7 @@ from gpt2_repro.run_record import checkpoints, events
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STAGING, STATUS
 from gpt2_repro.run_record.supervision import RUN, WENT_BACK, note
-from gpt2_repro.run_record.time_breakdown import breakdown_lines
+from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.training import ranks
 from gpt2_repro.training.callbacks import CompilationReport, ProgressBar
 from gpt2_repro.training.copying import RunCopier
@@ -179,8 +179,8 @@ def _report_end(trainer: PretrainingTrainer) -> None:
     losses, reference = trainer.eval_losses, trainer.environment.reference
     if reference and "eval_loss" in losses and (message := explained(int(losses["step"]), losses["eval_loss"])):
         logger.info(message)
-    lines = breakdown_lines(trainer.run.time_breakdown(), usd_per_hour=trainer.args.usd_per_hour)
-    logger.info("time of the run by activity:\n  %s", "\n  ".join(lines))
+    table = breakdown(trainer.run.time_breakdown(), usd_per_hour=trainer.args.usd_per_hour)
+    logger.info("time of the run by activity:\n  %s", "\n  ".join(table.lines()[1:]))
     if reason := trainer.when.reason:
         option = reason.partition(" ")[0] if reason.startswith("--") else ""
         why, fix = (f", because of {reason}", f"with a larger {option}") if option else ("", "again")

@@ -30,6 +30,7 @@ REFUSED = {
     "scheduler": "the recipe sets the learning-rate schedule",
     "amp": "the recipe sets the precision",
     "checkpoint": "train.py converts checkpoints if necessary",
+    **dict.fromkeys(("round_robin_gradients", "parameter_alignment"), "master weights would be in another order"),
     "compute_grad_norm": "train.py skips updates whose gradient norm is not finite",
 }
 MASTERS = "bf16_master_weights_and_grads"

@@ -87,7 +87,6 @@ class PretrainingTrainer(Trainer):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         zero = self.model_wrapped.optimizer if self.is_deepspeed_enabled else None
         optimizer = (zero or self.optimizer).optimizer  # torch's, without the wrappers of DeepSpeed and accelerate
-        engine.check_layout(self.model, optimizer)
         engine.set_masters(self.model, weights)
         engine.skip_repeated_work(self.model_wrapped, self.model, self.optimizer)
         follow(self.lr_scheduler, self.args.learning_rate)

@@ -162,7 +162,8 @@ def test_speed_counts_training_time_only(precision: str, peak: float | None, mfu
 def test_goodput_counts_only_the_steps_that_were_kept() -> None:
     parts = {"startup": 20, "training": 100, "data": 20, "redone": 40, "saving": 20}
     assert goodput(parts) == 0.6 and goodput({}) == 0
-    costs = {name: (share, usd) for name, _, share, usd in breakdown(parts, usd_per_hour=3.6)}
+    rows = breakdown(parts, usd_per_hour=3.6).rows
+    costs = {name.text: (share.text, usd.text) for name, _, share, usd in rows}
     assert costs["total"] == ("100.0%", "$0.20") and costs["goodput: training+data"] == ("60.0%", "$0.12")
 
 
