@@ -140,15 +140,20 @@ def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
         for file in SMALL_FILES:
             if Path(run, file).is_file():
                 place.put(Path(shutil.copyfile(Path(run, file), Path(still, file))), file)
-    if not name or not folder.is_dir():  # it may be deleted by now, if a newer checkpoint is complete
+    manifest = checkpoints.read_manifest(folder) if name else {}
+    if not manifest:  # it may be deleted by now, if a newer checkpoint is complete
         return 0.0
-    manifest = checkpoints.read_manifest(folder)
     if is_new := place.manifest(name) != manifest:
         place.remove(name)  # of an interrupted copy, or from before the run went back
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        for path in sorted(files, key=lambda path: path.name == CHECKPOINT_MANIFEST):
-            if not path.name.startswith(checkpoints.SILLY_RENAME):
-                place.put(path, f"{name}/{path.relative_to(folder)}")
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != CHECKPOINT_MANIFEST]
+        try:
+            for path in [*files, folder / CHECKPOINT_MANIFEST]:
+                if not path.name.startswith(checkpoints.SILLY_RENAME):
+                    place.put(path, f"{name}/{path.relative_to(folder)}")
+        except FileNotFoundError:
+            if folder.is_dir():
+                raise
+            return 0.0  # deleted meanwhile
     if (step := step_of(folder)) >= 0:
         newest, copies = max(step, record.newest_step()), copies | {step: manifest}
         complete = {at: bool(its.get("rolling")) for at, its in copies.items() if its and at <= newest}

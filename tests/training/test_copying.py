@@ -205,20 +205,36 @@ def test_newer_copies_of_another_start_are_kept(run: Path, place: str, tmp_path:
     assert steps_at(place) == [4] and Place(place).read("metrics.jsonl") == log
 
 
+@pytest.mark.parametrize("method", ["manifest", "remove", "put"])
+def test_a_checkpoint_that_is_deleted_while_it_is_copied_replaces_no_copy(
+    run: Path, place: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run, 2)
+    copy(run, 2, place, keep=1)
+    save(run, 4)
+    original = getattr(Place, method)
+
+    def call(self: Place, *words: Any) -> Any:
+        if (run / "checkpoint-4").is_dir() and "checkpoint-4" in str(words[-1]):
+            checkpoints.discard(run / "checkpoint-4")
+        return original(self, *words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, method, call)
+        assert copy(run, 4, place, keep=1) == 0
+    assert not (run / "checkpoint-4").exists() and steps_at(place) == [2]
+
+
 def test_a_place_that_cannot_be_read_is_a_failure_that_is_retried(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFailed):
         restore(tmp_path / "run", str(tmp_path / "file" / "place"))
 
 
-def test_a_new_run_needs_a_place_that_can_be_written(run: Path, tmp_path: Path) -> None:
-    save(run, 2)
+def test_a_new_run_needs_a_place_that_can_be_written(typed, tmp_path: Path) -> None:
     (tmp_path / "place" / "run_status.json").mkdir(parents=True)  # a file cannot replace it
-    copier = copying.RunCopier(RunRecord(run), TrainingSection(sync_to=str(tmp_path / "place")))
-    with pytest.raises(RunFailed, match="not completely copied"):
-        copier.require_place()
-    copier.process.end()
-    copier.process.process.wait()
+    done = typed(tmp_path / "run", "--sync_to", tmp_path / "place")
+    assert done.returncode == 1 and "Traceback" not in done.stderr and not steps_at(str(tmp_path / "run")), done.stdout
 
 
 @pytest.mark.parametrize("name", ["nope://bucket/run", "s3://key:secret@bucket/run", "{run}/copy", "oci://bucket/run"])
