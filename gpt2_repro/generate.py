@@ -34,7 +34,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompt", default="", help="Text to continue. (default: start a new document)")
     parser.add_argument("--max_new_tokens", type=cli.positive_count, default=100, help="Tokens to generate.")
     parser.add_argument("--num_samples", type=cli.between(1, MOST_SAMPLES), default=1, help="Number of samples.")
-    parser.add_argument("--temperature", type=cli.between(0.0, 1000.0), default=1.0, help="0: greedy decoding.")
+    parser.add_argument(
+        "--temperature", type=cli.between(0.0, 1000.0), default=1.0, help="Below 0.001: greedy decoding."
+    )
     parser.add_argument("--top_k", type=cli.between(0, 10**9), default=50, help="Draw from the top k tokens. 0: all.")
     top_p = "Sample from the most likely tokens with this total probability."
     parser.add_argument("--top_p", type=cli.between(1e-9, 1.0), default=1.0, help=top_p)
@@ -61,7 +63,9 @@ def _open(args: argparse.Namespace) -> tuple[Any, Any]:
     try:
         model, tokenizer = load_pair(source)
     except UserError:  # a run in progress may have deleted this checkpoint and saved a newer one
-        model, tokenizer = load_pair(resolve_checkpoint(args.checkpoint, unfinished=True).source)
+        if (newest := resolve_checkpoint(args.checkpoint, unfinished=True).source) == source:
+            raise
+        model, tokenizer = load_pair(newest)
     return model.to(gpu_kind() or "cpu"), tokenizer
 
 

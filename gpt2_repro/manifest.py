@@ -74,8 +74,8 @@ class Manifest:
     shards: dict[str, list[Shard]]  # files of each split
     files: dict[str, str]  # path: sha256 of every other file
     versions: dict[str, str]
-    encoding: int  # `tokenization.ENCODING`
     reference_losses: dict[str, float] | None = None  # missing in manifests of earlier versions
+    encoding: int = 0  # `tokenization.ENCODING`
 
     @property
     def form(self) -> RowForm:

@@ -19,7 +19,7 @@ from gpt2_repro.errors import UserError, in_a_line, nearest
 from gpt2_repro.files import from_json, read_object, sha256_of, try_lock
 from gpt2_repro.launchers import PREPARE
 from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
-from gpt2_repro.tokenization import load_for_rows
+from gpt2_repro.tokenization import ENCODING, load_for_rows
 
 
 if TYPE_CHECKING:  # slow to import, so these are imported only when the rows or the tokenizer are read
@@ -143,10 +143,12 @@ class PreparedData:
             raise UserError(f"{self.path / split / name} has {sizes}. {COPY_AGAIN}")
 
     def check_tokenizer(self) -> None:
-        """Raise UserError if a file of the tokenizer is missing."""
+        """Raise UserError if a file of the tokenizer is missing, or if another version made the ids."""
         for name in self.manifest.files:
             if name.startswith("tokenizer/") and not (self.path / name).is_file():
                 raise UserError(f"{self.path / name} is missing. {COPY_AGAIN}")
+        if self.manifest.encoding != ENCODING:
+            raise UserError(f"Another version of this project wrote {self.path}. Prepare it again with --overwrite.")
 
     def verify(self) -> None:
         """Read every file, and raise UserError if a hash differs from the manifest."""

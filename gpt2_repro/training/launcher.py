@@ -30,7 +30,6 @@ REFUSED = {
     "scheduler": "the recipe sets the learning-rate schedule",
     "amp": "the recipe sets the precision",
     "checkpoint": "train.py converts checkpoints if necessary",
-    **dict.fromkeys(("round_robin_gradients", "parameter_alignment"), "master weights would be in another order"),
     "compute_grad_norm": "train.py skips updates whose gradient norm is not finite",
 }
 MASTERS = "bf16_master_weights_and_grads"
@@ -113,6 +112,9 @@ def check_deepspeed_json(path: Path) -> None:
     for key in ("communication_data_type", "data_types.grad_accum_dtype"):
         if flat.get(key) in ("fp16", "half", "float16"):
             raise UserError(f"{path}: {key} cannot be {flat[key]}, because small gradients would become 0.")
+    for key in ("round_robin_gradients", "parameter_alignment"):
+        if flat.get(f"zero_optimization.{key}"):
+            raise UserError(f"{path}: {key} stores the master weights in another order.")
     if flat.get(f"bf16.{MASTERS}"):
         raise UserError(f"{path}: {MASTERS} turns off the fp32 master weights.")
 

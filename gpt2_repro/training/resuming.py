@@ -99,7 +99,7 @@ def choose_start(run: RunRecord, settings: TrainingSection, plan: BatchPlan, ide
         _require_no_result(run, skipped)
         return Start(*extend_plan(plan, settings.extend_to, extensions=[], step=0))
     manifest = checkpoints.read_manifest(checkpoint)
-    saved, step = manifest["run_identity"], layout.step_of(checkpoint)
+    saved, step = manifest.get("run_identity", {}), layout.step_of(checkpoint)
     plan, extensions = extend_plan(plan, settings.extend_to, extensions=saved.get("extensions", []), step=step)
     by = launcher_of_checkpoint(manifest["files"])
     if by.form != current_launcher().form:
@@ -255,6 +255,8 @@ def require_same_run(
         option: the option that selects another place.
     """
     asked = json.loads(json.dumps(asked))
+    if asked.keys() - saved.keys() - {"extensions"}:
+        raise UserError(f"{where} belongs to a run of another version of this project. Pass another {option}.")
     # Extensions are determined by --extend_to and the checkpoint.
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:

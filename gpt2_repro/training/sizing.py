@@ -127,8 +127,8 @@ def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
 
         keys = size_keys(model, sequence_length=recipe.data.sequence_length)
     if saved.get("model_type") == model.model_type:
-        recorded = JsonObject(saved["config_overrides"]).values
-        keys = {key: recorded[key] for key in keys}
+        recorded = JsonObject(saved.get("config_overrides", "")).values
+        keys |= {key: recorded[key] for key in keys.keys() & recorded.keys()}
     overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
     return dataclasses.replace(recipe, model=dataclasses.replace(model, config_overrides=overrides))
 
@@ -137,15 +137,17 @@ def _check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
     """Raise UserError if all training rows together are fewer than one step needs."""
     training, length, processes = recipe.training, recipe.data.sequence_length, int(os.environ.get("WORLD_SIZE", "1"))
     if training.train_sampling_strategy == BY_LENGTH:
-        most = counts.row_tokens
+        most, option = counts.row_tokens, ""
     elif micro_batch := min(training.per_device_train_batch_size, counts.rows // processes):
         most = counts.rows // (micro_batch * processes) * micro_batch * processes * length
+        is_smaller = micro_batch < training.per_device_train_batch_size
+        option = f" --per_device_train_batch_size {micro_batch}" if is_smaller else ""
     else:
         raise UserError(f"{processes} processes need more training rows than {counts.rows}. Prepare more text.")
     if training.tokens_per_step > most:
         raise UserError(
             f"{recipe.data.dataset_dir} has only {counts.rows:,} training rows, too few for one step of "
-            f"{training.tokens_per_step:,} tokens. Pass at most --tokens_per_step {most}, or prepare more text."
+            f"{training.tokens_per_step:,} tokens. Pass at most --tokens_per_step {most}{option}, or prepare more text."
         )
 
 

@@ -3,11 +3,14 @@
 import copy
 import itertools
 import json
+import math
+import re
 import string
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import EvaluationSettings
@@ -61,6 +64,30 @@ def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
 def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
     write_task_files(find_local_files(data, tasks), folder)
     return folder
+
+
+def test_document_perplexity_equals_a_plain_loop(model, tokenizer, documents, tmp_path):
+    lines = [json.dumps({"text": document}) + "\n" for document in documents]
+    (tmp_path / "validation.jsonl").write_text("".join(lines), encoding="utf-8")
+    folder = write_tasks(tmp_path, tmp_path / "tasks", ["document_perplexity"])
+    found = score(model, tokenizer, ["document_perplexity"], folder, max_length=64)
+    scores = found["document_perplexity"][0]["results"]["document_perplexity"]
+    total, num_words, num_bytes = 0.0, 0, 0
+    for document in documents:
+        targets = tokenizer.encode(document)
+        inputs = [tokenizer.bos_token_id, *targets]
+        for start in range(0, len(targets), 64):
+            end = min(start + 64, len(targets))
+            # The last window is filled up with earlier tokens as context.
+            ids = inputs[max(0, end - 64) : end] + targets[end - 1 : end]
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, start - end - 1 : -1]
+            total -= F.cross_entropy(logits, torch.tensor(targets[start:end]), reduction="sum").item()
+        num_words += len(re.split(r"\s+", document))
+        num_bytes += len(document.encode())
+    assert scores["word_perplexity,none"] == pytest.approx(math.exp(-total / num_words), rel=1e-4)
+    assert scores["byte_perplexity,none"] == pytest.approx(math.exp(-total / num_bytes), rel=1e-4)
+    assert scores["bits_per_byte,none"] == pytest.approx(-total / num_bytes / math.log(2), rel=1e-4)
 
 
 def test_passages_have_lambadas_form_and_are_spread_over_documents(documents):

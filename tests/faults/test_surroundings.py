@@ -47,11 +47,8 @@ def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(start, resumes_
     command = start(run, *LONG, "--hang_timeout", 10, launcher=launcher)
     command.wait_until(lambda: command.step() >= 4)
     left = psutil.Process(command.process.pid).children(recursive=True)
-    stopped = command.ranks()[1]
-    stopped.send_signal(signal.SIGSTOP)
-    command.wait_until(lambda: "Timeout" in command.text())
-    stopped.kill()  # torch's launcher would wait 30 s for it
-    assert command.end() != 0
+    command.ranks()[1].send_signal(signal.SIGSTOP)
+    assert command.end() != 0  # torch's launcher kills the rank after 30 s
     assert "Timeout (0:00:10)!" in command.text() and "trainer.py" in command.text()
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive

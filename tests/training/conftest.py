@@ -68,7 +68,7 @@ def save(tmp_path: Path) -> Callable[..., Path]:
         for name, state in (states or {"optimizer": {"m": torch.ones(step)}}).items():
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
             torch.save(state, staged / f"{name}.pt")
-        seal(staged, {}, **{"run_identity": {"seed": 1, "max_steps": 8}} | facts)
+        seal(staged, {}, **{"run_identity": {"seed": 1, "max_steps": 8, "n_layer": 2}} | facts)
         publish(staged, tmp_path / f"checkpoint-{step}")
         return tmp_path / f"checkpoint-{step}"
 

@@ -29,8 +29,8 @@ MASTERS = "bf16_master_weights_and_grads"
 CHANGES: dict = {"gradient_clipping": None, "gradient_accumulation_steps": 4, "communication_data_type": "fp16"}
 CHANGES |= {"optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupDecayLR"}, "fp16": {"enabled": True}}
 CHANGES |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp16"}, "checkpoint": {"tag": 1}}
-CHANGES |= {"zero_optimization": {"stage": 1, "compute_grad_norm": False}, "round_robin_gradients": True}
-TOLD = {"zero_optimization": "compute_grad_norm", "data_types": "grad_accum_dtype"}
+TOLD = {"data_types": "grad_accum_dtype"}
+OF_ZERO = {"compute_grad_norm": False, "round_robin_gradients": True, "parameter_alignment": True}
 
 
 @pytest.mark.parametrize(("key", "value"), [*CHANGES.items(), ("bf16", {"enabled": "auto", MASTERS: True})], ids=str)
@@ -39,6 +39,18 @@ def test_deepspeed_json_with_ignored_settings_is_refused(key: str, value, tmp_pa
     (tmp_path / "mine.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(UserError, match=TOLD.get(key, key)):
         check_deepspeed_json(tmp_path / "mine.json")
+
+
+@pytest.mark.parametrize("key", OF_ZERO)
+def test_zero_settings_that_change_the_masters_are_refused(key: str, tmp_path: Path) -> None:
+    for value in (OF_ZERO[key], not OF_ZERO[key]):
+        config = ZERO1 | {"zero_optimization": {"stage": 1, key: value}}
+        (tmp_path / "mine.json").write_text(json.dumps(config), encoding="utf-8")
+        if value == OF_ZERO[key] or key == "compute_grad_norm":
+            with pytest.raises(UserError, match=key):
+                check_deepspeed_json(tmp_path / "mine.json")
+        else:
+            check_deepspeed_json(tmp_path / "mine.json")
 
 
 def test_launcher_is_derived_from_the_zero_stage(monkeypatch: pytest.MonkeyPatch) -> None:

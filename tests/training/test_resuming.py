@@ -21,7 +21,7 @@ from gpt2_repro.training.resuming import choose_start, refuse_code
 
 
 PLAN = plan_batches(tokens_per_step=100, sequence_length=10, micro_batch_size=10, num_processes=1, max_steps=8)
-TRAJECTORY = {"seed": 1, "max_steps": 8}
+TRAJECTORY = {"seed": 1, "max_steps": 8, "n_layer": 2}
 SHARD = "zero_pp_rank_0_mp_rank_00_optim_states"
 
 
@@ -144,7 +144,8 @@ def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) ->
     assert start_of(tmp_path, **asked, run_identity=TRAJECTORY | {"seed": 2})[0] == 5
     for changed, told in (
         ({"bf16": True}, "--precision fp32"),  # DeepSpeed cannot change it
-        ({"seed": 2, "new": 3}, r"seed 1 -> 2; new None -> 3.*--output_dir\.$"),  # not all changes can be allowed
+        ({"seed": 2, "n_layer": 3}, r"seed 1 -> 2; n_layer 2 -> 3.*--output_dir\.$"),  # not all changes can be allowed
+        ({"new": 3}, "another version"),
     ):
         refused(told, tmp_path, **asked, run_identity=TRAJECTORY | changed)
 
