@@ -179,6 +179,7 @@ def main(path: Path) -> None:
     results = score_task(model, tokenization.load(folder), job, accelerator)
     if accelerator.is_main_process:
         path.write_bytes(pickle.dumps(results))
+    accelerator.wait_for_everyone()  # gloo can abort a rank that ends while others still work
     accelerator.end_training()
 
 
