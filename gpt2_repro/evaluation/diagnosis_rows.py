@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.tasks import cut_passages, evenly, fetch_data, load_task, write_task_files
+from gpt2_repro.evaluation.passages import cut_passages, evenly
+from gpt2_repro.evaluation.tasks import fetch_data, load_task, write_task_files
 from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.tokenization import encode, is_same, start_id
 

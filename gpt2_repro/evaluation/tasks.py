@@ -7,11 +7,10 @@ import functools
 import hashlib
 import json
 import logging
-import string
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -19,6 +18,7 @@ from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.local_files import local_source
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
 from gpt2_repro.evaluation.core import CoreTask, definition_of, find_bundle, read_bundle, rows_of
+from gpt2_repro.evaluation.passages import cut_passages, documents_to_score, read_documents
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.hub import check_hub
@@ -29,13 +29,7 @@ ENDINGS = 4  # of a HellaSwag item
 LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies of the data, strings in others
 # Texts that the stock task joins with other texts, so each of them may be blank.
 JOINED = ("activity_label", "ctx_a", "ctx_b", "support")
-NUM_PASSAGES = 200
-SHORTEST, LONGEST = 40, 60  # words
-SHORTEST_TARGET = 3  # letters
-# Similar to WikiText-2's test split (1.29 MB), which takes minutes on a CPU.
-MAX_BYTES = 1_300_000
 
-Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
 
 
@@ -290,63 +284,3 @@ def _read_data(name: str, columns: Sequence[str], source: Path) -> list[dict[str
             raise UserError(f"The validation documents are too short for {name}. Remove {name} from --tasks.")
         return [{"text": text} for text in passages]
     return read_columns(read_json_lines(source), columns, source)
-
-
-def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """Return at most `count` items, spread evenly over a sequence and in order."""
-    count = min(count, len(items))
-    return [items[index * len(items) // count] for index in range(count)]
-
-
-def read_documents(path: Path) -> list[str]:
-    """Return the non-blank documents of a JSON Lines file, or raise UserError."""
-    documents = []
-    for number, row in read_json_lines(path):
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise UserError(f'{path}, line {number}, must be {{"text": "a document"}}.')
-        documents.append(row["text"])
-    if not (documents := [text for text in documents if text.strip()]):
-        raise UserError(f"{path} contains no documents.")
-    return documents
-
-
-def documents_to_score(documents: Sequence[str]) -> list[str]:
-    """Return evenly spread documents with about 1.3 MB (MAX_BYTES) of text in total."""
-    num_bytes = sum(len(document.encode()) for document in documents)
-    return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
-
-
-def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[str]:
-    """Return up to `count` passages (see `passages_of`), spread over the documents."""
-    passages: list[str] = []
-    # Use ten times as many documents as passages, because some are too short for a passage.
-    sources = [passages_of(document) for document in evenly(documents, 10 * count)]
-    while sources and len(passages) < count:
-        pairs = [(source, passage) for source in sources if (passage := next(source, None)) is not None]
-        passages += evenly([passage for _, passage in pairs], count - len(passages))
-        sources = [source for source, _ in pairs]
-    return passages
-
-
-def passages_of(document: str) -> Iterator[str]:
-    """Yield passages of 40 to 60 words whose last word also occurs earlier."""
-    words = document.split()
-    start = 0
-    while start + SHORTEST <= len(words):
-        end = _passage_end(words[start : start + LONGEST])
-        if end is not None:
-            yield " ".join(words[start : start + end])
-        start += end or LONGEST
-
-
-def _passage_end(window: Sequence[str]) -> int | None:
-    """Return the length of the passage at the start of `window` in words, if any."""
-    # In LAMBADA 84 % of the last words occur earlier in the passage, so a model can find them in the context.
-    bare = [word.strip(string.punctuation) for word in window]
-    candidates = [
-        end
-        for end in range(SHORTEST, len(window) + 1)
-        if window[end - 1].isalpha() and len(window[end - 1]) >= SHORTEST_TARGET and window[end - 1] in bare[: end - 1]
-    ]
-    # The longest last word, because the first one is mostly "the".
-    return max(candidates, key=lambda end: len(window[end - 1]), default=None)

@@ -18,7 +18,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import diagnosis_rows, diagnosis_tables
 from gpt2_repro.evaluation.comparison import DIAGNOSIS_TABLES
 from gpt2_repro.evaluation.diagnosis_rows import Domain, Row, domain_of_rows, read_task, rows_to_score, split_passage
-from gpt2_repro.evaluation.tasks import cut_passages
+from gpt2_repro.evaluation.passages import cut_passages
 
 
 @pytest.fixture

@@ -16,14 +16,9 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import evaluate_model, score_task
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
+from gpt2_repro.evaluation.passages import NUM_PASSAGES, cut_passages
 from gpt2_repro.evaluation.scores import Job
-from gpt2_repro.evaluation.tasks import (
-    NUM_PASSAGES,
-    cut_passages,
-    find_local_files,
-    own_documents,
-    write_task_files,
-)
+from gpt2_repro.evaluation.tasks import find_local_files, own_documents, write_task_files
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.model.pretraining import make_pretraining
 
