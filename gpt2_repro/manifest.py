@@ -74,8 +74,8 @@ class Manifest:
     shards: dict[str, list[Shard]]  # files of each split
     files: dict[str, str]  # path: sha256 of every other file
     versions: dict[str, str]
-    reference_losses: dict[str, float] | None = None  # missing in manifests of earlier versions
-    encoding: int = 0  # `tokenization.ENCODING`
+    reference_losses: dict[str, float] | None = None  # None for long texts
+    encoding: int = 0  # `tokenization.ENCODING`; 0 in folders of earlier versions
 
     @property
     def form(self) -> RowForm:

@@ -223,6 +223,20 @@ def test_the_text_of_a_cut_document_is_the_text_of_its_rows(kind: str, tmp_path:
     assert abs(len(stream) - len(expected)) < 8
 
 
+def test_a_folder_with_another_encoding_is_refused_and_can_be_replaced(tmp_path: Path, type_warm) -> None:
+    (tmp_path / "one.txt").write_text("\n".join(LINES * 30), encoding="utf-8")
+    tokenizer, data = write(tmp_path / "tokenizer", "neox"), tmp_path / "data"
+    words = ("--data_files", tmp_path / "one.txt", "--tokenizer", tokenizer, "--dataset_dir", data)
+    prepare(type_warm, *words, "--sequence_length", 8)
+    complete = (data / "manifest.json").read_text(encoding="utf-8")
+    manifest = {key: value for key, value in json.loads(complete).items() if key != "encoding"}
+    (data / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    again = type_warm("python", "prepare_data.py", *words, "--sequence_length", 8)
+    assert again.returncode == 2 and "--overwrite" in again.stderr, again.stdout + again.stderr
+    prepare(type_warm, *words, "--sequence_length", 8, "--overwrite")
+    assert json.loads((data / "manifest.json").read_text(encoding="utf-8"))["encoding"] == 2
+
+
 def test_without_a_separator_one_token_is_only_context(model_folder: Path) -> None:
     tokenizer, model = load_tokenizer(str(model_folder)), AutoModelForCausalLM.from_pretrained(model_folder)
     scorer = Scorer(pretrained=model, tokenizer=tokenizer, max_length=16, batch_size=2, positions=32)

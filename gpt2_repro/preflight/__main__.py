@@ -158,11 +158,9 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
         while 2 * (rest := sized(least / 2)[1]) > least:
             least = 2 * rest + 0.01
         if least > asked:
-            option = (
-                f"--budget {least / 60 * paid + 0.005:.2f}" if options.budget else f"--hours {least / 60 + 0.005:.2f}"
-            )
+            name, amount = ("budget", least / 60 * paid) if options.budget else ("hours", least / 60)
             problem = f"More than half would be spent on {rest:.0f} minutes around the training"
-            raise UserError(f"{problem}. Pass {option} or more.")
+            raise UserError(f"{problem}. Pass --{name} {amount + 0.005:.2f} or more.")
         for _ in range(4):  # the time of validations and checkpoints depends on the run
             choice, rest = sized(asked - rest)
         text = draft.read_text(encoding="utf-8")
