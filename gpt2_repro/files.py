@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -53,9 +54,12 @@ def sync(path: Path) -> None:
 
 
 def expand(path: str) -> str:
-    """Replace `~` and environment variables in a path."""
+    """Replace `~` and environment variables in a path, or raise UserError if they are not defined."""
     # The shell does not expand paths that are quoted or written in a recipe.
-    return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path would turn "" into ".")
+    expanded = os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path would turn "" into ".")
+    if (unset := re.search(r"^~[^/]*|\$(\w+|\{[^}]*\})", expanded)) and not os.path.lexists(expanded):
+        raise UserError(f"{path}: {unset[0]} is not defined. Set it, or write the path without it.")
+    return expanded
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -142,6 +146,11 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         raise UserError(f"{place} cannot be read: {in_a_line(error)}") from None
 
 
+def size_of(folder: Path) -> int:
+    """Return the total size of the files in a folder in bytes, or 0 if the folder is missing."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def growth(folder: Path) -> Callable[[], bool]:
     """Return a function that tells whether a folder has grown since its last call."""
     size = 0
@@ -150,7 +159,7 @@ def growth(folder: Path) -> Callable[[], bool]:
         nonlocal size
         before = size
         with contextlib.suppress(FileNotFoundError):  # deleted or renamed meanwhile
-            size = sum(path.stat().st_size for path in folder.rglob("*"))
+            size = size_of(folder)
         return size != before
 
     return grows

@@ -3,25 +3,36 @@
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.files import expand, sync
-from gpt2_repro.run_record import checkpoints
+from gpt2_repro.files import expand, parse_object, sync
+from gpt2_repro.run_record import checkpoints, layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
+from gpt2_repro.run_record.writer import PIECE, HashedFile
 
 
 HOST = re.compile(r"((?:[\w.-]+@)?[\w.-]+):(.+)")  # a folder on another machine, as in the arguments of scp
 SFTP = "gpt2_repro.run_record.sftp.SafeSFTP"
+SECRET = re.compile(r"://[^/]*:[^/]*@|://.*\?.*=")  # a password, or a query with a signature or token
+PARTIAL = ".partial"  # suffix of a file that is being written, as in sftp.py
+LOST = re.compile(r"(^|::)(memory|cached|\w+cache)(://|::)")  # fsspec's file systems that end with the process
 
 
 def absolute(name: str) -> str:
-    """Return the name of a place as a URL or an absolute path, or raise UserError if it contains a password."""
-    if re.search(r"://[^/]*:[^/]*@", name):
-        raise UserError("--sync_to contains a password, which the run would record. Pass it in the environment.")
+    """Return the name of a place as a URL or an absolute path.
+
+    Raises UserError if it contains a secret, or if the place keeps nothing after the process ends.
+    """
+    if SECRET.search(name):
+        problem = "--sync_to contains a password or a query (?key=value), which the run would record"
+        raise UserError(f"{problem}. Pass it in the environment.")
+    if LOST.search(name):
+        raise UserError(f"--sync_to {name} keeps nothing after this process. Pass a folder, HOST:FOLDER or a URL.")
     name = expand(name)
     if "://" not in name and (match := HOST.fullmatch(name)):
         return f"sftp://{match[1]}{Path('/~', match[2].removeprefix('~/'))}"
@@ -32,7 +43,7 @@ class Place:
     """A folder on another disk, or a URL that fsspec supports. It has the layout of a run directory.
 
     Args:
-        progress: a function that is called again and again while a file is copied to the place.
+        progress: a function that is called again and again while a file is copied.
     """
 
     def __init__(self, name: str, progress: Callable[[], None] = lambda: None) -> None:
@@ -47,25 +58,46 @@ class Place:
             self.fs, root = url_to_fs(absolute(name))
         except (ImportError, ValueError) as error:  # its messages name the missing package or the known protocols
             raise UserError(f"--sync_to {name} cannot be opened: {in_a_line(error)}.") from None
-        self.root = root.removeprefix("/~/")  # SFTP starts in the home directory
+        self.name, self.root = name, root.removeprefix("/~/")  # SFTP starts in the home directory
         self.is_local = isinstance(self.fs, LocalFileSystem)
-        self.callback = Callback(hooks={"progress": lambda *_: progress()})
+        self.progress, self.callback = progress, Callback(hooks={"progress": lambda *_: progress()})
+
+    def names(self) -> list[str]:
+        """Return the names of the files and folders at the place, without hidden and partly written ones."""
+        self.fs.invalidate_cache()
+        entries: list[dict[str, Any]] = []
+        with contextlib.suppress(FileNotFoundError):
+            entries = self.fs.ls(self.root, detail=True)
+        # Some object stores list the folder itself, as an object of 0 bytes.
+        listed = [entry for entry in entries if entry["size"] or entry["name"].strip("/") != self.root.strip("/")]
+        paths = [Path(entry["name"]) for entry in listed]
+        return [path.name for path in paths if not path.name.startswith(".") and path.suffix != PARTIAL]
 
     def manifest(self, name: str) -> dict[str, Any]:
         """Return the manifest of a checkpoint or final/, or {} if it is missing or damaged."""
-        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(FileNotFoundError):
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(FileNotFoundError, NotADirectoryError):
             Path(folder, CHECKPOINT_MANIFEST).write_bytes(self.read(f"{name}/{CHECKPOINT_MANIFEST}"))
             return checkpoints.read_manifest(Path(folder))
         return {}
 
     def manifests(self) -> dict[int, dict[str, Any]]:
         """Return the manifests ({} if missing or damaged) of all checkpoints by step, newest first."""
-        self.fs.invalidate_cache()
-        folders: list[Path] = []
-        with contextlib.suppress(FileNotFoundError):
-            folders = [Path(path) for path in self.fs.ls(self.root, detail=False)]
-        folders = sorted(folders, key=step_of, reverse=True)
-        return {step: self.manifest(folder.name) for folder in folders if (step := step_of(folder)) >= 0}
+        steps = sorted((step for name in self.names() if (step := step_of(Path(name))) >= 0), reverse=True)
+        return {step: self.manifest(layout.checkpoint_path(Path(), step).name) for step in steps}
+
+    def run_identity(self) -> dict[str, Any]:
+        """Return the identity of the run that is copied to the place, or {} if there is none."""
+        environment: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            environment = parse_object(self.read(layout.ENVIRONMENT)) or {}
+        if not environment.get("run_identity"):
+            newest = next(filter(None, self.manifests().values()), {})
+            environment = newest or self.manifest(layout.FINAL).get("environment", {})
+        return environment.get("run_identity", {})
+
+    def size(self, name: str) -> int:
+        """Return the size of a file in bytes. Raises FileNotFoundError if it is missing."""
+        return self.fs.size(f"{self.root}/{name}")
 
     def read(self, name: str) -> bytes:
         """Return the content of a file. Raises FileNotFoundError if it is missing."""
@@ -74,7 +106,9 @@ class Place:
     def get(self, name: str, path: Path) -> None:
         """Copy a file to a local path. Raises FileNotFoundError if it is missing."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.fs.get_file(f"{self.root}/{name}", str(path))
+        if self.is_local:
+            return self._copy(Path(self.root, name), path)
+        return self.fs.get_file(f"{self.root}/{name}", str(path), callback=self.callback)
 
     def put(self, path: Path, name: str) -> None:
         """Copy a local file. It appears when it is complete."""
@@ -82,14 +116,25 @@ class Place:
         self.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         if not self.is_local:
             return self.fs.put_file(str(path), target, callback=self.callback)
-        partial = Path(f"{target}.partial")
-        self.fs.put_file(str(path), str(partial))
-        sync(partial)
+        partial = Path(f"{target}{PARTIAL}")
+        self._copy(path, partial)
         partial.replace(target)
         return sync(partial.parent)
 
+    def _copy(self, source: Path, target: Path) -> None:
+        with source.open("rb") as read, target.open("wb") as written:
+            file = HashedFile(written, self.progress)
+            shutil.copyfileobj(read, file, PIECE)
+            file.finish()
+
     def remove(self, name: str) -> None:
-        """Delete the folder of a checkpoint, its manifest first."""
-        for path, options in ((f"{name}/{CHECKPOINT_MANIFEST}", {}), (name, {"recursive": True})):
-            if self.fs.exists(f"{self.root}/{path}"):
-                self.fs.rm(f"{self.root}/{path}", **options)
+        """Delete the folder of a checkpoint or final/, its manifest first."""
+        # fsspec's `rm` would expand *, ? and [ in the paths, and delete folders of other runs.
+        folder = f"{self.root}/{name}"
+        entries = self.fs.find(folder, withdirs=True, detail=True)
+        folders = [path for path, entry in entries.items() if entry.get("type") == "directory"]
+        for path in sorted(entries.keys() - set(folders), key=f"{folder}/{CHECKPOINT_MANIFEST}".__ne__):
+            self.fs.rm_file(path)
+        for path in sorted(folders, reverse=True):
+            if self.fs.isdir(path):  # in an object store, folders end with their files
+                self.fs.rmdir(path)

@@ -21,6 +21,9 @@ class SafeSFTP(SFTPFileSystem):
         self.ftp = self.client.open_sftp()
         self.ftp.get_channel().settimeout(PATIENCE)
 
+    def get_file(self, rpath: str, lpath: str, callback: Any, **kwargs: Any) -> None:
+        self.ftp.get(rpath, lpath, lambda done, _: callback.absolute_update(done))
+
     def put_file(self, lpath: str, rpath: str, callback: Any, **kwargs: Any) -> None:
         self.ftp.put(lpath, f"{rpath}.partial", lambda done, _: callback.absolute_update(done))
         self.mv(f"{rpath}.partial", rpath)

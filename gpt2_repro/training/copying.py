@@ -4,18 +4,20 @@ The place has the layout of the run directory. A copy of a checkpoint is complet
 last, is intact.
 """
 
+import contextlib
 import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2_repro.errors import RunFailed, in_a_line
+from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.run_record import RunRecord, checkpoints, layout, side_process
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
 from gpt2_repro.run_record.place import Place, absolute
+from gpt2_repro.training.resuming import require_same_run
 
 
 if TYPE_CHECKING:  # the process that copies imports this module, and these imports take a second
@@ -25,7 +27,8 @@ if TYPE_CHECKING:  # the process that copies imports this module, and these impo
 logger = logging.getLogger(__name__)
 
 COPIER = "import sys; from gpt2_repro.training import copying; copying.serve(sys.argv[1])"
-SMALL_FILES = (layout.METRICS, layout.STATUS, layout.ENVIRONMENT, layout.RECIPE, layout.SAMPLES)
+# The first file has the run identity, so that an interrupted first copy has an owner.
+SMALL_FILES = (layout.ENVIRONMENT, layout.METRICS, layout.STATUS, layout.RECIPE, layout.SAMPLES)
 PATIENCE = 1800.0  # seconds without a sign of progress after which a copy is given up
 PLACE_SECONDS = 60.0  # in which the first copy of a new run should end
 RETRIES = 1, 10  # seconds before each further try of the copies at the end of a run
@@ -33,10 +36,15 @@ LINE_SECONDS = 30.0  # between two lines while the end of the run waits for a co
 
 
 class RunCopier:
-    """Copies a run to --sync_to while training continues, one folder at a time. Use it on rank 0 only."""
+    """Copies a run to --sync_to while training continues, one folder at a time. Use it on rank 0 only.
 
-    def __init__(self, run: RunRecord, settings: "TrainingSection") -> None:
+    Args:
+        identity: the result of `resuming.run_identity_of`.
+    """
+
+    def __init__(self, run: RunRecord, settings: "TrainingSection", identity: Mapping[str, Any]) -> None:
         self.run, self.place, self.rules = run, absolute(settings.sync_to), rotation_of(settings)
+        self.owner = {"identity": dict(identity), "allow_change": settings.allow_resume_change}
         self.process = side_process.SideProcess(COPIER, self.place)
         self.job: str | None = None  # the folder that is being copied; "": only the small files
         self.done: set[str] = set()  # the copied folders
@@ -57,7 +65,8 @@ class RunCopier:
             self.job = self.queue.pop(0)
             if self.process.process.poll() is not None:
                 self.process = side_process.SideProcess(COPIER, self.place)
-            self.process.submit({"run": str(self.run.path.resolve()), "name": self.job, "rules": self.rules})
+            job = {"run": str(self.run.path.resolve()), "name": self.job, "rules": self.rules}
+            self.process.submit(job | self.owner)
             self.signed_at = time.monotonic()
         reply = self.process.reply(seconds)
         if reply is not None:
@@ -124,17 +133,45 @@ def serve(name: str) -> None:
     side_process.serve(lambda job, progress: {"seconds": copy(Place(name, progress), **job)})
 
 
-def copy(place: Place, run: str, name: str, rules: dict[str, Any]) -> float:
+def require_own(place: Place, run: Path, identity: Mapping[str, Any], *, allow_change: bool = False) -> None:
+    """Raise UserError unless a place is empty or has a copy of the run with this identity.
+
+    Also raise it if the place is the run directory itself, or if it has only the final model of a later step.
+    """
+    name = place.name
+    if saved := place.run_identity():
+        require_same_run(saved, identity, where=name, allow_change=allow_change, option="--sync_to")
+    elif place.names():
+        raise UserError(f"--sync_to {name} is neither empty nor a copy of this run. Pass another --sync_to.")
+    lock = run / layout.LOCK
+    with contextlib.suppress(FileNotFoundError):
+        # The lock names the process that has locked the run directory.
+        if lock.is_file() and lock.stat().st_size and place.read(layout.LOCK) == lock.read_bytes():
+            raise UserError(f"--sync_to {name} is the run directory. Pass a folder on another disk.")
+    step = place.manifest(layout.FINAL).get("step", 0)
+    if step > last_step(RunRecord(run)) and not place.manifests():
+        raise UserError(f"--sync_to {name} has a final model of step {step}, but no checkpoint. Pass another --sync_to.")
+
+
+def last_step(run: RunRecord) -> int:
+    """Return the last step that a run has reached, also before it went back, or 0."""
+    final = checkpoints.read_manifest(run.final).get("step", 0)
+    return max(run.newest_step(), run.status().step or 0, *checkpoints.abandoned(run.path), final)
+
+
+def copy(place: Place, run: str, name: str, rules: dict[str, Any], *, identity: Any, allow_change: bool) -> float:
     """Copy the small files of a run and its folder `name`, and return the seconds.
 
     If the folder has been copied before or is "", the result is 0. After a checkpoint, incomplete copies are deleted,
     those that the rules of the run do not keep, and those after the newest step of the run.
+
+    Raises UserError, before anything is written, if the place belongs to another run (see `require_own`).
     """
     began, folder = time.monotonic(), Path(run, name)
+    require_own(place, Path(run), identity, allow_change=allow_change)
     record, copies = RunRecord(run), place.manifests()
-    reached = max(record.newest_step(), record.status().step or 0, *checkpoints.abandoned(Path(run)), 0)
     later = max((step for step, its in copies.items() if its), default=0)
-    if later > reached:  # for example, the place could not be read at the start
+    if later > last_step(record):  # for example, the place could not be read at the start
         raise RunFailed(f"it has the newer step {later} of another start of this run")
     with tempfile.TemporaryDirectory() as still:  # training appends to the originals
         for file in SMALL_FILES:

@@ -78,7 +78,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         folder = loadable(start, staging=trainer.saver.staging, accelerator=trainer.accelerator)
         trainer.saver.start(lock=run.lock_descriptor)
         if args.sync_to and trainer.is_world_process_zero():
-            trainer.saver.copier = RunCopier(run, args)
+            run.write_environment(trainer.environment)  # with the run identity, which the copy needs
+            trainer.saver.copier = RunCopier(run, args, trainer.environment.run_identity)
             if start.checkpoint is None:
                 trainer.saver.copier.require_place()
         shard_by_fsdp(trainer.model, trainer.accelerator)

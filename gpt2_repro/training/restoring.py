@@ -11,19 +11,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.cli import Progress
 from gpt2_repro.errors import RunFailed, UserError, error_number, in_a_line
-from gpt2_repro.files import sync_folder, write_whole
+from gpt2_repro.files import size_of, sync_folder, write_whole
 from gpt2_repro.run_record import RunRecord, checkpoints, layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
-from gpt2_repro.run_record.place import Place, absolute
+from gpt2_repro.run_record.place import Place
 from gpt2_repro.text import size as size_text
 from gpt2_repro.training.arguments import TrainingSection
-from gpt2_repro.training.copying import SMALL_FILES
+from gpt2_repro.training.copying import SMALL_FILES, require_own
 from gpt2_repro.training.resuming import require_same_run
 
 
 logger = logging.getLogger(__name__)
 
+SMALL_BYTES = 1 << 24  # largest size of a file of the copy that no manifest lists, apart from the logs
 RESTORE_HOURS = 12.0  # longest time that the other ranks wait until rank 0 has restored the run
 
 
@@ -48,11 +50,14 @@ def restore_before_start(run: RunRecord, settings: TrainingSection, identity: Ma
     if names and os.environ.get("RANK", "0") == "0":
         run.check_owner()
         for name in names:
-            if Path(absolute(name)).resolve().is_relative_to(run.path.resolve()):
-                raise UserError(f"--sync_to {name} is inside of the run directory. Pass a folder on another disk.")
             with faults_in_words(name):
-                Place(name)  # names a missing package
+                place = Place(name)  # names a missing package
+            there, here = Path(place.root).resolve(), run.path.resolve()
+            if place.is_local and (there.is_relative_to(here) or here.is_relative_to(there)):
+                raise UserError(f"--sync_to {name} and the run directory overlap. Pass a folder on another disk.")
         try:
+            if (run.path / layout.LOCK).is_file():
+                run.lock()  # the lock then shows whether a place is the run directory
             for name in names:
                 with faults_in_words(name):
                     restore(run, name, identity, allow_change=settings.allow_resume_change)
@@ -79,6 +84,7 @@ def restore(run: RunRecord, name: str, identity: Mapping[str, Any], *, allow_cha
     checkpoint.
     """
     place, here = Place(name), checkpoints.newest_complete(run.path)[0]
+    require_own(place, run.path, identity, allow_change=allow_change)
     copies = {step: manifest for step, manifest in place.manifests().items() if manifest}
     if copies:
         saved = copies[max(copies)].get("run_identity", {})
@@ -119,12 +125,19 @@ def restore(run: RunRecord, name: str, identity: Mapping[str, Any], *, allow_cha
 def _fetch(place: Place, name: str, staged: Path) -> str | None:
     """Copy a checkpoint or final/ to a staging folder, or return the defect of the copy."""
     files = place.manifest(name).get("files", {})
-    if (missing := sum(file["bytes"] for file in files.values()) - shutil.disk_usage(staged).free) > 0:
+    if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
+        return "its manifest names files outside of it"
+    total = sum(file["bytes"] for file in files.values())
+    if (missing := total - shutil.disk_usage(staged).free) > 0:
         raise UserError(f"Restoring {name} needs {size_text(missing)} more disk space. Free some space.")
+    logger.info("restoring %s (%s) from %s", name, size_text(total), place.name)
     model_card = ["README.md"] if name == layout.FINAL else []  # not in the manifest
-    for file in (*files, *model_card, CHECKPOINT_MANIFEST):
-        if Path(file).is_absolute() or ".." in Path(file).parts:
-            return "its manifest names files outside of it"
-        with contextlib.suppress(FileNotFoundError):
-            place.get(f"{name}/{file}", staged / name / file)
+    with Progress(desc=f"restoring {name}", total=total, unit="B", unit_scale=True) as bar:
+        place = Place(place.name, lambda: bar.update(size_of(staged / name) - bar.n))
+        for file in (*files, *model_card, CHECKPOINT_MANIFEST):
+            with contextlib.suppress(FileNotFoundError):
+                # The manifest of a stranger can state less than the disk would receive.
+                if place.size(f"{name}/{file}") > files.get(file, {"bytes": SMALL_BYTES})["bytes"]:
+                    return f"{file} is larger than expected"
+                place.get(f"{name}/{file}", staged / name / file)
     return checkpoints.defect(staged / name, read_files=True)

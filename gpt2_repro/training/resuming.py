@@ -11,15 +11,17 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.run_record import RunRecord, checkpoints, events, layout
-from gpt2_repro.training.arguments import TrainingSection
 
+
+if TYPE_CHECKING:  # the process that copies checkpoints imports this module, and this import takes a second
+    from gpt2_repro.training.arguments import TrainingSection
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class Start:
         return 0 if self.checkpoint is None else layout.step_of(self.checkpoint)
 
 
-def choose_start(run: RunRecord, settings: TrainingSection, plan: BatchPlan, identity: dict[str, Any]) -> Start:
+def choose_start(run: RunRecord, settings: "TrainingSection", plan: BatchPlan, identity: dict[str, Any]) -> Start:
     """Choose the checkpoint to start from, and extend the run if --extend_to is set.
 
     Call this on rank 0 only. The run directory is locked, if it exists.
@@ -218,7 +220,7 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
 
 
 def run_identity_of(
-    settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
+    settings: "TrainingSection", plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the identity of a run: the settings that must not change on a resume.
 

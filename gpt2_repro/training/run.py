@@ -86,7 +86,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
             if run.status().state != "complete":
                 run.write_status("complete", reason=None)
             if settings.sync_to:
-                copier = RunCopier(run, settings)
+                copier = RunCopier(run, settings, identity)
                 for _ in copier.finish():
                     pass
                 copier.require_copied()

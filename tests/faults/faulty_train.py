@@ -61,8 +61,8 @@ def is_shard(path: Path, *args: Any) -> bool:
     return "optim" in path.name and saves(path)
 
 
-def is_shard_of_copy(source: str, target: str, **kwargs: Any) -> bool:
-    return "optim" in str(source) and saves(source)
+def is_shard_of_copy(self: Any, path: Path, name: str) -> bool:
+    return "optim" in path.name and saves(name)
 
 
 def is_manifest(self: Any, path: Path, name: str) -> bool:
@@ -120,14 +120,15 @@ def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> 
     return original()
 
 
-def halve(original: Callable[[], Any], source: str, target: str, **kwargs: Any) -> None:
-    content = Path(source).read_bytes()
-    Path(target).write_bytes(content[: len(content) // 2])
+def halve(original: Callable[[], Any], self: Any, path: Path, name: str) -> None:
+    content, target = path.read_bytes(), f"{self.root}/{name}{'.partial' if self.is_local else ''}"
+    self.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+    self.fs.pipe_file(target, content[: len(content) // 2])
     kill_both(original)
 
 
 def tear_copy(original: Callable[[], Any], self: Any, name: str) -> None:
-    self.fs.rm(f"{self.root}/{name}/manifest.json")
+    self.fs.rm_file(f"{self.root}/{name}/manifest.json")
     kill_both(original)
 
 
@@ -156,7 +157,7 @@ OF_WRITER: dict[str, Fault] = {
 }
 OF_COPIER: dict[str, Fault] = {
     "kill_before_the_copy": ("training.copying.copy", kill_both, lambda *_, name, **__: saves(name)),
-    "kill_in_a_file": ("training.copying.shutil.copyfile", halve, is_shard_of_copy),
+    "kill_in_a_file": ("run_record.place.Place.put", halve, is_shard_of_copy),
     "kill_before_the_copied_manifest": ("run_record.place.Place.put", kill_both, is_manifest),
     "kill_in_the_rotation_of_copies": ("run_record.place.Place.remove", tear_copy, is_complete_copy),
     "slow_copy": ("run_record.place.Place.put", waits(0.1), always),

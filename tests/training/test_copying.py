@@ -7,9 +7,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord, checkpoints
@@ -23,21 +24,36 @@ KEEP_TWO = {"keep": 2}
 
 @pytest.fixture(params=["folder", "objects", "sftp"])
 def place(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the name of an empty place: a folder, an object store in memory, or a folder behind SFTP."""
+    """Return the name of an empty place: a folder, an object store in memory, or a folder behind SFTP.
+
+    Its name has characters that fsspec's `rm` would expand to the name of another run, `place1`.
+    """
     if request.param == "folder":
-        yield str(tmp_path / "place")
+        yield str(tmp_path / "place[1]")
     elif request.param == "objects":
         import fsspec
 
-        yield f"memory://{tmp_path.name}/run"
-        fsspec.filesystem("memory").store.clear()
+        fsspec.register_implementation("objects", Objects, clobber=True)
+        yield f"objects://{tmp_path.name}/place[1]"
+        Objects.store.clear()
     else:
         pytest.importorskip("paramiko")
         from tests.training.sftp_server import serve
 
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         with serve(tmp_path / "home") as port:
-            yield f"sftp://me@127.0.0.1:{port}/~/its/place"
+            yield f"sftp://me@127.0.0.1:{port}/~/its/place[1]"
+
+
+class Objects(MemoryFileSystem):
+    """An object store that the program does not know as a memory of this process."""
+
+    protocol = "objects"
+    store: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("objects://", "memory://"))
 
 
 @pytest.fixture
@@ -53,12 +69,20 @@ def save(run: Path, step: int, **facts: Any) -> None:
     (folder / "config.json").write_text("{}", encoding="utf-8")
     checkpoints.seal(folder, {}, run_identity={"seed": 1}, **facts)
     (run / "run_status.json").write_text('{"state": "running"}', encoding="utf-8")
+    (run / "environment.json").write_text('{"run_identity": {"seed": 1}}', encoding="utf-8")
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": step, "eval_loss": abs(step - 4)}) + "\n")
 
 
-def copy(run: Path, step: int, place: str, **rules: Any) -> float:
-    return copying.copy(Place(place), str(run), f"checkpoint-{step}", KEEP_TWO | rules)
+def copy(run: Path, step: int, place: str, seed: int = 1, **rules: Any) -> float:
+    owner = {"identity": {"seed": seed}, "allow_change": False}
+    return copying.copy(Place(place), str(run), f"checkpoint-{step}", KEEP_TWO | rules, **owner)
+
+
+def files_at(place: str) -> dict[str, bytes]:
+    """Return the content of all files at a place, by path."""
+    target = Place(place)
+    return {path: target.fs.cat_file(path) for path in target.fs.find(target.root)}
 
 
 def steps_at(place: str) -> list[int]:
@@ -77,7 +101,7 @@ def test_a_restored_checkpoint_equals_its_original(run: Path, place: str, tmp_pa
     copy(run, 2, place)
     restored = restore(tmp_path / "restored", place)
     files = [path.relative_to(run) for path in run.rglob("*") if path.is_file()]
-    assert len(files) == 5
+    assert len(files) == 6
     assert all((restored.path / file).read_bytes() == (run / file).read_bytes() for file in files)
     assert copy(run, 2, place) == 0  # a complete copy is not repeated
     assert not list(restored.path.glob(".restoring*"))
@@ -184,6 +208,96 @@ def test_a_copy_of_another_run_changes_nothing(run: Path, place: str, tmp_path: 
     assert not (tmp_path / "empty").exists()
 
 
+@pytest.mark.parametrize("place", ["sftp"], indirect=True)
+def test_the_run_directory_behind_another_address_is_refused(run: Path, place: str) -> None:
+    save(run, 2)
+    (run / ".lock").write_text("process 1 on elsewhere", encoding="utf-8")
+    place = place.partition("/~/")[0] + str(run)
+    with pytest.raises(UserError, match="run directory"):
+        restore(run, place)
+    RunRecord(run).lock()
+    with pytest.raises(UserError, match="run directory"):
+        copy(run, 2, place)
+
+
+def test_a_final_model_is_restored_with_its_checkpoint(run: Path, place: str, tmp_path: Path) -> None:
+    archive(tmp_path / "other", place, "final")
+    save(run, 6)
+    copy(run, 6, place)
+    restored = restore(tmp_path / "restored", place)
+    assert checkpoints.defect(restored.final, read_files=True) is None and restored.newest_step() == 6
+
+
+@pytest.mark.parametrize("file", ["config.json", "manifest.json"])
+def test_a_file_larger_than_its_manifest_says_is_not_restored(
+    file: str, run: Path, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run, 2)
+    copy(run, 2, place)
+    Place(place).put(run / "checkpoint-2" / "shards" / "weights.bin", f"checkpoint-2/{file}")
+    monkeypatch.setattr(restoring, "SMALL_BYTES", 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "manifest", lambda self, name: checkpoints.read_manifest(run / name))
+        patch.setattr(Place, "get", lambda self, name, path: pytest.fail(name) if file in name else None)
+        assert "larger" in str(restoring._fetch(Place(place), "checkpoint-2", tmp_path))
+
+
+def archive(run: Path, place: str, kind: str) -> None:
+    """Fill a place with another run without checkpoints, or with other files."""
+    if kind in ("final", "final alone"):
+        save(run, 4)
+        copy(run, 4, place)
+        environment = {"environment": {"run_identity": {"seed": 1}}}
+        (run / "checkpoint-4" / "manifest.json").unlink()
+        checkpoints.publish(run / "checkpoint-4", run / "final")
+        checkpoints.seal(run / "final", {}, step=4, **environment)
+        copying.copy(Place(place), str(run), "final", KEEP_TWO, identity={"seed": 1}, allow_change=False)
+        Place(place).remove("checkpoint-4")
+        if kind == "final alone":
+            Place(place).remove("environment.json")
+    else:
+        run.mkdir()
+        (run / "notes.txt").write_text("notes", encoding="utf-8")
+        Place(place).put(run / "notes.txt", kind)
+
+
+@pytest.mark.parametrize("kind", ["final", "final alone", "notes.txt", "run/notes.txt", "final/notes.txt"])
+def test_files_of_others_are_neither_replaced_nor_deleted(run: Path, place: str, kind: str, tmp_path: Path) -> None:
+    """A run is refused before it starts, and also by the copier, for files that appeared later."""
+    archive(tmp_path / "other", place, kind)
+    before = files_at(place)
+    with pytest.raises(UserError, match="--sync_to"):
+        restore(run, place, seed=2)
+    save(run, 8, mine=True)
+    for name in ("checkpoint-8", "final", ""):
+        with pytest.raises(UserError, match="--sync_to"):
+            copying.copy(Place(place), str(run), name, {"keep": 1}, identity={"seed": 2}, allow_change=False)
+    assert files_at(place) == before
+
+
+def test_an_archived_final_model_is_not_replaced_by_a_new_start(run: Path, place: str, tmp_path: Path) -> None:
+    """The new start has the same settings, but has trained fewer steps."""
+    archive(tmp_path / "other", place, "final")
+    before = files_at(place)
+    with pytest.raises(UserError, match="step 4"):
+        restore(run, place)
+    save(run, 2)
+    with pytest.raises(UserError, match="step 4"):
+        copy(run, 2, place)
+    assert files_at(place) == before
+
+
+def test_only_the_exact_folder_is_deleted(run: Path, place: str) -> None:
+    """fsspec's `rm` would expand place[1] to place1."""
+    other = place.replace("[1]", "1")
+    for step in (2, 4):
+        save(run, step)
+        copy(run, step, other)
+        copy(run, step, place, keep=1)
+    assert steps_at(other) == [4, 2] and steps_at(place) == [4]
+    assert all("checkpoint-4/" in path or "checkpoint-" not in path for path in files_at(place))
+
+
 def test_the_newest_copy_of_two_places_is_restored(run: Path, place: str, tmp_path: Path) -> None:
     """A machine that is replaced for the second time continues from --sync_to, and not from --sync_from."""
     save(run, 2)
@@ -232,16 +346,23 @@ def test_a_place_that_cannot_be_read_is_a_failure_that_is_retried(tmp_path: Path
 
 
 def test_a_new_run_needs_a_place_that_can_be_written(typed, tmp_path: Path) -> None:
-    (tmp_path / "place" / "run_status.json").mkdir(parents=True)  # a file cannot replace it
+    (tmp_path / "place" / "environment.json.partial").mkdir(parents=True)  # a file cannot replace it
     done = typed(tmp_path / "run", "--sync_to", tmp_path / "place")
     assert done.returncode == 1 and "Traceback" not in done.stderr and not steps_at(str(tmp_path / "run")), done.stdout
 
 
-@pytest.mark.parametrize("name", ["nope://bucket/run", "s3://key:secret@bucket/run", "{run}/copy", "oci://bucket/run"])
+SAME = ("{run}", "{run}/copy", "{run}/../run/", "file://{run}", "local://{run}", "{parent}")
+LOST = ("memory://run", "simplecache::file://{run}-copy", "dir::memory://run")
+SECRETS = ("s3://key:secret@bucket/run", "az://bucket/run?sig=secret")
+
+
+@pytest.mark.parametrize("name", ["nope://bucket/run", "oci://bucket/run", "${UNSET}/run", *SAME, *LOST, *SECRETS])
 def test_a_wrong_place_is_named_before_the_training(name: str, tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", run, "--sync_to", name.format(run=run))
-    assert done.returncode == 2 and "--sync_to" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    place = name if "UNSET" in name else name.format(run=run, parent=tmp_path)
+    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", run, "--sync_to", place)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "secret" not in done.stderr, done.stderr
+    assert ("UNSET" if "UNSET" in name else "--sync_to") in done.stderr
     assert not run.exists()
 
 
@@ -277,16 +398,16 @@ def test_copies_of_another_run_are_not_replaced(train, tiny_recipe: Path, type_w
     assert steps_at(str(place)) == before
 
 
-def test_a_copy_that_fails_does_not_stop_the_training(tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
+def test_a_copy_that_fails_does_not_stop_the_training(train, tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
     """The command fails after the end of the run."""
     place, run = tmp_path / "place", tmp_path / "run"
-    place.mkdir()
-    (place / "final").touch()  # not a folder
+    train(run, "--stop_at_step", 2, "--sync_to", place)
+    (place / "metrics.jsonl.partial").mkdir()  # a file cannot replace it
     words = ("train.py", tiny_recipe, "--output_dir", run, "--sync_to", place)
     done = type_warm("python", *words)
-    assert done.returncode == 1 and "NOT COPIED: final" in done.stdout and "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == 1 and "NOT COPIED" in done.stdout and "Traceback" not in done.stdout + done.stderr
     assert RunRecord(run).status().state == "complete"
-    (place / "final").unlink()
+    (place / "metrics.jsonl.partial").rmdir()
     done = type_warm("python", *words)
     assert done.returncode == 0 and steps_at(str(place)) and (place / "final" / "manifest.json").is_file(), done.stderr
 
@@ -294,7 +415,7 @@ def test_a_copy_that_fails_does_not_stop_the_training(tiny_recipe: Path, type_wa
 def test_a_start_copies_what_the_last_attempt_has_not(run: Path, tmp_path: Path) -> None:
     save(run, 2)
     save(run, 4)
-    copier = copying.RunCopier(RunRecord(run), TrainingSection(sync_to=str(tmp_path / "place")))
+    copier = copying.RunCopier(RunRecord(run), TrainingSection(sync_to=str(tmp_path / "place")), {"seed": 1})
     ended = 0
     while ended < 3:  # two checkpoints and the log
         ended += copier.poll(1.0)
