@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from transformers import modeling_utils
 
+from gpt2_repro.errors import RunFailed
 from gpt2_repro.run_record.writer import HashedFile
+from gpt2_repro.text import size as size_text
 
 
 NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, and recipe.yaml contains them.
@@ -44,7 +46,11 @@ class StagingMemory:
         """Do nothing. torch.save calls this method."""
 
     def _grow(self, size: int) -> None:
-        os.posix_fallocate(self.descriptor, 0, size)  # raises OSError if there is too little memory
+        try:
+            os.posix_fallocate(self.descriptor, 0, size)
+        except OSError as error:
+            problem = f"Copying a checkpoint needs {size_text(size)} of memory ({error.strerror})"
+            raise RunFailed(f"{problem}. Pass --no_background_save, or use a machine with more memory.") from None
         self.size = size
         self.view = memoryview(mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
 

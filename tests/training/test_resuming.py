@@ -4,19 +4,23 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import pytest
 import torch
 
-from gpt2_repro.batch_plan import plan_batches
+from gpt2_repro.batch_plan import BatchPlan, plan_batches
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training import resuming
 from gpt2_repro.training.arguments import TrainingSection
 from gpt2_repro.training.engine import fix_restored_optimizer
+from gpt2_repro.training.inputs import training_loader
+from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.resuming import choose_start, refuse_code
 
 
@@ -162,3 +166,15 @@ def test_restored_step_counts_are_separate_and_on_the_right_device(fused: bool |
     fix_restored_optimizer(torch.nn.Linear(1, 1), optimizer, weight_decay=0.1)
     steps = [optimizer.state[weight]["step"] for weight in weights]
     assert {step.device.type for step in steps} == {device} and steps[0] is not steps[1]
+
+
+def test_the_dataloader_draws_no_global_random_number(tiny_data: Path) -> None:
+    """A resumed run starts its dataloader once more, which must not change the dropout of later steps."""
+    options = {"seed": 1, "data_seed": None, "train_sampling_strategy": "random", "compile_loss": False}
+    options |= {"per_device_train_batch_size": 8, "dataloader_num_workers": 0, "dataloader_pin_memory": False}
+    options |= {"dataloader_prefetch_factor": None, "dataloader_in_order": True, "device": torch.device("cpu")}
+    rows, plan = PreparedData.read(tiny_data).rows("train"), BatchPlan(256, 32, 8, 1, 1, 8)
+    loader, _ = training_loader(rows, plan, cast(PretrainingArguments, SimpleNamespace(**options)))
+    before = torch.get_rng_state()
+    iter(loader)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,7 +1,9 @@
 """A save hashes files, deletes old checkpoints, and handles a full or slow disk."""
 
+import errno
 import hashlib
 import mmap
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,6 +93,43 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
     with pytest.raises(RunFailed):  # the third save in a row
         saver.step(9)
     assert defect(tmp_path / "checkpoint-7", read_files=True) is None
+
+
+def test_the_checkpoint_that_is_being_copied_is_not_deleted(saver, tmp_path: Path) -> None:
+    saver.step(1)
+    saver.copier = SimpleNamespace(job="checkpoint-1", poll=lambda: False, refresh=lambda: None)
+    for step in (2, 3, 4):
+        saver.step(step)
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3", "checkpoint-1"]
+
+
+def test_every_file_is_on_disk_before_the_checkpoint_has_its_name(saver, tmp_path: Path, monkeypatch) -> None:
+    synced: list[str] = []
+    original = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        if synced[-1] != tmp_path.name:  # the last one, with the new name
+            assert not (tmp_path / "checkpoint-1").exists()
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    saver.step(1)
+    partial = next(name for name in synced if name.startswith(".manifest.json."))
+    assert set(synced) == {"optimizer.pt", "config.json", partial, "checkpoint-1", tmp_path.name}
+    assert synced.index("optimizer.pt") < synced.index(partial) < len(synced) - 1
+
+
+def test_too_little_memory_is_not_called_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with (
+        pytest.raises(RunFailed, match="memory"),
+        disk_faults_in_words(tmp_path, "checkpoint-2", tmp_path / "staging"),
+    ):
+        StagingMemory(100)
 
 
 def test_full_disk_in_the_words_of_safetensors_ends_the_run_with_one_line(tmp_path: Path) -> None:
