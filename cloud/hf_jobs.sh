@@ -13,7 +13,7 @@ set -euo pipefail
 # shellcheck source=runpod/pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../runpod/pod.sh"
 bucket=${1:-} repository=${2:-}
-[[ $bucket =~ ^[^/-][^/]*/[^/]+$ && -n $repository ]] ||
+[[ $bucket =~ ^[[:alnum:]_.][[:alnum:]_.-]*/[[:alnum:]_.-]+$ && -n $repository ]] || # becomes part of a shell command
   mistake "Pass a bucket and the git address of this repository, such as USER/BUCKET https://example.org/gpt2.git."
 [[ $# == 2 || ($# == 3 && $3 == --yes) ]] || mistake "Unknown option ${*:3}."
 data="--dataset_dir /bucket/data/fineweb-10bt"

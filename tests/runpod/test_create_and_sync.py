@@ -120,6 +120,48 @@ def test_a_copy_by_rsync_counts_once_it_is_compared(pod, target: str, differs: s
     assert pod.run("sync.sh", run, target, STUB_rsync="23")[0] == 23
 
 
+COPIES_FILES = """#!/usr/bin/env bash
+# Copy a file or folder on the local disk, or list a folder.
+echo "rsync $*" >>"$CALLS"
+[[ $* != *dry-run* ]] || exit 0
+if [[ $* == *list-only* ]]; then ls "${!#}"; else cp -r "${@: -2}"; fi
+"""
+COPIES_OBJECTS = """#!/usr/bin/env bash
+# The same for a bucket, whose files are in the folder $BUCKET.
+case "$1 $2" in
+  "buckets ls") ls "${3/hf:\\/\\/buckets\\/me\\/mine/$BUCKET}" ;;
+  "buckets cp") cp "${3/hf:\\/\\/buckets\\/me\\/mine/$BUCKET}" "${4/hf:\\/\\/buckets\\/me\\/mine/$BUCKET}" ;;
+  *) cp -r "$2" "${3/hf:\\/\\/buckets\\/me\\/mine/$BUCKET}" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("to_bucket", [False, True], ids=["rsync", "bucket"])
+def test_a_copy_of_another_run_is_not_replaced(pod, to_bucket: bool) -> None:
+    pod.stub("rsync", COPIES_FILES)
+    pod.stub("hf", COPIES_OBJECTS)
+    place = pod.folder / "place"
+    target = "hf://buckets/me/mine" if to_bucket else place
+    variables = {"PYTHON": sys.executable, "BUCKET": str(place)}
+
+    def sync(seed: int) -> int:
+        run = pod.folder / str(seed) / "run"
+        run.mkdir(parents=True, exist_ok=True)
+        identity = {"run_identity": {"seed": seed, "extensions": []}}
+        (run / "environment.json").write_text(json.dumps(identity), encoding="utf-8")
+        return pod.run("sync.sh", run, target, **variables)[0]
+
+    (place / "run").mkdir(parents=True)
+    (place / "run" / "notes.txt").touch()
+    assert sync(1) == 2 and [path.name for path in (place / "run").iterdir()] == ["notes.txt"]
+    (place / "run" / "environment.json").write_text(
+        '{"run_identity": {"seed": 1, "extensions": [[1, 2]]}}', encoding="utf-8"
+    )
+    before = (place / "run" / "environment.json").read_bytes()
+    assert sync(2) == 2 and (place / "run" / "environment.json").read_bytes() == before
+    assert sync(1) != 2 and (place / "run" / "environment.json").read_bytes() != before
+
+
 @pytest.mark.parametrize(
     ("words", "pod_id"),
     [
