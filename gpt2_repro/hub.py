@@ -14,16 +14,13 @@ HUB_SECONDS = 4.0  # timeout of the check whether the Hub is reachable
 
 
 @functools.cache
-def check_hub() -> bool:
-    """Switch to offline mode, and return False, if the Hub is not reachable.
-
-    If offline mode is already on, returns True without a check.
-    """
+def check_hub() -> None:
+    """Switch to offline mode if the Hub is not reachable. In offline mode, there is no check."""
     import httpx
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return True
+        return
     try:  # without this check, the libraries of the Hub would retry for minutes
         httpx.head(constants.ENDPOINT, timeout=HUB_SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -32,16 +29,13 @@ def check_hub() -> bool:
         os.environ["HF_HUB_OFFLINE"] = "1"  # for `datasets`, if it is imported later, and for worker processes
         if datasets := sys.modules.get("datasets"):
             datasets.config.HF_HUB_OFFLINE = True
-        return False
-    return True
 
 
 def hub_reason(error: Exception) -> str:
     """Return the reason why a request to the Hub failed, as one line of text."""
     from huggingface_hub import constants
 
-    if not check_hub():
-        return "the Hub is not reachable, and the local cache has no copy"
+    check_hub()
     if constants.HF_HUB_OFFLINE and isinstance(error, OSError):
-        return "HF_HUB_OFFLINE is set, and the local cache has no copy"
+        return "the local cache has no copy, and the Hub is not reachable or HF_HUB_OFFLINE is set"
     return in_a_line(error)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import platform
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +22,7 @@ from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 logger = logging.getLogger(__name__)
 
+SECRET = re.compile(r"://[^/\s]*:[^/\s]*@|://\S*\?\S*=\S*")  # a password or a query in a URL
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
 
 
@@ -36,7 +38,7 @@ def describe_run(
     return Environment(
         versions=_versions(),
         commit=_commit(),
-        command=" ".join(sys.argv),
+        command=SECRET.sub("://…", " ".join(sys.argv)),
         accelerator=find_accelerator(use_cpu=args.use_cpu),
         plan=plan,
         architecture=model.config.model_type,

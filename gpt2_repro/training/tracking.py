@@ -139,8 +139,14 @@ class TensorBoardPage(TrainerCallback):
     """Wraps the callback of transformers: its horizontal axis has trained tokens. Shows text samples."""
 
     def __init__(self, stock: Any) -> None:
-        self.stock = stock
-        self.on_train_begin, self.on_train_end = stock.on_train_begin, stock.on_train_end
+        self.stock, self.on_train_end = stock, stock.on_train_end
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step and self.stock._SummaryWriter:
+            # Steps after the checkpoint are trained again. TensorBoard would show them twice.
+            writer, first = self.stock._SummaryWriter, state.num_input_tokens_seen + 1
+            self.stock._SummaryWriter = functools.partial(writer, purge_step=first)
+        self.stock.on_train_begin(args, state, control, **kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         at_tokens = copy.copy(state)

@@ -99,6 +99,18 @@ def test_tensorboard_uses_tokens_as_steps_and_shows_samples(monkeypatch, tmp_pat
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize(("step", "options"), [(0, {}), (4, {"purge_step": 2049})])
+def test_tensorboard_hides_the_steps_that_a_resumed_run_repeats(step: int, options: dict, tmp_path: Path) -> None:
+    reporting = object.__new__(TensorBoardCallback)
+    writer = reporting._SummaryWriter = Mock()
+    reporting.tb_writer, reporting.logging_dir = None, str(tmp_path)
+    trainer = trainer_with(reporting)
+    trainer.state.global_step = step
+    for callback in trainer.callback_handler.callbacks:
+        callback.on_train_begin(TrainingArguments(use_cpu=True), trainer.state, None)
+    assert writer.mock_calls[0] == call(log_dir=str(tmp_path), **options)
+
+
 @pytest.mark.parametrize("name", ["trackio", "tensorboard"])
 def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integration_utils, "get_available_reporting_integrations", lambda: ["wandb"])
