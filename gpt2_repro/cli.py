@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import functools
 import gc
 import io
 import json
@@ -53,7 +54,11 @@ def start_log(stream: TextIO | None = None) -> None:
     logging.basicConfig(format="%(message)s", stream=stream or sys.stdout)
     logging.getLogger("gpt2_repro").setLevel("INFO" if is_local_main_process() else "WARNING")
     for name, text in EXPECTED.items():
-        logging.getLogger(name).addFilter(lambda record, text=text: text not in record.getMessage())
+        logging.getLogger(name).addFilter(functools.partial(_is_unexpected, text))
+
+
+def _is_unexpected(text: str, record: logging.LogRecord) -> bool:
+    return text not in record.getMessage()
 
 
 @contextlib.contextmanager

@@ -150,7 +150,9 @@ def require_own(place: Place, run: Path, identity: Mapping[str, Any], *, allow_c
             raise UserError(f"--sync_to {name} is the run directory. Pass a folder on another disk.")
     step = place.manifest(layout.FINAL).get("step", 0)
     if step > last_step(RunRecord(run)) and not place.manifests():
-        raise UserError(f"--sync_to {name} has a final model of step {step}, but no checkpoint. Pass another --sync_to.")
+        raise UserError(
+            f"--sync_to {name} has a final model of step {step}, but no checkpoint. Pass another --sync_to."
+        )
 
 
 def last_step(run: RunRecord) -> int:

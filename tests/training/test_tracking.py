@@ -1,6 +1,7 @@
 """Training continues if a tracking service fails, or if wandb has no API key. Curves are plotted over tokens."""
 
 import importlib.util
+import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 from transformers.integrations import integration_utils
 from transformers.integrations.integration_utils import TensorBoardCallback, TrackioCallback, WandbCallback
 
+from gpt2_repro import cli
 from gpt2_repro.errors import UserError
+from gpt2_repro.training import announce
 from gpt2_repro.training.arguments import check_trackers
 from gpt2_repro.training.tracking import check_reporting, guard_reporting, prepare_tracking, report_text
 
@@ -120,3 +123,16 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError, match=f"pip install {name}"):
         check_trackers([name])
     check_trackers(["none"])
+
+
+def test_warnings_about_what_every_run_does_are_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    cli.start_log()
+    for name, text in cli.EXPECTED.items():
+        logging.getLogger(name).warning("Warning: %s", text)
+        logging.getLogger(name).warning("another warning")
+    assert [record.getMessage() for record in caplog.records] == ["another warning"] * len(cli.EXPECTED)
+
+
+def test_a_command_is_recorded_without_secrets() -> None:
+    words = "--a https://me:secret@host/x --b s3://bucket/x?sig=secret --c s3://bucket/x?y"
+    assert announce.SECRET.sub("://…", words) == "--a https://…host/x --b s3://… --c s3://bucket/x?y"
