@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro import files
+from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import events
 
 
@@ -27,6 +28,25 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         files.write_whole(path, "third")
     assert path.read_bytes() == b"second" and [p.name for p in path.parent.iterdir()] == ["page.html"]
+
+
+def test_an_undefined_variable_does_not_stay_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "cost$5.txt").touch()
+    paths = {"$FOLDER/a": f"{tmp_path}/a", "${FOLDER}": str(tmp_path), "~/a": "/home/me/a", "a~b": "a~b", "": ""}
+    paths[f"{tmp_path}/cost$5.txt"] = f"{tmp_path}/cost$5.txt"
+    assert {path: files.expand(path) for path in paths} == paths
+    for path in ("${UNSET}/a", "a/$UNSET", "$FOLDER/${UNSET}", "~nobody-here/a"):
+        with pytest.raises(UserError, match="UNSET|nobody-here"):
+            files.expand(path)
+
+
+@pytest.mark.parametrize("option", ["--output_dir", "--dataset_dir", "--data_files", "--sync_to", "--sync_from"])
+def test_an_undefined_variable_is_named(option: str, tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
+    script = "prepare_data.py" if option == "--data_files" else "train.py"
+    done = type_warm("python", script, tiny_recipe, option, "${UNSET}/a")
+    assert done.returncode == 2 and "${UNSET}" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def _write_many(path: Path, letter: str) -> None:

@@ -140,6 +140,9 @@ def require_own(place: Place, run: Path, identity: Mapping[str, Any], *, allow_c
     """
     name = place.name
     if saved := place.run_identity():
+        # A run may change its settings, but not become another run that has copies there.
+        own = _identities(run)
+        allow_change = allow_change and (not own or _settings(saved) in own)
         require_same_run(saved, identity, where=name, allow_change=allow_change, option="--sync_to")
     elif place.names():
         raise UserError(f"--sync_to {name} is neither empty nor a copy of this run. Pass another --sync_to.")
@@ -153,6 +156,17 @@ def require_own(place: Place, run: Path, identity: Mapping[str, Any], *, allow_c
         raise UserError(
             f"--sync_to {name} has a final model of step {step}, but no checkpoint. Pass another --sync_to."
         )
+
+
+def _identities(run: Path) -> list[dict[str, Any]]:
+    """Return the settings with which a run directory was trained, those of its checkpoints included."""
+    manifests = map(checkpoints.read_manifest, checkpoints.complete_checkpoints(run))
+    saved = [RunRecord(run).environment().run_identity, *(manifest.get("run_identity") for manifest in manifests)]
+    return [_settings(identity) for identity in saved if identity]
+
+
+def _settings(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in identity.items() if key != "extensions"}
 
 
 def last_step(run: RunRecord) -> int:

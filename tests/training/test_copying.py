@@ -287,6 +287,21 @@ def test_an_archived_final_model_is_not_replaced_by_a_new_start(run: Path, place
     assert files_at(place) == before
 
 
+def test_a_change_of_settings_does_not_reach_the_copies_of_another_run(run: Path, tmp_path: Path) -> None:
+    """With --allow_resume_change, only a place with an earlier state of the same run is accepted."""
+    save(tmp_path / "other", 2)
+    place = str(tmp_path / "place")
+    copy(tmp_path / "other", 2, place)
+    save(run, 4)
+    owner = {"identity": {"seed": 3}, "allow_change": True}
+    copying.require_own(Place(place), run, **owner)  # it was trained with seed 1, too
+    (run / "checkpoint-4" / "manifest.json").unlink()
+    (run / "environment.json").write_text('{"run_identity": {"seed": 2}}', encoding="utf-8")
+    with pytest.raises(UserError, match="seed"):
+        copying.require_own(Place(place), run, **owner)
+    copying.require_own(Place(place), tmp_path / "empty", **owner)
+
+
 def test_only_the_exact_folder_is_deleted(run: Path, place: str) -> None:
     """fsspec's `rm` would expand place[1] to place1."""
     other = place.replace("[1]", "1")
