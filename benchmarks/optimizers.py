@@ -1,4 +1,4 @@
-"""Compare AdamW, MARS-AdamW, Muon and averaging on GPT-2 shapes of three sizes.
+"""Compare AdamW, Muon and averaging on GPT-2 shapes of three sizes.
 
     OMP_NUM_THREADS=1 python benchmarks/optimizers.py prose.jsonl --folder optimizers --hours 12
 
@@ -43,7 +43,6 @@ BASELINE, AVERAGED = "adamw-6e-4", "muon-average"
 ARMS: dict[str, tuple[list[str], list[float]]] = {  # options, learning rates
     BASELINE: (["--optim", "adamw_torch_fused"], [6e-4]),
     "adamw": (["--optim", "adamw_torch_fused", *WSD], [1e-3, 2e-3, 4e-3, 8e-3]),
-    "mars": (["--optim", "mars", *WSD], [3e-3, 6e-3, 1.2e-2, 2.4e-2]),
     "muon": (["--optim", "muon", *WSD], [4e-3, 8e-3, 1.6e-2, 3.2e-2]),
     AVERAGED: (
         ["--optim", "muon", "--lr_scheduler_type", "constant", "--ema_steps", str(STEPS // 10)],

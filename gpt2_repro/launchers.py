@@ -35,7 +35,7 @@ class Launcher(NamedTuple):
     # resume with every launcher that has the same format.
     form: str = ""
     deepspeed_json: str = ""  # the file in ds_configs/, if DeepSpeed is used
-    # Whether each process has all weights. Compiling the loss, Muon and MARS need them.
+    # Whether each process has all weights. Compiling the loss and Muon need them.
     whole_weights: bool = True
 
     @property

@@ -79,9 +79,9 @@ def checkpoint_bytes(parameters: int, *, bf16: bool, state: int) -> int:
     return parameters * (state + 2 * (2 if bf16 else 4))
 
 
-def state_bytes(optim: str, *, averaged: bool) -> int:
-    """Return bytes per parameter of master weights and optimizer state (with --ema_steps)."""
-    return 12 + 4 * (optim == "mars") + 4 * averaged  # Adam's moments; MARS also has the previous gradient
+def state_bytes(*, averaged: bool) -> int:
+    """Return bytes per parameter of master weights, Adam's moments, and the average with --ema_steps."""
+    return 12 + 4 * averaged
 
 
 def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:

@@ -78,7 +78,7 @@ class TrainingSection:
     lr_scheduler_type: Schedule = _field("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = _field(0.0, "Final learning rate, as a fraction of the peak.")
     decay_fraction: float = _field(0.2, "For warmup_stable_decay: fraction of steps at the end with a falling rate.")
-    optim: str = _field("adamw_torch_fused", "An optimizer of transformers, muon or mars (not under ZeRO-3 or FSDP).")
+    optim: str = _field("adamw_torch_fused", "An optimizer of transformers, or muon (not under ZeRO-3 or FSDP).")
     muon_momentum: float = _field(0.95, "Momentum of Muon. Small steps can need less.")
     ema_steps: int = _field(0, "Also average the weights over about N steps; final/ is the average. 0: never.")
     adam_beta1: float = _field(0.9, "AdamW's first beta.")

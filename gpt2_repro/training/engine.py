@@ -13,8 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.optim import MARS, OWN_OPTIMIZERS
-from gpt2_repro.optim.mars import MarsAdamW
+from gpt2_repro.optim import MUON
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import ranks, sharded
@@ -53,19 +52,17 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
 
 
 def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return the class and the options of Muon or MARS, or None for other optimizers.
+    """Return the class and the options of Muon, or None for other optimizers.
 
     The result is for Trainer's argument `optimizer_cls_and_kwargs`.
     """
-    if args.optim not in OWN_OPTIMIZERS:
+    if args.optim != MUON:
         return None
     if args.deepspeed_plugin is not None:
         from deepspeed.runtime.zero import utils
 
-        utils.ZERO_SUPPORTED_OPTIMIZERS.extend([MuonWithAdamW, MarsAdamW])
+        utils.ZERO_SUPPORTED_OPTIMIZERS.append(MuonWithAdamW)
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    if args.optim == MARS:
-        return MarsAdamW, options
     return MuonWithAdamW, options | {"pieces": count_pieces(model), "momentum": args.muon_momentum}
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from transformers import TrainingArguments
 
-from gpt2_repro.optim import OWN_OPTIMIZERS
+from gpt2_repro.optim import MUON
 from gpt2_repro.training.arguments import TrainingSection
 
 
@@ -16,11 +16,11 @@ class PretrainingArguments(TrainingSection, TrainingArguments):
         # model/build.py compiles the loss function. Trainer would compile the DDP or DeepSpeed wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
         # transformers rejects optimizers and schedules that it does not have. The Trainer subclass builds them.
-        optim, self.optim = self.optim, "adamw_torch_fused" if self.optim in OWN_OPTIMIZERS else self.optim
+        optim, self.optim = self.optim, "adamw_torch_fused" if self.optim == MUON else self.optim
         schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
         self.fp16 = self.precision == "fp16"
         TrainingArguments.__post_init__(self)
-        self.optim = optim if optim in OWN_OPTIMIZERS else self.optim
+        self.optim = optim if optim == MUON else self.optim
         self.lr_scheduler_type = schedule
 
     @property

@@ -53,7 +53,7 @@ class CheckpointSaver:
         self.run, self.accelerator, self.args = run, accelerator, args
         self.staging = run / STAGING  # where checkpoints are written before they are complete
         self.parameters, self.alive = parameters, alive
-        self.sizes: Any = {"bf16": args.is_half, "state": state_bytes(args.optim, averaged=args.ema_steps > 0)}
+        self.sizes: Any = {"bf16": args.is_half, "state": state_bytes(averaged=args.ema_steps > 0)}
         self.skipped = 0
         self.is_warm = False  # whether the first step has ended
         self.saved_step = -1  # of the newest checkpoint that is copied to memory or written

@@ -10,7 +10,7 @@ from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.config import values_of
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.launchers import LAUNCHERS, RECOMMENDED, current_launcher
-from gpt2_repro.optim import OWN_OPTIMIZERS
+from gpt2_repro.optim import MUON
 from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.run_record.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of
@@ -49,14 +49,14 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     plan = plan_run(training, recipe.data, num_processes=int(os.environ.get("WORLD_SIZE", "1")))
     options = {
         "--torch_compile": training.torch_compile,
-        f"--optim {training.optim}": training.optim in OWN_OPTIMIZERS,
+        f"--optim {training.optim}": training.optim == MUON,
         f"--ema_steps {training.ema_steps}": training.ema_steps,
         "--precision fp16": precision == "fp16",
     }
     if not launcher.whole_weights and (refused := [option for option, is_set in options.items() if is_set]):
         fix = f"Launch with --config_file {RECOMMENDED.config}."
         raise UserError(f"{refused[0]} needs complete weights, but {launcher.name} shards the weights. {fix}")
-    if launcher.deepspeed_json and training.optim not in (*ELEMENTWISE, *OWN_OPTIMIZERS):
+    if launcher.deepspeed_json and training.optim not in (*ELEMENTWISE, MUON):
         fix = f"Pass --optim {ELEMENTWISE[0]}, or launch with --config_file accelerate_configs/ddp.yaml."
         problem = f"DeepSpeed flattens the weights, and --optim {training.optim} may depend on their shapes"
         raise UserError(f"{problem}. {fix}")

@@ -78,7 +78,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     # The last save deletes the rolling checkpoint, but not the best one.
     best = bool(training.keep_best_checkpoint and validations and kept < saves)
     rolling = 1 if saves and training.save_rolling_minutes else 0
-    state = state_bytes(training.optim, averaged=training.ema_steps > 0)
+    state = state_bytes(averaged=training.ema_steps > 0)
     one, final = checkpoint_bytes(scale.trained, bf16=training.is_half, state=state), 4 * scale.parameters
     is_compiled = training.torch_compile is not False and not training.activation_checkpointing
     peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
@@ -124,7 +124,7 @@ def estimate_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float 
         chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
         bf16=training.is_half,
         compiled=training.torch_compile is not False,
-        state_bytes=state_bytes(training.optim, averaged=training.ema_steps > 0),
+        state_bytes=state_bytes(averaged=training.ema_steps > 0),
     )
 
 

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from gpt2_repro.optim.average import WeightAverage
-from gpt2_repro.optim.mars import MarsAdamW
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
 from tests.optim.simulation import average_of, draw_gradients, groups_of, small_model
 
 
 OPTIMIZERS: dict[str, Callable] = {
     "adamw": lambda model: torch.optim.AdamW(groups_of(model), lr=1e-2, fused=True),
-    "mars": lambda model: MarsAdamW(groups_of(model), lr=1e-2),
     "muon": lambda model: MuonWithAdamW(groups_of(model), pieces=count_pieces(model), lr=1e-2),
 }
 
