@@ -17,7 +17,6 @@ start the calling script with `accelerate launch`.
 import faulthandler
 import gc
 import importlib
-import json
 import os
 import signal
 import time
@@ -72,7 +71,7 @@ def _call(module: str, function: str, words: Any, options: dict[str, Any]) -> An
     try:
         with cli.mistakes():
             command = getattr(importlib.import_module(f"gpt2_repro.{module}"), function)
-            return command([*map(str, words), *_words(options)])
+            return command([*map(str, words), *cli.words_of(options)])
     except BaseException as error:
         for cause in filter(None, (error, error.__cause__)):
             traceback.clear_frames(cause.__traceback__)  # they keep the model and the lock of the run
@@ -87,17 +86,3 @@ def _call(module: str, function: str, words: Any, options: dict[str, Any]) -> An
         gc.set_threshold(*thresholds)
         gc.unfreeze()
         gc.collect()  # closes the lock file of the run
-
-
-def _words(options: dict[str, Any]) -> list[str]:
-    """Return keyword arguments as words of a command line. An option that is None is left out."""
-    words: list[str] = []
-    for name, value in options.items():
-        if isinstance(value, list | tuple):
-            words += [f"--{name}", *map(str, value)]
-        elif value is True:
-            words.append(f"--{name}")
-        elif value is not None:
-            text = json.dumps(value) if isinstance(value, dict | bool) else str(value)
-            words.append(f"--{name}={text}")
-    return words

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -228,6 +228,20 @@ class CommandParser(argparse.ArgumentParser):
             names = [name for action in self._actions for name in action.option_strings]
             raise UserError(f"{self.prog} has no option {unknown[0]!r}. {did_you_mean(unknown[0], names)}")
         return options
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Return options by name as words of a command line. An option that is None is left out."""
+    words: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, list | tuple):
+            words += [f"--{name}", *map(str, value)]
+        elif isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--{name}=false")
+        elif value is not None:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            words += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
+    return words
 
 
 def between(least: float, most: float) -> Callable[[str], float]:

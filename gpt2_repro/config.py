@@ -22,7 +22,14 @@ from gpt2_repro.launchers import ROOT
 
 DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is passed
 SECTIONS = ("data", "model", "training", "evaluation")
-PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # not in the title
+# Fields that do not change a run: its places, limits, saves and messages. They are not in its title.
+UNTITLED = {
+    *("dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data", "sync_to", "sync_from"),
+    *("usd_per_hour", "max_usd", "max_hours", "stop_at_step", "hang_timeout", "allow_resume_change", "use_cpu"),
+    *("save_strategy", "save_steps", "save_minutes", "save_rolling_minutes", "background_save", "accept_any_hardware"),
+    *("keep_checkpoints", "keep_best_checkpoint", "keep_every_steps", "logging_steps", "disable_tqdm"),
+    *("dataloader_num_workers", "tasks", "baseline", "max_length"),
+}
 
 R = TypeVar("R", bound="Recipe")
 Options = Mapping[str, dict[str, Any]]
@@ -71,11 +78,15 @@ class Recipe:
         return {name: getattr(self, name) for name in SECTIONS if hasattr(self, name)}
 
     @property
-    def title(self) -> str:
-        """The name of the recipe and the overrides, such as `gpt2_124m seed=43`."""
+    def overrides(self) -> dict[str, Any]:
+        """The values of the fields on the command line, by name."""
         values = {key: value for section in self.sections.values() for key, value in values_of(section).items()}
-        typed = [f"{key}={values[key]}" for key in sorted(self.typed & values.keys()) if key not in PLACES]
-        return " ".join([self.path.stem, *typed])
+        return {key: values[key] for key in sorted(self.typed & values.keys())}
+
+    @property
+    def title(self) -> str:
+        """The name of the recipe and the overrides that change the run, such as `gpt2_124m seed=43`."""
+        return " ".join([self.path.stem, *(f"{k}={v}" for k, v in self.overrides.items() if k not in UNTITLED)])
 
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML text, which is a valid recipe."""

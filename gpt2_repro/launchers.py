@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -14,8 +15,9 @@ from gpt2_repro.errors import UserError
 PACKAGE = Path(__file__).parent
 INSTALLED = (PACKAGE / "accelerate_configs").is_dir()  # by pip, and not in the repository
 ROOT = PACKAGE if INSTALLED else PACKAGE.parent  # has recipes/, accelerate_configs/ and ds_configs/
-# The commands that messages name.
-PREPARE, EVALUATE = "python prepare_data.py", "bash evaluate.sh"
+# The commands that messages name, for the current folder.
+SCRIPTS = "" if Path().samefile(ROOT) else f"{ROOT}/"
+PREPARE, EVALUATE = shlex.join(["python", f"{SCRIPTS}prepare_data.py"]), shlex.join(["bash", f"{SCRIPTS}evaluate.sh"])
 if INSTALLED:
     PREPARE, EVALUATE = "gpt2-repro prepare", "gpt2-repro evaluate"
 # Set by accelerate, torchrun and clusters. torchrun also reads its options from PET_*.

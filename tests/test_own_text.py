@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import prepare_data
+from gpt2_repro import train
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import open_rows
@@ -121,6 +122,16 @@ def test_sizes_of_a_started_run_stay_on_another_machine(here: Path, monkeypatch:
     assert follow_data(load_recipe(words)).training == dataclasses.replace(
         first.training, per_device_train_batch_size=2
     )
+
+
+@pytest.mark.parametrize("options", ["--data_files 'plays/hamlet.v1.txt'", "--dataset_dir 'data/my plays'"])
+def test_the_command_in_a_message_prepares_what_a_run_needs(here: Path, options: str) -> None:
+    words = [RECIPE, *shlex.split(options), "--sequence_length", "16", "--tokenizer", "train:300", "--dry_run"]
+    with pytest.raises(UserError) as error:
+        train.main(words)
+    command = shlex.split(str(error.value).split("`")[1].replace(" FILE", " plays"))
+    prepare_data.main(command[2:])
+    train.main(words)
 
 
 def test_data_smaller_than_one_step_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,11 @@ def test_a_run_is_named_by_the_recipe_and_the_options(recipe: Path) -> None:
     assert parse_for_training(recipe).title == "run"
     words = ("--seed", 7, "--n_layer=4", "--output_dir", "elsewhere")
     assert parse_for_training(recipe, *words).title == "run n_layer=4 seed=7"
+    # Places, limits, saves and messages do not change the run.
+    words += ("--sync_to", "hf://buckets/me/b", "--sync_from", "/backup", "--usd_per_hour", 2, "--max_usd", 5)
+    words += ("--max_hours", 3, "--hang_timeout", 60, "--disable_tqdm", "--keep_checkpoints", 1, "--save_minutes", 5)
+    words += ("--use_cpu", "--accept_any_hardware", "--allow_resume_change", "--stop_at_step", 9)
+    assert parse_for_training(recipe, *words).title == "run n_layer=4 seed=7"
 
 
 @pytest.mark.parametrize("command", ["train.py", "prepare_data.py"])

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2_repro.cli import Progress
+from gpt2_repro.cli import Progress, words_of
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line, nearest
 from gpt2_repro.files import from_json, read_object, sha256_of, try_lock
@@ -67,18 +67,19 @@ class PreparedData:
         Raises UserError if the folder is missing or damaged, or was prepared with other values. `typed` has the names
         of the fields that were passed on the command line.
         """
-        command = f"{PREPARE} {recipe}"
+        passed = {name: value for name, value in vars(args).items() if name in typed and name != "dataset_dir"}
+        command = f"{PREPARE} {shlex.join([str(recipe), *words_of(passed)])}"
         if args.source == "files" and not args.data_files:
             command += " --data_files FILE"
         if not args.dataset_dir:
             raise UserError(f"{recipe} names no prepared folder. Run `{command}` and pass the printed --dataset_dir.")
+        fix = f"Pass the value of the folder, or run `{command}` with another --dataset_dir."
         requested = request_of(args)
         if "dataset_dir" in typed:
             command += f" --dataset_dir {shlex.quote(args.dataset_dir)}"
             compared = {*typed, *(field.name for field in dataclasses.fields(RowForm))}
             requested = {key: value for key, value in requested.items() if key in compared}
         data = cls.read(args.dataset_dir, command=command)
-        fix = f"Pass the value of the folder, or run `{PREPARE} {recipe}` with another --dataset_dir."
         check_request(data.manifest.request, requested, f"{args.dataset_dir} was prepared", fix)
         return data
 

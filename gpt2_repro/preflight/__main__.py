@@ -21,7 +21,7 @@ from gpt2_repro import cli, hardware
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import to_json
+from gpt2_repro.files import to_json, write_whole
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.launchers import EVALUATE, INSTALLED, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
 from gpt2_repro.manifest import MANIFEST
@@ -30,7 +30,6 @@ from gpt2_repro.text import Finding
 
 
 if TYPE_CHECKING:
-    from gpt2_repro.preflight.plan import Plans
     from gpt2_repro.training.arguments import TrainingRecipe
 
 
@@ -62,21 +61,22 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.workload import workload_of
 
     requested = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
-    from gpt2_repro.preflight.plan import measure_cpu, run_lines
+    from gpt2_repro.preflight.plan import division, measure_cpu, run_lines
 
     options = requested.options
     device, notes = _device_of(requested)
     if options.budget or options.hours:
         requested = _recipe_within(requested, device)
-    is_here = options.gpu is None
     if any(note.about == "precision" for note in notes):
-        requested = requested.with_training(precision="fp16")
-    recipe = follow_data(requested, device=device)
+        requested = _with_options(requested, precision="fp16")
+    memory_findings, needed = _check_memory(recipe := follow_data(requested, device=device), device)
+    requested, recipe = (_with_options(each, **needed) for each in (requested, recipe))
     work, plans = workload_of(recipe), plans_of(recipe, requested, device)
-    findings = [*packages, *_check_machine(recipe, work)] if is_here else notes
-    findings += _check_run(recipe, work, plans, device)
+    is_divided = isinstance(plan := plans[device.count], BatchPlan)
+    findings = notes if options.gpu else [*packages, *_check_machine(recipe, work)]
+    findings += [Finding("✓" if is_divided else "✗", "step", division(plan)), *memory_findings]
     training, speed, basis = recipe.training, options.tokens_per_second, "typed"
-    if is_here and not speed and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS:
+    if not (options.gpu or speed) and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS:
         rows, basis = training.per_device_train_batch_size, "measured"
         speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, precision=training.asked_precision)
     if speed and (options.budget or options.hours):
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
         lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
-        print("\n".join([*lines, *cost.budget_lines(planned), "", *_commands(recipe, device)]))
+        print("\n".join([*lines, *cost.budget_lines(planned), *(_commands(requested, device) if is_divided else [])]))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
@@ -134,15 +134,17 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
         raise UserError(f"--budget and --hours write their own recipe. Leave out {requested.path}.")
     if unused := sorted(requested.typed - {*OPTIONS, "usd_per_hour", "accept_any_hardware", "use_cpu"}):
         raise UserError(f"--budget and --hours write their own recipe. Pass --{unused[0]} to train.py afterwards.")
-    if (options.budget and options.hours) or not (options.hours or paid):
-        raise UserError("Pass --budget with --gpu or --usd_per_hour, or --hours.")
+    if options.budget and not paid:
+        raise UserError("--budget needs the price of the machine. Pass --usd_per_hour, or --hours instead.")
     speed = options.tokens_per_second or (card.tokens_per_second * device.count if card else 0)
     if not speed:
         raise UserError("The speed of this machine is not known. Pass --gpu, or --tokens_per_second for GPT-2 124M.")
-    asked = 60 * (options.hours or options.budget / paid)
-    name = f"budget_{options.budget:g}usd" if options.budget else f"budget_{options.hours:g}h"
+    minutes = {"hours": 60 * options.hours} if options.hours else {}
+    minutes |= {"budget": 60 * options.budget / paid} if options.budget else {}
+    asked = min(minutes.values())
+    name = f"budget_{options.budget:g}usd" if minutes.get("budget") == asked else f"budget_{options.hours:g}h"
     heading = f"A GPT-2 for {asked / 60:.1f} hours on {device.count} x {card.card if card else device.name}."
-    path, least = Path("recipes", f"{name}.yaml"), asked
+    path, least = Path(f"{name}.yaml"), asked
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder, path.name)
 
@@ -158,48 +160,66 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
         while 2 * (rest := sized(least / 2)[1]) > least:
             least = 2 * rest + 0.01
         if least > asked:
-            name, amount = ("budget", least / 60 * paid) if options.budget else ("hours", least / 60)
+            enough = {"hours": least / 60, "budget": least / 60 * paid}
+            too_small = [option for option in minutes if minutes[option] < least]
+            fix = " ".join(f"--{option} {enough[option] + 0.005:.2f}" for option in too_small)
             problem = f"More than half would be spent on {rest:.0f} minutes around the training"
-            raise UserError(f"{problem}. Pass --{name} {amount + 0.005:.2f} or more.")
+            raise UserError(f"{problem}. Pass {fix} or more.")
         for _ in range(4):  # the time of validations and checkpoints depends on the run
             choice, rest = sized(asked - rest)
         text = draft.read_text(encoding="utf-8")
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
         raise UserError(f"{path} exists with other values. Delete or rename it.")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text)
     header = [line for line in text.splitlines() if line.startswith("#")]
     print("\n".join([f"wrote {path}", *header, ""]), file=sys.stderr if options.json else sys.stdout)
-    again = load_recipe([str(path), *(["--usd_per_hour", str(price)] if price else [])], options=OPTIONS)
-    return dataclasses.replace(again, options=options)
+    return dataclasses.replace(load_recipe([str(path), *cli.words_of(requested.overrides)]), options=options)
+
+
+def _with_options(recipe: "TrainingRecipe", **values: Any) -> "TrainingRecipe":
+    """Return a recipe as if these fields of the section training were passed as options."""
+    return dataclasses.replace(recipe.with_training(**values), typed=recipe.typed | values.keys())
+
+
+def _is_launched(recipe: "TrainingRecipe", device: Accelerator) -> bool:
+    """Return whether accelerate starts the run. On one GPU without bf16, `python train.py` does (docs/machines.md)."""
+    return device.count > 1 or (device.kind == "cuda" and recipe.training.precision != "fp16")
 
 
 def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
-    """Return the commands that prepare, train and evaluate."""
+    """Return the commands that prepare, train and evaluate, with the options that were passed."""
     from gpt2_repro.training.arguments import output_dir_of
 
-    train = training_command("--num_processes", str(device.count), on_gpu=device.kind == "cuda")
-    precision, written = recipe.training.precision, recipe.written.get("training", {}).get("precision", "")
-    changed = f" --precision {precision}" if precision != written else ""
-    lines = [f"{PREPARE} {recipe.path}", f"{shlex.join(train)} {recipe.path}{changed}"]
-    return ["Commands:", *(f"  {line}" for line in [*lines, f"{EVALUATE} {output_dir_of(recipe)}"])]
+    count, options = str(device.count), recipe.overrides
+    train = training_command("--num_processes", count, on_gpu=_is_launched(recipe, device))
+    of_data = cli.words_of({name: value for name, value in options.items() if hasattr(recipe.data, name)})
+    lines = [
+        f"{PREPARE} {shlex.join([str(recipe.path), *of_data])}",
+        shlex.join([*train, str(recipe.path), *cli.words_of(options)]),
+        f"{EVALUATE} {shlex.quote(output_dir_of(recipe))}",
+    ]
+    return ["", "Commands:", *(f"  {line}" for line in lines)]
 
 
-def _check_run(recipe: "TrainingRecipe", work: cost.Workload, plans: "Plans", device: Accelerator) -> list[Finding]:
-    """Check that a step divides over the GPUs, and that a micro-batch fits."""
-    from gpt2_repro.preflight.plan import division
-    from gpt2_repro.training.workload import estimate_memory
+def _check_memory(recipe: "TrainingRecipe", device: Accelerator) -> tuple[list[Finding], dict[str, Any]]:
+    """Check that a micro-batch fits on a GPU. Return the finding, if any, and the fields that must change."""
+    from gpt2_repro.training.workload import estimate_memory, workload_of
 
-    training, plan = recipe.training, plans[device.count]
-    findings = [Finding("✓" if isinstance(plan, BatchPlan) else "✗", "step", division(plan))]
+    training, memory_bytes = recipe.training, device.memory_bytes
     asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
     rows = max(1, training.tokens_per_step // recipe.data.sequence_length // device.count)
     if recipe.options.memory:
-        findings.append(_find_micro_batch(recipe, asked, rows, device.count))
-    elif device.memory_bytes:
-        estimate = estimate_memory(recipe, work, device.memory_bytes, device.count)
-        findings.append(memory.check_memory(estimate, asked, rows, device.memory_bytes))
-    return findings
+        finding, fitting = _find_micro_batch(recipe, asked, rows, device)
+    elif memory_bytes:
+        estimate = estimate_memory(recipe, workload_of(recipe), memory_bytes, device.count)
+        estimate = estimate._replace(sharded=_is_launched(recipe, device))
+        finding, fitting = memory.check_memory(estimate, asked, rows, memory_bytes)
+    else:
+        return [], {}
+    if fitting in (None, asked):
+        return [finding], {}
+    checkpointing = {"activation_checkpointing": True} if fitting.checkpointing else {}
+    return [finding], {"per_device_train_batch_size": fitting.micro_batch} | checkpointing
 
 
 def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Finding]:
@@ -264,8 +284,10 @@ def _judge(about: str, rule: Callable[[], object]) -> Finding:
         return Finding("✗", about, str(error))
 
 
-def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows: int, gpus: int) -> Finding:
-    """Train two steps with smaller and smaller micro-batches until one fits.
+def _find_micro_batch(
+    recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows: int, device: Accelerator
+) -> tuple[Finding, memory.MemoryTrial | None]:
+    """Train two steps with smaller and smaller micro-batches until one fits. Return the finding, and what fits.
 
     Args:
         asked: the largest micro-batch to try.
@@ -273,7 +295,7 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
     """
     data = recipe.data
     if not Path(data.dataset_dir, MANIFEST).is_file():
-        return Finding("!", "memory", f"not tested, because the data in {data.dataset_dir} is not prepared yet")
+        return Finding("!", "memory", f"not tested, because the data in {data.dataset_dir} is not prepared yet"), None
     logger.info("Searching for the largest micro-batch. Each attempt takes 2 to 3 minutes (assumed).")
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         path = Path(scratch, "probe.yaml")
@@ -283,16 +305,17 @@ def _find_micro_batch(recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows:
         # Two steps: the optimizer state is allocated before the second one.
         short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
         for trial in memory.trials_of(asked, rows):
-            tokens = 2 * trial.micro_batch * data.sequence_length * gpus  # two forward passes per step
+            tokens = 2 * trial.micro_batch * data.sequence_length * device.count  # two forward passes per step
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
             # Pass the data as an option, because then only the form of its rows must match the recipe.
             varied = {"dataset_dir": data.dataset_dir, "output_dir": run, "tokens_per_step": tokens}
-            words = [word for name, value in (varied | silent | short).items() for word in (f"--{name}", str(value))]
             script = ["-m", "gpt2_repro.train"] if INSTALLED else [str(ROOT / "train.py")]
-            command = [*RECOMMENDED.command("--num_processes", str(gpus)), *script, str(path), *words]
+            launch = RECOMMENDED.command("--num_processes", str(device.count))
+            start = launch if _is_launched(recipe, device) else [sys.executable]
+            command = [*start, *script, str(path), *cli.words_of(varied | silent | short)]
             if finding := memory.try_training(command, trial):
-                return finding
-    return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU")
+                return finding, trial if finding.mark == "✓" else None
+    return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU"), None
 
 
 if __name__ == "__main__":

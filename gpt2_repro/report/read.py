@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ class Run:
             "training": (self.training, f"No training step has been logged yet ({METRICS})."),
             "validation": (self.validation, f"No validation loss has been logged yet ({METRICS})."),
             "samples": (self.samples, f"No samples have been written yet ({SAMPLES})."),
-            "evaluation": (self.comparison, f"Not evaluated yet. Run: {EVALUATE} {self.path}"),
+            "evaluation": (self.comparison, f"Not evaluated yet. Run: {EVALUATE} {shlex.quote(str(self.path))}"),
             "limit": (not limit, f"Only {limit} examples of each task were scored. These are not benchmark scores."),
             "recipe": (self.recipe_text, f"The file {RECIPE} is missing."),
             "environment": (self.environment_text, f"The file {ENVIRONMENT} is missing."),

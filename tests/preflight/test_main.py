@@ -1,14 +1,23 @@
 """`python -m gpt2_repro.preflight` has the right output, errors and exit codes."""
 
+import os
 import re
-import shutil
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gpt2_repro import train as train_command
+from gpt2_repro.data.arguments import name_folder
 from gpt2_repro.errors import UserError
 from gpt2_repro.preflight import __main__ as preflight
-from tests.sections import ROOT, parse_for_training
+from gpt2_repro.training.arguments import load_recipe, output_dir_of
+from tests.sections import ROOT, parse_for_preparation, parse_for_training
+
+
+CHECKPOINTED = {"per_device_train_batch_size": 4, "activation_checkpointing": True}
 
 
 @pytest.fixture
@@ -34,18 +43,59 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     assert code == 1 and "✗ step" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "start", "changed"),
+    [
+        ("--gpu RTX4090 --per_device_train_batch_size 32 --total_tokens 2e9", "accelerate 1", {}),
+        ("--gpu RTX4090", "accelerate 1", {"per_device_train_batch_size": 32}),  # 64 rows do not fit
+        ("--gpu T4", "python", {"precision": "fp16", "per_device_train_batch_size": 16}),
+        ("--gpu T4 --n 2 --precision auto", "accelerate 2", {"precision": "fp16", "per_device_train_batch_size": 16}),
+        ("--gpu 4080 --sequence_length 32768", "accelerate 1", CHECKPOINTED),
+        (
+            "recipes/demo.yaml --gpu H100 --n 2 --no_bf16 --seed=7 --n_layer 2 --output_dir 'my run'",
+            "accelerate 2",
+            {},
+        ),
+        ("--gpu A100 --n 4 --source fineweb-edu-10bt --sequence_length 512 --usd_per_hour 3", "accelerate 4", {}),
+        ('--gpu H100 --sample_prompt "it\'s" --trainer a=3 --report_to wandb mlflow --tasks a b', "accelerate 1", {}),
+        (
+            "--use_cpu --tokens_per_second 9 --seed 1 --data_files 'b c.txt' d.txt --dataset_dir 'data/b c'",
+            "python",
+            {},
+        ),
+    ],
+)
+def test_the_printed_commands_do_what_is_planned(look, capsys, words: str, start: str, changed: dict) -> None:
+    _, out = look(*shlex.split(words))
+    prepare, train, evaluate = (shlex.split(line) for line in out.partition("Commands:\n")[2].splitlines())
+    options = train[train.index("train.py") + 1 :]
+    assert train[0] == start.split()[0] and (train[0] == "python" or train[5] == start.split()[1])
+    recipe = load_recipe(shlex.split(words), options=preflight.OPTIONS).with_training(**changed)
+    assert parse_for_training(*options).sections == recipe.sections
+    prepared = parse_for_preparation(*prepare[prepare.index("prepare_data.py") + 1 :])
+    assert name_folder(prepared.data, prepared.typed) == recipe.data
+    assert evaluate[-1] == output_dir_of(recipe)
+    train_command.main([*options, "--dry_run"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"  on \d|tokens per|steps|disk", line)]
+    assert len(lines) >= 5 and not set(lines) - set(out.splitlines())
+
+
+def test_a_step_that_does_not_divide_has_no_commands(look) -> None:
+    code, out = look("--gpu", "H100 SXM", "--n", 3)
+    assert code == 1 and "train.py" not in out
+
+
 def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     machine = ("--gpu", "H100 SXM", "--n", 8)
     code, out = look("--budget", 32, *machine)
-    path = tmp_path / "recipes" / "budget_32usd.yaml"
+    path = tmp_path / "budget_32usd.yaml"
     recipe = parse_for_training(path)
     assert code == 0 and recipe.model.n_layer == 12  # near gpt2_124m, which costs $39
     total = re.search(r"^total +([\d.]+) min +\$([\d.]+)", out, re.MULTILINE)
     assert total and float(total[2]) == pytest.approx(32, rel=0.01)
     for command in ("prepare_data.py", "train.py"):
-        assert f"{command} recipes/budget_32usd.yaml" in out
+        assert f"{command} budget_32usd.yaml" in out
     assert "bash evaluate.sh runs/budget_32usd" in out
     path.write_text(path.read_text(encoding="utf-8").replace("n_head: 12", "n_head: 6"), encoding="utf-8")
     for words, problem in (
@@ -62,6 +112,12 @@ def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         preflight.main(["--budget", "3", *map(str, machine)])
     code, out = look("--budget", re.search(r"--budget ([\d.]+)", str(told.value))[1], *machine)
     assert code == 0
+    # With both limits, the smaller one counts. The fields that were passed stay in the commands.
+    for hours, name in ((9, "budget_20usd"), (1, "budget_1h")):
+        code, out = look("--budget", 20, "--hours", hours, *machine[:2], "--usd_per_hour", 4, "--accept_any_hardware")
+        assert f"train.py {name}.yaml --accept_any_hardware --usd_per_hour 4.0" in out
+        assert parse_for_training(f"{name}.yaml").training.max_hours == min(hours, 5)
+    assert not Path("recipes").exists()
     # Three GPUs, and a typed speed of GPT-2 124M, which the larger model does not reach.
     code, out = look("--budget", 100, "--gpu", "H100 SXM", "--n", 3, "--tokens_per_second", 1_000_000)
     total = re.search(r"^total +([\d.]+) min +\$([\d.]+)", out, re.MULTILINE)
@@ -78,7 +134,7 @@ def test_a_micro_batch_that_does_not_fit(look) -> None:
     [
         (
             ("T4",),
-            ["! precision", "64 rows x 1024 tokens need 29", "train.py recipes/gpt2_124m.yaml --precision fp16"],
+            ["! precision", "64 rows x 1024 tokens need 31", "python train.py recipes/gpt2_124m.yaml "],
             1,
         ),
         (("T4", "--tokens_per_second", 9), ["! precision", "16.0 GB. Pass --per_device_train_batch_size 16\n"], 1),
@@ -106,3 +162,10 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
     code, out = look(tiny_recipe, "--sequence_length", 16, "--use_cpu")
     assert code == 1 and "✗ data" in out and "sequence_length 32" in out
+
+
+def test_printed_commands_work_in_another_folder(tmp_path: Path) -> None:
+    shown = "from gpt2_repro.launchers import EVALUATE, PREPARE; print(PREPARE, EVALUATE)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    printed = subprocess.check_output([sys.executable, "-c", shown], cwd=tmp_path, env=environment, text=True)
+    assert all(Path(tmp_path, word).is_file() for word in shlex.split(printed)[1::2])
