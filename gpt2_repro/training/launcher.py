@@ -98,8 +98,11 @@ def check_deepspeed_json(path: Path) -> None:
     """Raise UserError if a DeepSpeed JSON is missing, invalid or sets what the recipe sets."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"The DeepSpeed JSON {path} cannot be read: {in_a_line(error)}") from None
+    zero = config.get("zero_optimization") if isinstance(config, dict) else None
+    if not isinstance(zero, dict) or zero.get("stage") not in (1, 2, 3):
+        raise UserError(f"{path} needs the section zero_optimization with the stage 1, 2 or 3.")
     sections = {name: section for name, section in config.items() if isinstance(section, dict)}
     flat = config | {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
     for key, reason in REFUSED.items():

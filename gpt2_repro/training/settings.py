@@ -38,8 +38,8 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
 
     Raises UserError for settings that the machine or the launcher does not support.
     """
-    training, launcher = recipe.training, current_launcher()
     check_launcher()
+    training, launcher = recipe.training, current_launcher()
     any_hardware = training.accept_any_hardware
     use_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=any_hardware)
     if not use_cpu:

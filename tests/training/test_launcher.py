@@ -53,6 +53,32 @@ def test_zero_settings_that_change_the_masters_are_refused(key: str, tmp_path: P
             check_deepspeed_json(tmp_path / "mine.json")
 
 
+BROKEN = {
+    "empty": "",
+    "cut": '{"zero_optimization": {',
+    "list": "[1]",
+    "text": '"x"',
+    "bytes": b"\xff",
+    "missing": None,
+}
+BROKEN |= {f"zero {value}": f'{{"zero_optimization": {value}}}' for value in ("1", "[]", "null", '{"stage": "one"}')}
+BROKEN |= {
+    f"stage {value}": f'{{"zero_optimization": {{"stage": {value}}}}}' for value in ("4", "null", "true", "[1]")
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_deepspeed_json_ends_in_one_line(name: str, tiny_recipe: Path, tmp_path: Path, type_warm) -> None:
+    path, content = tmp_path / "my zero.json", BROKEN[name]
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    launched = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(path)}
+    launched |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "run", **launched)
+    assert done.returncode == 2 and str(path) in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_launcher_is_derived_from_the_zero_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
