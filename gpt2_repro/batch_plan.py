@@ -67,8 +67,8 @@ def plan_batches(
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
     if rest or not accumulation:
         rows, rest = divmod(tokens_per_step, sequence_length * num_processes)
-        fitting = [] if rest else [size for size in range(1, rows + 1) if rows % size == 0]
-        nearest = min(fitting, key=lambda size: abs(size - micro_batch_size), default=None)
+        fitting = [] if rest else micro_batches(rows, rows)
+        nearest = min(fitting, key=lambda size: (abs(size - micro_batch_size), size), default=None)
         below = max(1, accumulation) * tokens_per_pass
         fix = f"--per_device_train_batch_size {nearest} or " if nearest else ""
         a_pass = f"{micro_batch_size} rows x {sequence_length} tokens x {num_processes} processes"
@@ -77,9 +77,9 @@ def plan_batches(
     return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, max_steps)
 
 
-def rows_per_pass(rows: float, processes: int) -> int:
-    """Return the micro-batch size for the rows per step of all processes, for any memory."""
-    return power_of_two(min(rows / processes, MOST_ROWS_PER_PASS))
+def micro_batches(rows: int, most: int = MOST_ROWS_PER_PASS) -> list[int]:
+    """Return the micro-batch sizes that divide the rows per step of one process, largest first."""
+    return [size for size in range(min(rows, most), 1, -1) if rows % size == 0] + [1]
 
 
 def power_of_two(number: float) -> int:

@@ -18,6 +18,7 @@ from gpt2_repro.hardware import Accelerator
 from gpt2_repro.training import sizing
 from gpt2_repro.training.arguments import load_recipe, output_dir_of
 from gpt2_repro.training.sizing import follow_data
+from gpt2_repro.training.workload import plan_run
 from tests.sections import ROOT
 
 
@@ -122,6 +123,40 @@ def test_sizes_of_a_started_run_stay_on_another_machine(here: Path, monkeypatch:
     assert follow_data(load_recipe(words)).training == dataclasses.replace(
         first.training, per_device_train_batch_size=2
     )
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5, 6, 7])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_derived_sizes_divide_over_any_number_of_processes(here: Path, kind: str, processes: int, monkeypatch) -> None:
+    prepare_data.main([RECIPE, "--data_files", "plays", "--sequence_length", "16"])
+    words = [RECIPE, "--dataset_dir", "data/plays", "--sequence_length", "16"]
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    memory = None if kind == "cpu" else 80 * 10**9
+    monkeypatch.setattr(sizing, "find_accelerator", lambda **_: Accelerator(kind, "", 1, None, memory))
+    sized = follow_data(load_recipe(words))
+    plan = plan_run(sized.training, sized.data, num_processes=processes)
+    assert 5 <= plan.rows_per_step <= 16 and plan.gradient_accumulation_steps == 1
+    # A run of 48 rows per step, which has started on another number of processes.
+    sized = follow_data(load_recipe([*words, "--tokens_per_step", "768"]))
+    if 48 % processes:
+        with pytest.raises(UserError, match="--tokens_per_step"):
+            plan_run(sized.training, sized.data, num_processes=processes)
+    else:
+        assert plan_run(sized.training, sized.data, num_processes=processes).micro_batch_size == 48 // processes
+
+
+def test_a_derived_micro_batch_fits_and_divides(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--per_device_train_batch_size", "0", "--tokens_per_step", str(3 * 2**17)]
+    for gigabytes, rows in ((80, 64), (32, 48), (16, 24), (12, 12), (4, 1)):
+        gpu = Accelerator("cuda", "", 2, None, gigabytes * 10**9)
+        assert follow_data(load_recipe(words), device=gpu).training.per_device_train_batch_size == rows
+    monkeypatch.setattr(sizing, "total_memory", lambda: 60 * 10**9)
+    found = []
+    for local in (1, 2, 4):  # the processes of a machine share its memory
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+        cpu = Accelerator("cpu", "", 2, None, None)
+        found.append(follow_data(load_recipe(words), device=cpu).training.per_device_train_batch_size)
+    assert found == [48, 24, 8]
 
 
 @pytest.mark.parametrize("options", ["--data_files 'plays/hamlet.v1.txt'", "--dataset_dir 'data/my plays'"])

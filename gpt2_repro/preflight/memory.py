@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpt2_repro.batch_plan import micro_batches
 from gpt2_repro.preflight.environment import error_in, run_command
 from gpt2_repro.text import Finding, size
 
@@ -93,7 +94,7 @@ class MemoryEstimate(NamedTuple):
             most: the largest micro-batch to consider, and whether activation checkpointing is required.
             rows: number of rows per process and optimizer step. Only micro-batches that divide it are considered.
         """
-        sizes = [size for size in range(min(most.micro_batch, rows), 0, -1) if rows % size == 0]
+        sizes = micro_batches(rows, most.micro_batch)
         trials = [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]
         return next((trial for trial in trials if self.fits(trial, memory_bytes)), None)
 
@@ -123,7 +124,7 @@ def trials_of(most: MemoryTrial, rows: int) -> list[MemoryTrial]:
     """
     sizes, limit = [], most.micro_batch
     while limit:
-        sizes.append(next(size for size in range(limit, 0, -1) if rows % size == 0))
+        sizes.append(micro_batches(rows, limit)[0])
         limit = sizes[-1] // 2
     return [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]
 

@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any
 
-from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, TokenCount, power_of_two, rows_per_pass
+from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, TokenCount, micro_batches, power_of_two
 from gpt2_repro.config import JsonObject
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
@@ -73,9 +73,9 @@ def follow_data(
     if epochs:
         recipe = recipe.with_training(total_tokens=TokenCount(int(epochs * counts.row_tokens)), epochs=0.0)
     if not all(sizes):
-        recipe = _derive(
-            recipe, counts, on_gpu=(device or find_accelerator(use_cpu=recipe.training.use_cpu)).kind == "cuda"
-        )
+        processes = device.count if device else int(os.environ.get("WORLD_SIZE", "1"))
+        kind = (device or find_accelerator(use_cpu=recipe.training.use_cpu)).kind
+        recipe = _derive(recipe, counts, on_gpu=kind == "cuda", processes=processes)
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     recipe = _with_micro_batch(_record_size_keys(recipe), device)
     _check_epoch(recipe, counts)
@@ -101,7 +101,6 @@ def _with_micro_batch(recipe: TrainingRecipe, device: Accelerator | None, count:
     training = recipe.training
     count = count or (device.count if device else int(os.environ.get("WORLD_SIZE", "1")))
     device = device or find_accelerator(use_cpu=training.use_cpu)
-    rows = rows_per_pass(training.tokens_per_step / recipe.data.sequence_length, count)
     memory = device.memory_bytes or math.inf  # of an unknown GPU
     if on_cpu := device.kind == "cpu":
         memory = total_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # which the processes share
@@ -109,10 +108,10 @@ def _with_micro_batch(recipe: TrainingRecipe, device: Accelerator | None, count:
     if on_cpu:  # most CPUs compute in fp32
         estimate = estimate._replace(bf16=False, compiled=False)
     estimates = [estimate._replace(sharded=sharded) for sharded in (True, False)]  # with and without DeepSpeed
-    trial = MemoryTrial(rows, bool(training.activation_checkpointing))
-    while rows > 1 and not all(its.fits(trial._replace(micro_batch=rows), memory) for its in estimates):
-        rows //= 2
-    return recipe.with_training(per_device_train_batch_size=rows)
+    sizes = micro_batches(training.tokens_per_step // (recipe.data.sequence_length * count))
+    trials = [MemoryTrial(size, bool(training.activation_checkpointing)) for size in sizes]
+    fitting = [trial.micro_batch for trial in trials if all(each.fits(trial, memory) for each in estimates)]
+    return recipe.with_training(per_device_train_batch_size=max(fitting, default=1))
 
 
 def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
@@ -151,7 +150,7 @@ def _check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
         )
 
 
-def _derive(recipe: TrainingRecipe, counts: SplitCounts, *, on_gpu: bool) -> TrainingRecipe:
+def _derive(recipe: TrainingRecipe, counts: SplitCounts, *, on_gpu: bool, processes: int) -> TrainingRecipe:
     """Replace each size of 0 in a recipe, as `follow_data` describes."""
     run = RunRecord(output_dir_of(recipe))
     stored = run.recipe()
@@ -167,7 +166,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, *, on_gpu: bool) -> Tra
     parameters = 12 * model.n_layer * model.n_embd**2
     total = recipe.training.total_tokens or min(EPOCHS * tokens, TOKENS_PER_PARAMETER * parameters)
     most_rows = min(MOST_TOKENS_PER_STEP / length, counts.rows)
-    rows = power_of_two(min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows))
+    rows = processes * power_of_two(min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows) / processes)
     tokens_per_step = fill("training", {"tokens_per_step": TokenCount(rows * length)}).tokens_per_step
     total = TokenCount(max(total, FEWEST_STEPS * tokens_per_step))
     training = fill("training", {"tokens_per_step": tokens_per_step, "total_tokens": total})

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, plan_batches, plan_by_length, rows_per_pass
+from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, micro_batches, plan_batches, plan_by_length
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
@@ -32,7 +32,7 @@ def plan_run(training: TrainingSection, data: DataArguments, *, num_processes: i
     """
     check_strategy(training, data)
     tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
-    micro_batch = training.per_device_train_batch_size or rows_per_pass(tokens / length, num_processes)
+    micro_batch = training.per_device_train_batch_size or micro_batches(tokens // (length * num_processes))[0]
     layout = {"micro_batch_size": micro_batch, "num_processes": num_processes, "max_steps": steps}
     if training.train_sampling_strategy != BY_LENGTH:
         return plan_batches(tokens, length, **layout)
