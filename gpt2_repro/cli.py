@@ -197,6 +197,8 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{names} {self._format_args(action, action.dest.upper())}" if action.nargs != 0 else names
 
     def _get_help_string(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._StoreFalseAction):  # HfArgumentParser gives it the help of the option
+            return f"The opposite of --{action.dest}."
         text = (action.help or "").replace("%", "%%")
         has_default = action.nargs != 0 and action.default not in (None, "", [], argparse.SUPPRESS)
         return f"{text} (default: {action.default})" if has_default else text

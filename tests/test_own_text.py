@@ -18,7 +18,7 @@ from gpt2_repro.hardware import Accelerator
 from gpt2_repro.training import sizing
 from gpt2_repro.training.arguments import load_recipe, output_dir_of
 from gpt2_repro.training.sizing import follow_data
-from gpt2_repro.training.workload import plan_run
+from gpt2_repro.training.workload import plan_run, workload_of
 from tests.sections import ROOT
 
 
@@ -167,6 +167,16 @@ def test_the_command_in_a_message_prepares_what_a_run_needs(here: Path, options:
     command = shlex.split(str(error.value).split("`")[1].replace(" FILE", " plays"))
     prepare_data.main(command[2:])
     train.main(words)
+
+
+def test_an_extended_run_announces_all_its_tokens(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prepare_data.main([RECIPE, "--data_files", "plays", "--sequence_length", "32"])
+    caplog.set_level("INFO")
+    words = [RECIPE, "--dataset_dir", "data/plays", "--sequence_length", "32", "--extend_to", "10_240_000"]
+    recipe = follow_data(load_recipe(words))
+    epochs = round(10_240_000 / PreparedData.read("data/plays").manifest.counts["train"].row_tokens)
+    assert "10,240,000 tokens" in caplog.text and f" {epochs:,} times" in caplog.text
+    assert workload_of(recipe).steps == 10_240_000 // recipe.training.tokens_per_step
 
 
 def test_data_smaller_than_one_step_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

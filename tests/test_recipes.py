@@ -225,6 +225,17 @@ def test_a_run_is_named_by_the_recipe_and_the_options(recipe: Path) -> None:
     assert parse_for_training(recipe, *words).title == "run n_layer=4 seed=7"
 
 
+def test_the_help_of_a_negated_option_is_not_that_of_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_for_training("--help")
+    texts = dict(re.findall(r"^  (--\w+)[^\n]*?((?:\s{2,}[^-\s].*\n)+)", capsys.readouterr().out, re.MULTILINE))
+    negated = [option for option in texts if option.startswith("--no_")]
+    assert "--no_bf16" in negated
+    for option in negated:
+        positive = f"--{option.removeprefix('--no_')}"
+        assert positive in texts[option] and texts[positive].split() != texts[option].split()
+
+
 @pytest.mark.parametrize("command", ["train.py", "prepare_data.py"])
 def test_help_needs_no_torch(command: str, type_command) -> None:
     done = type_command("python", "-X", "importtime", command, "--help")
@@ -241,6 +252,7 @@ def test_diff_recipe_prints_both_values_and_needs_no_data(
         ([str(ROOT / "recipes" / "demo.yaml"), "--dropout", "0.1"], "dropout", ["0.1", "0.0"]),
         ([str(DEFAULT), "--adam_epsilon", "1e-7"], "adam_epsilon", ["1e-07", "1e-08"]),
         ([str(DEFAULT), "--dataset_dir", str(tiny_data), *short], "source", ["files"]),
+        ([str(DEFAULT), "--sample_prompt", f"{40 * 'long '}end"], "sample_prompt", ["end"]),
     ):
         train.main([*words, "--diff_recipe", str(DEFAULT)])
         shown = capsys.readouterr().out

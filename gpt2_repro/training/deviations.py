@@ -58,10 +58,9 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
     return {"reference": None if curve else references.NAME, "deviations": changed}
 
 
-def _shown(value: Any, width: int = 34) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, list):
         value = " ".join(map(str, value))
     elif isinstance(value, int) and not isinstance(value, bool):
         value = f"{value:,}"
-    text = "-" if value in (None, "") else str(value)
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return "-" if value in (None, "") else str(value)
