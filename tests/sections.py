@@ -1,5 +1,7 @@
 """Parse recipes and command lines as train.py and prepare_data.py do."""
 
+import contextlib
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,19 @@ from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, load_
 
 
 ROOT = Path(__file__).parents[1]
-# Those in recipes/after are for TRL.
-RECIPES = sorted(path for path in (ROOT / "recipes").rglob("*.yaml") if path.parent.name != "after")
+
+
+def shipped_recipes() -> list[Path]:
+    """Return the recipes that are shipped, without those of the user. The recipes in recipes/after are for TRL."""
+    names: list[str] = []
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):  # without git, all recipes
+        tracked = ["git", "-C", str(ROOT), "ls-files", "recipes"]
+        names = subprocess.check_output(tracked, text=True, stderr=subprocess.DEVNULL).splitlines()
+    paths = [ROOT / name for name in names] or (ROOT / "recipes").rglob("*")
+    return sorted(path for path in paths if path.suffix == ".yaml" and path.is_file() and path.parent.name != "after")
+
+
+RECIPES = shipped_recipes()
 SECTIONS = (DataArguments, ModelArguments, TrainingSection, EvaluationArguments)
 
 
