@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 import gpt2_repro
 import gpt2_repro.__main__ as command
-from gpt2_repro import api, launchers
+from gpt2_repro import api, cli, launchers
 from gpt2_repro.config import load_sections
 from gpt2_repro.errors import UserError
 from tests.commands import ROOT
@@ -77,10 +77,10 @@ def test_a_wrong_keyword_is_a_user_error(tiny_recipe: Path, tmp_path: Path) -> N
 
 
 def test_each_kind_of_value_is_one_option() -> None:
-    words = api._words(
+    words = cli.words_of(
         {"a": 1e-4, "b": None, "c": True, "d": False, "e": ["x", Path("y")], "f": {"k": [1]}, "g": "-z"}
     )
-    assert words == ["--a=0.0001", "--c", "--d=false", "--e", "x", "y", '--f={"k": [1]}', "--g=-z"]
+    assert words == ["--a", "0.0001", "--c", "--d=false", "--e", "x", "y", "--f", '{"k": [1]}', "--g=-z"]
 
 
 @pytest.mark.parametrize("name", ["own_text", "own_text.yaml", "recipes/own_text.yaml", "ladder/1_rope"])

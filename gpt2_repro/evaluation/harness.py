@@ -119,7 +119,7 @@ def evaluate_model(
     model: Any, tokenizer: Any, job: Job, accelerator: Any = None
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return lm-eval's results as JSON values, and its scored samples of each task (see `score_task`)."""
-    from lm_eval import simple_evaluate
+    from lm_eval import evaluator
     from lm_eval.utils import handle_non_serializable
 
     from gpt2_repro.evaluation.scorer import Scorer
@@ -140,7 +140,8 @@ def evaluate_model(
         scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
     with one_line_errors(job.task):
         index = task_index(job.folder, job.task)
-        results = simple_evaluate(model=scorer, tasks=[job.task], task_manager=index, **options)
+        evaluator.get_git_commit_hash = lambda: None  # git prints an error outside of a repository (lm_eval 0.4.13)
+        results = evaluator.simple_evaluate(model=scorer, tasks=[job.task], task_manager=index, **options)
     if results is None:
         return {}, {}
     samples = results.pop("samples")

@@ -125,6 +125,11 @@ def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
     assert evaluate()["rows"] == evaluate()["rows"] == alone
 
 
+def test_git_prints_no_error_outside_of_a_repository(tiny_run, capfd):
+    evaluate()
+    assert "git" not in capfd.readouterr().err
+
+
 def test_a_comparison_of_another_program_is_kept(tiny_run):
     Path("out").mkdir()
     for name in ("comparison.md", "comparison.json"):
