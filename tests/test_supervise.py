@@ -110,6 +110,15 @@ def test_a_mistake_of_the_user_ends_it_without_a_traceback(command, capfd: pytes
     assert len(command.attempts()) == 1 and not capfd.readouterr().err
 
 
+@pytest.mark.parametrize("own", ["", "5"])
+def test_torchrun_gives_workers_longer_to_save_than_their_watchdog(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    if own:
+        monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", own)
+    code = f"import os, sys; sys.exit(os.environ.get('TORCH_ELASTIC_SHUTDOWN_TIMEOUT') != {own or '900'!r})"
+    main(["--attempts", "1", "--", sys.executable, "-c", code])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 def test_the_next_attempt_starts_when_all_processes_of_the_last_one_have_ended(command) -> None:
     """A process that still writes files is waited for. Another one is killed after the grace."""

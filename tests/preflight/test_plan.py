@@ -8,7 +8,7 @@ import pytest
 
 from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.size import gpt2_scale
-from gpt2_repro.preflight.compute_optimal import choose, expected_loss
+from gpt2_repro.preflight.compute_optimal import Choice, choose, expected_loss
 from gpt2_repro.preflight.cost import CARDS, PRICES, Workload, cards_named, plan_on, price_of
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.training.workload import workload_of
@@ -155,6 +155,13 @@ def test_the_tables_of_the_default_run_are_those_of_preflight() -> None:
 def test_the_expected_loss_is_near_llmc_s() -> None:
     assert expected_loss(124_439_808, 9.89e9) == pytest.approx(3.28)
     assert expected_loss(354_823_168, 31.46e9) == pytest.approx(2.9282, abs=0.04)  # saved log of llm.c's 350M
+
+
+def test_the_learning_rate_of_a_budget_falls_with_the_width_and_rises_with_the_batch() -> None:
+    scale = gpt2_scale(n_layer=12, n_embd=768, sequence_length=1024, vocab_size=50_257, pad_to_multiple_of=128)
+    rates = {(12, 19): 6e-4, (24, 19): 4.2e-4, (6, 19): 8.5e-4, (12, 18): 4.2e-4, (12, 21): 1.2e-3, (48, 19): 3e-4}
+    for (depth, log2), rate in rates.items():
+        assert Choice(depth, scale, tokens_per_step=1 << log2, steps=100).learning_rate == rate, (depth, log2)
 
 
 @pytest.mark.parametrize(("flops", "gpus"), [(1e16, 1), (1e18, 8), (8.46e18, 1), (1e20, 3)])
