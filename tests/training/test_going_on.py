@@ -48,6 +48,16 @@ def test_finished_run_can_be_extended_and_go_back(finished: Path, straight: Path
     assert sum(told["time_breakdown"].values()) == pytest.approx(told["seconds"], abs=0.05)
 
 
+def test_a_copied_checkpoint_starts_a_second_run(straight: Path, train, events, tmp_path: Path) -> None:
+    copy, before = tmp_path / "fork" / "checkpoint-4", weights(straight)
+    shutil.copytree(straight / copy.name, copy)
+    fork = train(copy.parent, "--learning_rate", 2e-2, "--allow_resume_change")
+    assert list(rates(events, fork)) == [5, 6, 7, 8] and weights(straight) == before != weights(fork)
+    assert rates(events, fork)[5] == pytest.approx(2e-2 * learning_rate_factor(4, warmup_steps=3, max_steps=8))
+    again = shutil.copytree(straight / copy.name, tmp_path / "again" / copy.name).parent
+    assert weights(train(again)) == before
+
+
 def test_run_stops_at_its_budget_and_resumes_with_a_larger_one(train, typed, events, tmp_path: Path) -> None:
     run = tmp_path / "run"
     money = ("--usd_per_hour", 3600, "--save_steps", 100, "--save_minutes", 1e-6, "--keep_checkpoints", 0)
