@@ -82,11 +82,6 @@ def micro_batches(rows: int, most: int = MOST_ROWS_PER_PASS) -> list[int]:
     return [size for size in range(min(rows, most), 1, -1) if rows % size == 0] + [1]
 
 
-def power_of_two(number: float) -> int:
-    """Return the largest power of two up to `number`, or 1 if `number` is below 1."""
-    return 1 << max(0, int(number).bit_length() - 1)
-
-
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:
     """Return an upper bound on the forward passes of all processes per optimizer step.
 

@@ -122,7 +122,7 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
 
     Raises UserError if more than half of the time would be spent on other things than training steps.
     """
-    from gpt2_repro.preflight.compute_optimal import Choice, choose
+    from gpt2_repro.preflight.compute_optimal import choose
     from gpt2_repro.training.arguments import load_recipe
     from gpt2_repro.training.sizing import follow_data
     from gpt2_repro.training.workload import workload_of
@@ -148,16 +148,16 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder, path.name)
 
-        def sized(training: float) -> tuple[Choice, float]:
-            """Write the draft for so many minutes of training steps. Return its choice and all other minutes."""
+        def sized(training: float) -> float:
+            """Write the draft for so many minutes of training steps. Return all other minutes."""
             choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN, device.count)
             draft.write_text(choice.recipe(name, heading, hours=asked / 60), encoding="utf-8")
             work = workload_of(follow_data(load_recipe([str(draft)]), device=device))
             per_second = speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
             entries = cost.budget(work, per_second, basis="estimated")
-            return choice, sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
+            return sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
 
-        while 2 * (rest := sized(least / 2)[1]) > least:
+        while 2 * (rest := sized(least / 2)) > least:
             least = 2 * rest + 0.01
         if least > asked:
             enough = {"hours": least / 60, "budget": least / 60 * paid}
@@ -166,7 +166,7 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
             problem = f"More than half would be spent on {rest:.0f} minutes around the training"
             raise UserError(f"{problem}. Pass {fix} or more.")
         for _ in range(4):  # the time of validations and checkpoints depends on the run
-            choice, rest = sized(asked - rest)
+            rest = sized(asked - rest)
         text = draft.read_text(encoding="utf-8")
     if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
         raise UserError(f"{path} exists with other values. Delete or rename it.")

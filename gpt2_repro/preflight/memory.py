@@ -94,9 +94,7 @@ class MemoryEstimate(NamedTuple):
             most: the largest micro-batch to consider, and whether activation checkpointing is required.
             rows: number of rows per process and optimizer step. Only micro-batches that divide it are considered.
         """
-        sizes = micro_batches(rows, most.micro_batch)
-        trials = [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]
-        return next((trial for trial in trials if self.fits(trial, memory_bytes)), None)
+        return next((trial for trial in trials_of(most, rows) if self.fits(trial, memory_bytes)), None)
 
 
 def check_memory(

@@ -1,5 +1,6 @@
 """Compare a run with a recipe: `train.py --diff_recipe`, and the deviations in environment.json."""
 
+import contextlib
 from typing import Any
 
 from gpt2_repro.config import DEFAULT
@@ -22,15 +23,13 @@ SAME_CURVE = {"seed", "max_tokens"}
 def differences(recipe: TrainingRecipe, other: str) -> str:
     """Return one line for each field that differs between a run of `recipe` and the recipe `other`."""
     against = load_recipe([other])
-    try:
-        run = follow_data(recipe)
-    except UserError:
-        run = recipe  # without prepared data, sizes of 0 cannot be derived
-    rows = list(run.differences(against))
-    lines = [f"fields of {run.title} that differ from {other}: {len(rows)}"]
-    for section, key, ours, theirs in rows:
-        lines.append(f"  {section + '.' + key:<38} {_shown(ours):<34} (recipe: {_shown(theirs)})")
-    return "\n".join(lines)
+    with contextlib.suppress(UserError):  # without prepared data, sizes of 0 cannot be derived
+        recipe = follow_data(recipe)
+    lines = [
+        f"  {section + '.' + key:<38} {_shown(ours):<34} (recipe: {_shown(theirs)})"
+        for section, key, ours, theirs in recipe.differences(against)
+    ]
+    return "\n".join([f"fields of {recipe.title} that differ from {other}: {len(lines)}", *lines])
 
 
 def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:

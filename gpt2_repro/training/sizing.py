@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any
 
-from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, TokenCount, micro_batches, power_of_two
+from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, TokenCount, micro_batches
 from gpt2_repro.config import JsonObject
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
@@ -166,7 +166,8 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, *, on_gpu: bool, proces
     parameters = 12 * model.n_layer * model.n_embd**2
     total = recipe.training.total_tokens or min(EPOCHS * tokens, TOKENS_PER_PARAMETER * parameters)
     most_rows = min(MOST_TOKENS_PER_STEP / length, counts.rows)
-    rows = processes * power_of_two(min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows) / processes)
+    wanted = min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows)
+    rows = processes << max(0, int(wanted / processes).bit_length() - 1)  # a power of two on each process
     tokens_per_step = fill("training", {"tokens_per_step": TokenCount(rows * length)}).tokens_per_step
     total = TokenCount(max(total, FEWEST_STEPS * tokens_per_step))
     training = fill("training", {"tokens_per_step": tokens_per_step, "total_tokens": total})
