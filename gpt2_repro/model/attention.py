@@ -36,6 +36,7 @@ class Machine(NamedTuple):
     length: int  # targets per row
     one_row_compiled: bool = False  # whether torch.compile is used with one row per forward pass
     document_mask: bool = False
+    fp16: bool = False
 
 
 class Choice(NamedTuple):
@@ -54,8 +55,8 @@ def obstacle(name: str, machine: Machine) -> str | None:
         return None
     if not machine.cuda:
         return "there is no NVIDIA or AMD GPU"
-    if not machine.bf16:
-        return "it needs bf16, which this run does not use"
+    if not (machine.bf16 or machine.fp16):
+        return "it needs bf16 or fp16, which this run does not use"
     if torch.cuda.get_device_capability() < (8, 0):
         return "this GPU is older than Ampere"
     if name == "causal_cudnn":
@@ -87,7 +88,8 @@ def choose_attention(
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
-    how = {"rows": rows, "bf16": machine.bf16, "document_mask": machine.document_mask, "device": "cuda"}
+    how = {"rows": rows, "device": "cuda", "bf16": machine.bf16, "fp16": machine.fp16}
+    how |= {"document_mask": machine.document_mask}
     if requested != "auto":
         problem: str | float | None = obstacle(requested, machine)
         if problem is None and requested in FLASH:
@@ -137,7 +139,7 @@ def time_kernels(obstacles: Mapping[str, str | None], config: PreTrainedConfig, 
 
     Args:
         obstacles: for each kernel, the reason why it cannot be used, or None if it can.
-        how: rows, bf16, device and document_mask.
+        how: rows, bf16, fp16, device and document_mask.
     """
     timings: dict[str, float | str] = {}
     expected: list[Tensor] = []
@@ -156,17 +158,25 @@ def time_kernels(obstacles: Mapping[str, str | None], config: PreTrainedConfig, 
 
 
 def _run_kernel(
-    name: str, config: PreTrainedConfig, *, rows: int, bf16: bool, device: str, document_mask: bool = False
+    name: str,
+    config: PreTrainedConfig,
+    *,
+    rows: int,
+    bf16: bool,
+    device: str,
+    fp16: bool = False,
+    document_mask: bool = False,
 ) -> tuple[float, list[Tensor]]:
     """Return a kernel's median time in milliseconds, and its output and gradients."""
     single = copy.deepcopy(config)
     single.num_hidden_layers, single.vocab_size = 1, 128
     single.bos_token_id = single.eos_token_id = None  # ids outside this small vocabulary cause a warning
-    dtype = torch.bfloat16 if bf16 else torch.float32
+    dtype = torch.bfloat16 if bf16 else torch.float16 if fp16 else torch.float32
     model = AutoModelForCausalLM.from_config(single, dtype=dtype, attn_implementation=name)
     module = next(each for each in model.modules() if hasattr(each, "is_causal"))
     heads = config.num_attention_heads
-    width, length = config.hidden_size // heads, config.max_position_embeddings
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    length = config.max_position_embeddings
     torch.manual_seed(0)
     groups = getattr(config, "num_key_value_heads", heads)
     shapes = [(rows, length, count, width) for count in (heads, groups, groups, heads)]

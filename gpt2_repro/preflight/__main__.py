@@ -261,11 +261,11 @@ def _check_devices(recipe: "TrainingRecipe") -> list[Finding]:
     except UserError as error:
         return [driver, Finding("✗", "device", str(error))]
     rules = {"use_cpu": on_cpu, "accept_any_hardware": training.accept_any_hardware}
-    is_bf16 = training.asked_precision in ("auto", "bf16")
+    is_bf16, is_fp16 = training.asked_precision in ("auto", "bf16"), training.asked_precision == "fp16"
     config = build_config(model, sequence_length=length, vocab_size=128)
     rows, attention = training.per_device_train_batch_size, model.attn_implementation
     here = hardware.find_accelerator(use_cpu=on_cpu)
-    machine = Machine(here.kind == "cuda", is_bf16, length, document_mask=model.document_mask)
+    machine = Machine(here.kind == "cuda", is_bf16, length, document_mask=model.document_mask, fp16=is_fp16)
     gpus = f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
     return [
         driver,

@@ -100,9 +100,9 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     shape: Any = {"sequence_length": plan.sequence_length, "vocab_size": manifest.vocab_size}
     config = build_config(model_section, **shape, tokenizer=inputs.tokenizer)
     check_architecture(config)
-    here: Any = {"cuda": args.device.type == "cuda", "bf16": args.bf16, "length": plan.sequence_length}
+    here: Any = {"cuda": args.device.type == "cuda", "bf16": args.bf16, "fp16": args.fp16}
     one_row = args.compile_loss and 1 in (args.per_device_train_batch_size, args.per_device_eval_batch_size)
-    machine = Machine(**here, one_row_compiled=one_row, document_mask=model_section.document_mask)
+    machine = Machine(**here, length=plan.sequence_length, one_row_compiled=one_row, document_mask=model_section.document_mask)
     requested, attention = model_section.attn_implementation, None
     if requested != "auto" or args.process_index == 0:
         earlier = _attention_of(run, use_cpu=args.use_cpu)

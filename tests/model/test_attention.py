@@ -85,7 +85,7 @@ def card(monkeypatch: pytest.MonkeyPatch):
     ("name", "machine", "installed", "reason"),
     [
         (PACKAGE, {"cuda": False}, {}, "no NVIDIA or AMD GPU"),
-        (PACKAGE, {"bf16": False}, {}, "bf16"),
+        (PACKAGE, {"bf16": False}, {}, "bf16 or fp16"),
         (PACKAGE, {}, {"installed": False}, "not installed"),
         (PACKAGE, {}, {"capability": (7, 5)}, "Ampere"),
         (PACKAGE, {"one_row_compiled": True}, {}, "compile"),
@@ -101,6 +101,7 @@ def test_obstacles(name: str, machine: dict, installed: dict, reason: str, card)
         choose_attention(name, GPU._replace(**machine), config(), rows=2)
     card(kernels=True, rocm="6.4" if name == AMD_KERNEL else None)
     assert obstacle(name, GPU) is None
+    assert obstacle(name, GPU._replace(bf16=False, fp16=True)) is None
     # With document lengths, transformers does not read the position ids of one row.
     assert obstacle(PACKAGE, GPU._replace(one_row_compiled=True, document_mask=True)) is None
 
@@ -139,6 +140,27 @@ def test_document_masks_prefer_flash_attention(card, monkeypatch: pytest.MonkeyP
     assert choose_attention("auto", masked, config(), rows=2).name == "causal_sdpa"
     with pytest.raises(UserError, match=r"0\.400"):
         choose_attention(HUB_KERNEL, masked, config(), rows=2)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
+def test_kernels_are_timed_in_the_dtype_and_head_size_of_the_run(precision, dtype, card, monkeypatch) -> None:
+    seen: list[Any] = []
+
+    def attend(module, query, *args, **kwargs):
+        seen.append((str(query.dtype), query.shape[-1]))
+        return sdpa_attention_forward(module, query, *args, **kwargs)
+
+    AttentionInterface.register("causal_sdpa", attend)
+    monkeypatch.setattr(attention, "TIMING_SECONDS", 0.01)
+    run_kernel = attention._run_kernel
+    monkeypatch.setattr(attention, "_run_kernel", lambda *args, **how: run_kernel(*args, **how | {"device": "cpu"}))
+    card(installed=False)
+    machine = GPU._replace(bf16=precision == "bf16", fp16=precision == "fp16")
+    try:
+        choose_attention("auto", machine, config("qwen3", head_dim=32, intermediate_size=32), rows=1)
+    finally:
+        AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
+    assert set(seen) == {(f"torch.{dtype}", 32)}
 
 
 @pytest.mark.parametrize("document_mask", [False, True])

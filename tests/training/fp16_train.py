@@ -37,8 +37,16 @@ def turn_on() -> None:
 
     accelerator.Accelerator.__init__ = init
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
+    from gpt2_repro.model import attention
     from gpt2_repro.training import trainer
 
+    choose_attention = attention.choose_attention
+
+    def choose_for_fp16(requested: str, machine: attention.Machine, *args: Any, **kwargs: Any) -> attention.Choice:
+        assert machine.fp16 and not machine.bf16
+        return choose_attention(requested, machine, *args, **kwargs)
+
+    attention.choose_attention = choose_for_fp16
     step, last = os.environ.get("OVERFLOW_AT"), os.environ.get("WORLD_SIZE", "1")
     if step and os.environ.get("RANK", "0") == str(int(last) - 1):
         compute = trainer.PretrainingTrainer.compute_loss
