@@ -6,10 +6,12 @@ import re
 import sys
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.model.configuration import FAILURES, stock_model
+from gpt2_repro.errors import UserError
+from gpt2_repro.model.configuration import FAILURES, reason_of, stock_model
+from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.pretraining import make_pretraining
 from gpt2_repro.model.scale import experts_of
 
@@ -37,31 +39,35 @@ def scale_residual_weights(model: PreTrainedModel) -> None:
                 weight.div_(math.sqrt(2 * model.config.num_hidden_layers))
 
 
-def check_architecture(config: PreTrainedConfig) -> None:
+def check_architecture(config: PreTrainedConfig, *, document_mask: bool = False) -> None:
     """Compare the pre-training loss of a small copy of a model with the loss of transformers' own model.
 
     The copy has few blocks, a vocabulary of 256 ids, and random weights in fp32.
 
-    Raises UserError if the losses differ, a parameter gets no gradient, or a token sees later tokens.
+    Raises UserError if the losses differ, a parameter gets no gradient, a token sees later tokens, or a document mask
+    does not separate the documents of a row.
     """
     small = copy.deepcopy(config)
-    kinds = getattr(config, "layer_types", None) or []
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
     small.num_hidden_layers = min(config.num_hidden_layers, max([2, *(kinds.index(kind) + 1 for kind in kinds)]))
     small.vocab_size = VOCABULARY
     small.bos_token_id = small.eos_token_id = None
+    for key, size in vars(config).items():
+        if "window" in key and isinstance(size, int) and size < config.max_position_embeddings:
+            setattr(small, key, min(size, LENGTH // 2, config.max_position_embeddings // 2))  # the row shows a window
     small.initializer_range = 0.02  # extreme values would hide differences
     if hasattr(small, "output_router_logits"):
         small.output_router_logits = False  # the stock loss would contain the load-balancing loss
     try:
         with torch.random.fork_rng(devices=[]):
-            problem = _difference(small)
+            problem = _difference(small, document_mask=document_mask)
     except FAILURES as error:
-        problem = in_a_line(error)
+        problem = reason_of(error)
     if problem:
         raise UserError(f"--model_type {config.model_type} cannot be trained here: {problem}.")
 
 
-def _difference(config: PreTrainedConfig) -> str | None:
+def _difference(config: PreTrainedConfig, *, document_mask: bool) -> str | None:
     """Return what differs from transformers' own model, or None."""
     torch.manual_seed(0)
     stock = stock_model(config, attention="eager").eval()
@@ -72,9 +78,7 @@ def _difference(config: PreTrainedConfig) -> str | None:
     ours = stock_model(copy.deepcopy(config), attention="causal_sdpa").eval()  # the copy has its own attention
     ours.load_state_dict(stock.state_dict())
     make_pretraining(ours, vocab_size=VOCABULARY)
-    windows = [size for key, size in vars(config).items() if "window" in key and isinstance(size, int)]
-    length = max([LENGTH, *(2 * size for size in windows if size < config.max_position_embeddings)])  # shows a window
-    ids = torch.randint(VOCABULARY, (1, min(length, config.max_position_embeddings)))
+    ids = torch.randint(1, VOCABULARY, (1, min(LENGTH, config.max_position_embeddings)))
     with torch.no_grad():
         expected = stock(input_ids=ids, labels=ids)
         hidden = ours.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -90,6 +94,25 @@ def _difference(config: PreTrainedConfig) -> str | None:
         return f"{reason}, so its loss is {expected.loss:.4f} instead of {loss:.4f}"
     if experts_of(config)[0] and not hasattr(sys.modules[type(stock).__module__], "load_balancing_loss_func"):
         return "transformers has no load-balancing loss for its experts"
+    if document_mask and not _separates_documents(ours, ids, hidden):
+        return "its layers mix documents, so --document_mask must be removed"
     loss.backward()
     idle = [name for name, weight in ours.named_parameters() if weight.grad is None]
     return f"{idle[0]} gets no gradient" if idle else None
+
+
+@torch.no_grad()
+def _separates_documents(model: PreTrainedModel, ids: Tensor, hidden: Tensor) -> bool:
+    """Return whether a document mask hides other documents and nothing else.
+
+    Args:
+        ids: a row of token ids [1, T] without the id 0.
+        hidden: the last hidden states of this row without a mask.
+    """
+    middle = ids.shape[1] // 2
+    rows = torch.cat([ids, ids, ids.roll(1, dims=1)])
+    rows[1:, middle:] = ids[:, middle:]
+    rows[1:, middle] = 0
+    mask = Documents(separator=0).attention(model, rows)
+    whole, one, other = model.base_model(input_ids=rows, use_cache=False, **mask).last_hidden_state
+    return torch.allclose(one[middle:], other[middle:], atol=1e-3) and torch.allclose(whole, hidden[0], atol=1e-3)

@@ -1,5 +1,6 @@
 """Build the transformers configuration and model of the recipe section `model:`."""
 
+import re
 from typing import Any
 
 import torch
@@ -43,10 +44,9 @@ def size_keys(args: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
     if args.model_type == GPT2:
         return {}
     kind, overrides = CONFIG_MAPPING[args.model_type], args.config_overrides.values
+    heads = {"num_key_value_heads": args.n_head, "head_dim": args.n_embd // args.n_head}
     keys: dict[str, Any] = {"tie_word_embeddings": True}
-    for key, value in {"num_key_value_heads": args.n_head, "head_dim": args.n_embd // args.n_head}.items():
-        if isinstance(getattr(kind, key, None), int):
-            keys[key] = value
+    keys |= {key: value for key, value in heads.items() if key in own_keys(kind)}
     names = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner")
     widths = [key for key in names if key in own_keys(kind)]
     if not widths or widths[0] in overrides:
@@ -92,13 +92,8 @@ def build_config(
     values |= {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id")}
     dropouts = [name for name in own_keys(kind) if name.endswith(("pdrop", "dropout")) and "summary" not in name]
     values |= dict.fromkeys(dropouts, args.dropout)
-    # As in GPT-2, in every architecture: the standard deviation of initial weights, and attention to the whole row.
     if "initializer_range" in own_keys(kind):
-        values["initializer_range"] = 0.02
-    if "sliding_window" in own_keys(kind):
-        values["sliding_window"] = None
-        if "layer_types" in own_keys(kind):
-            values["layer_types"] = ["full_attention"] * args.n_layer
+        values["initializer_range"] = 0.02  # as in GPT-2, in every architecture
     if args.model_type == GPT2:
         # The same function as gelu_new, with one kernel instead of eight (transformers activations.py).
         values["activation_function"] = "gelu_pytorch_tanh"
@@ -113,16 +108,16 @@ def _with_overrides(
     """Return the configuration with `values` and `overrides`, or raise UserError."""
     keys = own_keys(kind)
     owned = OWNED | {kind.attribute_map.get(name, name): reason for name, reason in OWNED.items()}
-    for key in overrides:
+    length = values["max_position_embeddings"]
+    for key, value in overrides.items():
         if key in owned:
             raise UserError(f"--config_overrides cannot set {key}: {owned[key]}.")
         if key not in keys:
             valid = did_you_mean(key, keys - owned.keys())
             raise UserError(f"{kind.model_type} has no key {key!r} for --config_overrides. {valid}")
-    try:
-        config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()} | overrides)
-    except FAILURES as error:
-        raise UserError(f"transformers rejects this {kind.model_type} configuration: {in_a_line(error)}") from None
+        if key.endswith(("window", "window_size")) and type(value) is int and 0 < value < length:
+            raise UserError(f"Remove {key} from --config_overrides, or pass at least {length}. Rows are not windowed.")
+    config = _build(kind, values | _without_windows(kind, values, overrides) | overrides)
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if groups and heads % groups:
         raise UserError(f"num_key_value_heads {groups} is not a divisor of --n_head {heads}.")
@@ -131,12 +126,46 @@ def _with_overrides(
     return config
 
 
+def _without_windows(
+    kind: type[PreTrainedConfig], values: dict[str, Any], overrides: dict[str, Any]
+) -> dict[str, Any]:
+    """Return keys for attention to the whole row, as in GPT-2, unless `overrides` choose windows or their layers."""
+    keys = own_keys(kind)
+    if "sliding_window" not in keys or any("window" in key for key in overrides):
+        return {}
+    if "layer_types" not in keys:
+        return {"sliding_window": None}
+    default, types = (_build(kind, values | further).layer_types for further in ({}, overrides))
+    if types != default or "sliding_attention" not in types:
+        return {}
+    full = ["full_attention" if each == "sliding_attention" else each for each in types]
+    return {"sliding_window": values["max_position_embeddings"], "layer_types": full}
+
+
+def _build(kind: type[PreTrainedConfig], values: dict[str, Any]) -> PreTrainedConfig:
+    """Return the configuration with `values`, or raise UserError."""
+    try:
+        config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()})
+    except FAILURES as error:
+        raise UserError(f"transformers rejects this {kind.model_type} configuration: {reason_of(error)}.") from None
+    if kind.sub_configs or getattr(config, "is_heterogeneous", False):
+        raise UserError(f"--model_type {kind.model_type} is not supported: its parts or layers have different shapes.")
+    return config
+
+
 def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
     """Return transformers' own model with random fp32 weights, or raise UserError."""
     try:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except FAILURES as error:
-        raise UserError(f"transformers cannot build this {config.model_type} model: {in_a_line(error)}") from None
+        raise UserError(f"--model_type {config.model_type} is not supported: {reason_of(error)}.") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return why transformers cannot build or run a model, without the texts of Python's own exceptions."""
+    if isinstance(error, (TypeError, AttributeError, LookupError)):
+        return f"the code of transformers fails with this configuration ({type(error).__name__})"
+    return re.sub("^.*Error: ", "", in_a_line(error)).partition(" Please ")[0].rstrip(".")
 
 
 def own_keys(kind: type[PreTrainedConfig]) -> set[str]:

@@ -99,17 +99,17 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     inputs = open_inputs(data, args)
     shape: Any = {"sequence_length": plan.sequence_length, "vocab_size": manifest.vocab_size}
     config = build_config(model_section, **shape, tokenizer=inputs.tokenizer)
-    check_architecture(config)
-    here: Any = {"cuda": args.device.type == "cuda", "bf16": args.bf16, "fp16": args.fp16}
+    is_masked, is_cuda = model_section.document_mask, args.device.type == "cuda"
+    check_architecture(config, document_mask=is_masked)
     one_row = args.compile_loss and 1 in (args.per_device_train_batch_size, args.per_device_eval_batch_size)
-    machine = Machine(**here, length=plan.sequence_length, one_row_compiled=one_row, document_mask=model_section.document_mask)
+    machine = Machine(is_cuda, args.bf16, plan.sequence_length, one_row, is_masked, fp16=args.fp16)
     requested, attention = model_section.attn_implementation, None
     if requested != "auto" or args.process_index == 0:
         earlier = _attention_of(run, use_cpu=args.use_cpu)
         attention = choose_attention(requested, machine, config, rows=plan.micro_batch_size, earlier=earlier)
     attention = broadcast_object_list([attention])[0]  # timings differ between ranks, so rank 0 decides
     set_seed(args.seed)
-    documents = documents_of(inputs.tokenizer, recipe.data.separator) if model_section.document_mask else None
+    documents = documents_of(inputs.tokenizer, recipe.data.separator) if is_masked else None
     init_from = "" if start.checkpoint else model_section.init_from
     options: Any = {"attention": attention.name, "documents": documents, "compiled": args.compile_loss}
     model = build_model(config, inputs.tokenizer, init_from=init_from, **options)

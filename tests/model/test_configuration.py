@@ -24,6 +24,9 @@ LLAMA = "num_key_value_heads=2,intermediate_size=48,tie_word_embeddings=true"
 MIXTRAL = "num_local_experts=4,num_key_value_heads=2,intermediate_size=24,router_aux_loss_coef=0.1"
 
 
+SIZE = {"sequence_length": 16, "vocab_size": 90}
+
+
 def arguments(model_type: str, overrides: str = "", **further) -> ModelArguments:
     shape = {"n_layer": 2, "n_head": 4, "n_embd": 32} | further
     return ModelArguments(model_type=model_type, config_overrides=Overrides(overrides), **shape)
@@ -143,6 +146,70 @@ def test_a_window_in_a_long_row_is_found() -> None:
     config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], 600
     with pytest.raises(UserError, match="attention has a mask"):
         check_architecture(config)
+
+
+def test_a_window_that_is_almost_as_long_as_the_row_is_found() -> None:
+    config = build_config(arguments("gemma3_text"), sequence_length=2048, vocab_size=90)
+    config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], 1900
+    with pytest.raises(UserError, match="attention has a mask"):
+        check_architecture(config)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "gemma3_text", "olmo3"])
+def test_a_document_mask_separates_documents(model_type: str) -> None:
+    check_architecture(build_config(arguments(model_type), sequence_length=16, vocab_size=90), document_mask=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides"),
+    [
+        ("jamba", ""),
+        ("olmo_hybrid", ""),
+        ("minimax", ""),
+        ("lfm2", '{"full_attn_idxs": [0]}'),
+        ("lfm3", ""),
+    ],
+)
+def test_a_document_mask_that_layers_ignore_is_refused(model_type: str, overrides: str) -> None:
+    config = build_config(arguments(model_type, overrides, n_embd=64), sequence_length=16, vocab_size=90)
+    check_architecture(config)
+    with pytest.raises(UserError, match=f"{model_type}.*--document_mask"):
+        check_architecture(config, document_mask=True)
+    opt = build_config(arguments("opt"), **SIZE)
+    with pytest.raises(UserError, match="opt"):  # takes positions from the mask
+        check_architecture(opt, document_mask=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides"),
+    [
+        ("qwen2", "use_sliding_window=true,sliding_window=8,max_window_layers=0"),
+        ("qwen2", "sliding_window=8"),
+        ("smollm3", "sliding_window=8"),
+        ("mistral", "sliding_window=8"),
+        ("phi3", "sliding_window=8"),
+    ],
+)
+def test_a_window_is_not_ignored(model_type: str, overrides: str) -> None:
+    with pytest.raises(UserError, match="sliding_window"):
+        build_config(arguments(model_type, overrides), sequence_length=16, vocab_size=90)
+
+
+def test_an_override_chooses_the_layers_that_others_are_derived_from() -> None:
+    config = build_config(arguments("exaone4", "sliding_window_pattern=2"), sequence_length=16, vocab_size=90)
+    assert config.layer_types == ["sliding_attention", "full_attention"] and config.sliding_window >= 16
+    config = build_config(arguments("exaone4"), sequence_length=16, vocab_size=90)
+    assert config.layer_types == ["full_attention", "full_attention"]
+    config = build_config(arguments("afmoe", "global_attn_every_n_layers=2,moe_intermediate_size=8"), **SIZE)
+    assert config.layer_types == ["sliding_attention", "full_attention"]
+    assert build_config(arguments("minimax"), **SIZE).layer_types == ["full_attention", "linear_attention"]
+
+
+@pytest.mark.parametrize("model_type", ["fuyu", "gemma4_text", "falcon", "lfm2_moe", "roberta", "gemma3", "musicgen"])
+def test_the_refusal_of_an_architecture_has_no_text_of_python(model_type: str) -> None:
+    with pytest.raises(UserError, match=f"--model_type {model_type} (is not supported|cannot be trained)") as refusal:
+        check_architecture(build_config(arguments(model_type), **SIZE))
+    assert not re.search("object|NoneType|argument|'", str(refusal.value))
 
 
 EXPERTS = (
