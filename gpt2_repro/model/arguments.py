@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Collection
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from transformers.hf_argparser import HfArg
@@ -78,16 +77,12 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
     """
     if not model.init_from:
         return model
-    from transformers import AutoConfig
-
-    from gpt2_repro.model.configuration import size_keys
-    from gpt2_repro.model.export import load_model
+    from gpt2_repro.model.configuration import FAILURES, size_keys
+    from gpt2_repro.model.export import load_config
 
     try:
-        source = resolve_checkpoint(model.init_from).source
-        is_file = Path(source).is_file()
-        config = load_model(source).config if is_file else AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except Exception:
+        config = load_config(resolve_checkpoint(model.init_from).source)
+    except (UserError, OSError, *FAILURES):
         return model  # the error is raised later, when the weights are loaded
     kept = {option for option in SHAPE if option in stated and getattr(model, option)}
     shape = {option: getattr(config, name, None) for option, name in SHAPE.items() if option not in kept}

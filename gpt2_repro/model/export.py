@@ -1,6 +1,7 @@
 """Load models and tokenizers for export, evaluation and text generation.
 
-Files of unknown authors are safe to load: pickles are never loaded, and remote code is never run.
+Files of unknown authors are safe to load: remote code is never run, and the only pickles that are loaded, those of
+nanoGPT, go through torch's restricted unpickler.
 """
 
 import re
@@ -17,7 +18,7 @@ from gpt2_repro.files import read_object
 from gpt2_repro.hub import hub_reason
 from gpt2_repro.model.configuration import FAILURES, SAFELY
 from gpt2_repro.model.llmc import read_llmc
-from gpt2_repro.model.nanogpt import read_nanogpt
+from gpt2_repro.model.nanogpt import open_nanogpt, read_nanogpt
 from gpt2_repro.model.pretraining import plain_config, plain_model
 from gpt2_repro.model.scale import experts_of
 from gpt2_repro.tokenization import load
@@ -30,6 +31,13 @@ CONSTANTS = re.compile(
     r"|(^|\.)decoder\.version$"
 )
 COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
+
+
+def load_config(checkpoint: str) -> PreTrainedConfig:
+    """Return the configuration of a checkpoint that `load_model` accepts."""
+    if (file := Path(checkpoint)).is_file():
+        return read_llmc(file).config if file.suffix == ".bin" else open_nanogpt(file)[0]
+    return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
 
 
 def load_model(checkpoint: str) -> PreTrainedModel:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.model.size import gpt2_parameters
 
 
 # The format is that of train_gpt2.py and dev/eval/export_hf.py of llm.c. A file begins with a header of 256 int32
@@ -64,25 +65,24 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
 
 def read_llmc(path: Path) -> PreTrainedModel:
     """Return the GPT-2 in a model file of llm.c in fp32, or raise UserError."""
-    data = path.read_bytes()
-    header = np.frombuffer(data[:1024], dtype=np.int32)
+    header = np.fromfile(path, dtype=np.int32, count=256)
     if len(header) < 256 or header[0] != MAGIC or header[1] not in DTYPES.values():
         raise UserError(f"{path} is not a model file of llm.c. Such a file starts with {MAGIC} and version 3 or 5.")
     _, version, window, vocabulary, layers, heads, width, padded = header[:8].tolist()
+    kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16
+    count = gpt2_parameters(n_layer=layers, n_embd=width, n_positions=window, vocab_size=padded)
+    size, expected = path.stat().st_size, 1024 + count * kind.itemsize
+    # Before anything is allocated. Each layer needs far more bytes in the file than an empty layer in memory.
+    if size != expected or min(header[2:8]) < 1 or vocabulary > padded or width % heads or layers > width:
+        raise UserError(f"{path} is damaged: it has {size:,} bytes instead of {expected:,}, or an impossible shape.")
     shape = {"n_positions": window, "vocab_size": vocabulary, "n_layer": layers, "n_head": heads, "n_embd": width}
     # The file has no special ids. The default would be 50256.
-    config = GPT2Config(**shape, **NO_DROPOUT, bos_token_id=None, eos_token_id=None)
-    model = GPT2LMHeadModel(config).eval()
-    kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16
-    body = bytearray(data[1024 : len(data) - len(data) % kind.itemsize])
-    values, position = torch.frombuffer(body, dtype=kind) if body else torch.empty(0), 0
+    model = GPT2LMHeadModel(GPT2Config(**shape, **NO_DROPOUT, bos_token_id=None, eos_token_id=None)).eval()
+    values = torch.from_file(str(path), size=size, dtype=torch.uint8)[1024:].view(kind)
     for name, tensor in _tensors(model):
         written = torch.Size((padded if name == "wte.weight" else len(tensor), *tensor.shape[1:]))
-        if position + written.numel() <= len(values):
-            tensor.copy_(values[position : position + written.numel()].reshape(written)[: len(tensor)])
-        position += written.numel()
-    if position != len(values):
-        raise UserError(f"{path} is damaged: it has {len(values):,} weights instead of {position:,}.")
+        tensor.copy_(values[: written.numel()].reshape(written)[: len(tensor)])
+        values = values[written.numel() :]
     return model
 
 

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.model.configuration import FAILURES
 from gpt2_repro.model.llmc import NO_DROPOUT, require_gpt2, transposed
 
 
@@ -21,33 +23,49 @@ class _BuildConfig:
     """Stands for build-nanogpt's class GPTConfig, which its checkpoints name."""
 
 
-def read_nanogpt(path: Path) -> PreTrainedModel:
-    """Return the GPT-2 in a checkpoint of nanoGPT or build-nanogpt in fp32, or raise UserError.
+def open_nanogpt(path: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
+    """Return the configuration and the memory-mapped weights of a checkpoint, or raise UserError.
 
-    Missing biases become zeros. The vocabulary keeps its size, usually 50,304 ids. No code of the file is run.
+    The vocabulary keeps its size, usually 50,304 ids. No code of the file is run: torch's unpickler builds only tensors
+    and plain containers.
     """
     try:
         with torch.serialization.safe_globals([(_BuildConfig, "__main__.GPTConfig")]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         built, settings = content.get("config"), content.get("model_args")
         shape = vars(built) if isinstance(built, _BuildConfig) else settings
-        weights = {name.removeprefix("_orig_mod."): tensor.float() for name, tensor in content["model"].items()}
+        weights = {name.removeprefix("_orig_mod."): tensor for name, tensor in content["model"].items()}
         sizes = {ours: int(shape[theirs]) for theirs, ours in SHAPE.items()}
+        total = sum(tensor.numel() for tensor in weights.values())
+        if total > path.stat().st_size or sizes["n_layer"] > len(weights) or min(sizes.values()) < 1:
+            raise ValueError("its shape does not fit its size")
+        # nanoGPT's GELU is exact. build-nanogpt has GPT-2's approximation, and `write_nanogpt` records the model's own.
+        names = built if isinstance(built, dict) else {ACTIVATION: "gelu_pytorch_tanh"} if built else {}
+        special = {ACTIVATION: names.get(ACTIVATION, "gelu"), "bos_token_id": None, "eos_token_id": None}
+        return GPT2Config(**sizes, **NO_DROPOUT, **special), weights
     except Exception as error:  # torch raises many kinds for damaged and refused pickles
         raise UserError(f"{path} is not a checkpoint of nanoGPT or build-nanogpt ({in_a_line(error)}).") from None
-    # nanoGPT's GELU is exact. build-nanogpt has GPT-2's approximation, and `write_nanogpt` records the model's own.
-    activation = built.get(ACTIVATION, "gelu") if isinstance(built, dict) else "gelu_pytorch_tanh" if built else "gelu"
-    special = {ACTIVATION: activation, "bos_token_id": None, "eos_token_id": None}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, **NO_DROPOUT, **special))
-    state = transposed({name: tensor for name, tensor in weights.items() if not name.endswith(MASKS)})
+
+
+def read_nanogpt(path: Path) -> PreTrainedModel:
+    """Return the GPT-2 in a checkpoint of nanoGPT or build-nanogpt in fp32, or raise UserError.
+
+    Missing biases become zeros.
+    """
+    config, weights = open_nanogpt(path)
     try:
-        missing, unexpected = model.load_state_dict(state, strict=False)
-    except RuntimeError as error:
+        state = transposed({name: tensor for name, tensor in weights.items() if not name.endswith(MASKS)})
+        with torch.device("meta"):  # compare names and shapes before memory is allocated
+            model = GPT2LMHeadModel(config)
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+    except FAILURES as error:
         raise UserError(f"{path} has weights of other shapes: {in_a_line(error)[:200]}.") from None
     if wrong := [*unexpected, *(name for name in missing if not name.endswith(".bias"))]:
         raise UserError(f"{path} is not a GPT-2: its weights differ in {wrong[0]}.")
     if not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"]):
         raise UserError(f"{path} has an output layer with its own weights. GPT-2 shares them with the embeddings.")
+    model = GPT2LMHeadModel(config)
+    model.load_state_dict(state, strict=False)
     return model.eval()
 
 

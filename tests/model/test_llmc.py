@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import linear
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gpt2_repro.model.llmc import write_llmc
+from gpt2_repro.errors import UserError
+from gpt2_repro.model.llmc import read_llmc, write_llmc
 
 
 LAYERS, WIDTH, VOCABULARY, WINDOW = 2, 8, 50, 16
@@ -56,3 +57,53 @@ def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
         assert torch.allclose(narrow, block.mlp.c_proj(wide), atol=1e-4)
         assert torch.equal(found["ln2w"][layer], block.ln_2.weight)
         assert torch.equal(found["attprojb"][layer], block.attn.c_proj.bias)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {0: 7},
+            {1: 4},
+            {2: -1},
+            {3: 200},
+            {4: 10**9},
+            {4: -2},
+            {5: 0},
+            {5: 3},
+            {6: 2**31 - 1},
+            {6: -8},
+            {7: 2**31 - 1},
+        ),
+        {2: 1, 3: 1, 4: 10**6, 5: 1, 6: 1, 7: 1},
+        {4: 0, 6: 1, 5: 1},
+    ],
+)
+def test_a_false_header_is_refused_before_anything_is_built(
+    model: GPT2LMHeadModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[int, int]
+) -> None:
+    write_llmc(model, tmp_path / "m.bin", dtype="float32")
+    content = np.fromfile(tmp_path / "m.bin", dtype=np.int32)
+    for place, value in changes.items():
+        content[place] = value
+    content.tofile(tmp_path / "m.bin")
+    monkeypatch.setattr("gpt2_repro.model.llmc.GPT2LMHeadModel", None)
+    with pytest.raises(UserError, match=r"m\.bin"):
+        read_llmc(tmp_path / "m.bin")
+
+
+@pytest.mark.parametrize("size", [0, 5, 1023, 1024, 1027, -1, -4])
+def test_a_short_file_is_refused(model: GPT2LMHeadModel, tmp_path: Path, size: int) -> None:
+    write_llmc(model, tmp_path / "m.bin", dtype="float32")
+    (tmp_path / "m.bin").write_bytes((tmp_path / "m.bin").read_bytes()[:size])
+    with pytest.raises(UserError, match=r"m\.bin"):
+        read_llmc(tmp_path / "m.bin")
+
+
+def test_a_file_of_many_tiny_layers_is_refused(tmp_path: Path) -> None:
+    header = np.zeros(256, dtype=np.int32)
+    header[:8] = (20240326, 5, 1, 1, 100_000, 1, 1, 1)
+    weights = np.zeros(25 * 100_000 + 4, dtype=np.int16)  # the length fits
+    (tmp_path / "m.bin").write_bytes(header.tobytes() + weights.tobytes())
+    with pytest.raises(UserError, match=r"m\.bin"):
+        read_llmc(tmp_path / "m.bin")

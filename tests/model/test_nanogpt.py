@@ -135,6 +135,48 @@ def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match="not a checkpoint of nanoGPT"):
         read_nanogpt(Path("ckpt.pt"))
     assert not Path("attacked").exists()
+    for size in (0, 4, 1000):
+        Path("cut.pt").write_bytes(Path("ckpt.pt").read_bytes()[:size])
+        with pytest.raises(UserError, match="not a checkpoint of nanoGPT"):
+            read_nanogpt(Path("cut.pt"))
     Path("ckpt.pt").write_bytes(b"text")
     with pytest.raises(UserError, match="not a checkpoint of nanoGPT"):
         read_nanogpt(Path("ckpt.pt"))
+
+
+WTE = "transformer.wte.weight"
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        *(({name: 10**7}, {}) for name in SHAPE),
+        *(({name: -1}, {}) for name in SHAPE),
+        *(({name: "many"}, {}) for name in SHAPE),
+        ({"n_layer": 10**9}, {}),
+        ({"n_head": 3}, {}),
+        ({"n_head": 0}, {}),
+        ({"n_embd": 10**6}, {WTE: torch.zeros(1).expand(64, 10**6)}),  # a large shape with small storage
+        ({}, {WTE: torch.zeros(1, dtype=torch.bfloat16).expand(10**6, 10**6)}),
+        ({}, {WTE: torch.zeros(3)}),
+        ({}, {WTE: 3}),
+        ({}, {"transformer.h.0.mlp.c_fc.weight": torch.zeros(1, 2, 3)}),
+    ],
+)
+def test_a_false_shape_is_refused_before_anything_is_built(shape: dict, changes: dict, tmp_path: Path) -> None:
+    path, settings = tmp_path / "ckpt.pt", {**SHAPE, **shape}
+    torch.save({"model": weights(bias=True) | changes, "model_args": settings}, path)
+    with pytest.raises(UserError, match=r"ckpt\.pt"):
+        read_nanogpt(path)
+    # Weights that would show the shape are missing.
+    torch.save({"model": {"lm_head.weight": torch.zeros(2, 2)}, "model_args": settings | {"n_embd": 10**6}}, path)
+    with pytest.raises(UserError, match=r"ckpt\.pt"):
+        read_nanogpt(path)
+
+
+def test_the_shape_of_a_run_is_read_without_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "ckpt.pt", weights(bias=False), monkeypatch)
+    monkeypatch.setattr("gpt2_repro.model.nanogpt.GPT2LMHeadModel", None)
+    assert follow_checkpoint(ModelArguments(init_from=str(path)), stated=()).n_embd == SHAPE["n_embd"]
+    section = ModelArguments(init_from=str(tmp_path / "missing"))
+    assert follow_checkpoint(section, stated=()) is section  # a resumed run does not need it
