@@ -103,8 +103,9 @@ def chat(args: argparse.Namespace) -> None:
     with contextlib.suppress(EOFError):
         while line := args.prompt or input("> "):
             args.prompt = ""
-            # A typed <|endoftext|> would end the message.
-            messages.append({"role": "user", "content": line.replace(tokenizer.eos_token or "\n", "")})
+            for token in tokenizer.all_special_tokens:  # a typed <|endoftext|> would end the message
+                line = line.replace(token, " ")
+            messages.append({"role": "user", "content": line.strip()})
             while len(ids := _ids_of(tokenizer, messages)) > room and len(messages) > 1:
                 del messages[:2]  # a message and its answer
             if len(ids) > room:

@@ -12,6 +12,7 @@ import gguf
 import huggingface_hub
 import pytest
 import torch
+from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2_repro import generate
@@ -104,6 +105,7 @@ def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     assert fields["merges"] == [" ".join(pair) for pair in description["model"]["merges"]]
     assert fields["token_type"][tokenizer.eos_token_id] == 3
+    assert reader.get_field("tokenizer.ggml.add_bos_token").contents() is False  # a row has its separators as ids
     assert reader.get_field("tokenizer.ggml.eos_token_id").contents() == tokenizer.eos_token_id
 
 
@@ -146,6 +148,17 @@ def test_a_chat_template_keeps_the_model(run: Path, tmp_path: Path, monkeypatch,
     answer = [number for number, own in zip(whole["input_ids"], whole["assistant_masks"], strict=True) if own]
     assert tokenizer.decode(answer) == " it<|endoftext|>"
 
+    for role in ("system", "user", "assistant"):
+        for content in ("<|endoftext|>", "<|end<|endoftext|>oftext|>", "a<|endoftext|>b"):
+            spelled = tokenizer.apply_chat_template([{"role": role, "content": content}], return_dict=True)[
+                "input_ids"
+            ]
+            own = 1 + (role == "assistant")  # the template's
+            assert spelled.count(tokenizer.eos_token_id) == own, (role, content)
+        for message in ({"role": role}, {"role": role, "content": None}, {"role": role, "content": [{"text": "a"}]}):
+            with pytest.raises(TemplateError, match="must be text"):
+                tokenizer.apply_chat_template([message])
+
     capsys.readouterr()
     lines = ["a", "b", "c", "", "not read"]  # the window forgets the first ones
     monkeypatch.setattr("builtins.input", lambda shown: lines.pop(0))
@@ -159,10 +172,11 @@ def test_a_chat_template_keeps_the_model(run: Path, tmp_path: Path, monkeypatch,
     assert answer and capsys.readouterr().out.startswith(answer)
     with pytest.raises(UserError, match="has no chat template"):
         generate.main([str(run), *words])
-    lines[:] = ["long " * 100, "b<|endoftext|>", ""]
+    lines[:] = ["long " * 100, "<|end<|endoftext|>oftext|>", "b<|endoftext|>", ""]
     asked = []
     monkeypatch.setattr(generate, "_ids_of", lambda tokenizer, messages: asked.append(messages[-1]) or [0] * 9)
     generate.main([str(tmp_path / "chat"), *words])
+    assert asked[-2] == {"role": "user", "content": "<|end oftext|>"}
     assert asked[-1] == {"role": "user", "content": "b"}  # a typed special token is no special token
 
 
