@@ -141,6 +141,7 @@ def time_kernels(obstacles: Mapping[str, str | None], config: PreTrainedConfig, 
         obstacles: for each kernel, the reason why it cannot be used, or None if it can.
         how: rows, bf16, fp16, device and document_mask.
     """
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as in training (pretraining.py); only causal_cudnn turns it on
     timings: dict[str, float | str] = {}
     expected: list[Tensor] = []
     # causal_sdpa first, because its results are the expected ones.

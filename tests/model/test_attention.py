@@ -143,11 +143,11 @@ def test_document_masks_prefer_flash_attention(card, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
-def test_kernels_are_timed_in_the_dtype_and_head_size_of_the_run(precision, dtype, card, monkeypatch) -> None:
+def test_kernels_are_timed_as_the_run_uses_them(precision, dtype, card, monkeypatch) -> None:
     seen: list[Any] = []
 
     def attend(module, query, *args, **kwargs):
-        seen.append((str(query.dtype), query.shape[-1]))
+        seen.append((str(query.dtype), query.shape[-1], torch.backends.cuda.cudnn_sdp_enabled()))
         return sdpa_attention_forward(module, query, *args, **kwargs)
 
     AttentionInterface.register("causal_sdpa", attend)
@@ -155,12 +155,13 @@ def test_kernels_are_timed_in_the_dtype_and_head_size_of_the_run(precision, dtyp
     run_kernel = attention._run_kernel
     monkeypatch.setattr(attention, "_run_kernel", lambda *args, **how: run_kernel(*args, **how | {"device": "cpu"}))
     card(installed=False)
+    torch.backends.cuda.enable_cudnn_sdp(True)  # as at the start of a process
     machine = GPU._replace(bf16=precision == "bf16", fp16=precision == "fp16")
     try:
         choose_attention("auto", machine, config("qwen3", head_dim=32, intermediate_size=32), rows=1)
     finally:
         AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
-    assert set(seen) == {(f"torch.{dtype}", 32)}
+    assert set(seen) == {(f"torch.{dtype}", 32, False)}
 
 
 @pytest.mark.parametrize("document_mask", [False, True])
