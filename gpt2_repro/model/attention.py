@@ -88,8 +88,8 @@ def choose_attention(
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
-    how = {"rows": rows, "device": "cuda", "bf16": machine.bf16, "fp16": machine.fp16}
-    how |= {"document_mask": machine.document_mask}
+    dtype = torch.bfloat16 if machine.bf16 else torch.float16 if machine.fp16 else torch.float32
+    how = {"rows": rows, "dtype": dtype, "document_mask": machine.document_mask, "device": "cuda"}
     if requested != "auto":
         problem: str | float | None = obstacle(requested, machine)
         if problem is None and requested in FLASH:
@@ -103,9 +103,7 @@ def choose_attention(
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
     if machine.document_mask:
-        timings: Any = {name: obstacles[name] for name in FLASH}
-        if None in timings.values():
-            timings = time_kernels(timings | {"causal_sdpa": None}, config, **how)
+        timings = time_kernels({name: obstacles[name] for name in FLASH} | {"causal_sdpa": None}, config, **how)
         if usable := [name for name in FLASH if isinstance(timings[name], float)]:
             return Choice(usable[0], "it takes document lengths instead of a mask")
         why = "; ".join(f"{name}: {timings[name]}" for name in FLASH)
@@ -123,9 +121,8 @@ def fastest(timings: Mapping[str, float | str], shape: str) -> Choice:
     """Return the fastest kernel, or causal_sdpa if no kernel was timed. Log all times."""
     times = sorted((time, name) for name, time in timings.items() if not isinstance(time, str))
     logger.info("attention, forward and backward, %s:", shape)
-    for name, result in [*((name, f"{time:.2f} ms") for time, name in times), *timings.items()]:
-        if isinstance(result, str):
-            logger.info("  %-30s %s", name, result)
+    for name, result in timings.items():
+        logger.info("  %-30s %s", name, result if isinstance(result, str) else f"{result:.2f} ms")
     if not times:
         return Choice("causal_sdpa", "no kernel could be timed")
     others = ", ".join(f"{name} {time:.2f}" for time, name in times[1:]) or "the only kernel"
@@ -139,7 +136,7 @@ def time_kernels(obstacles: Mapping[str, str | None], config: PreTrainedConfig, 
 
     Args:
         obstacles: for each kernel, the reason why it cannot be used, or None if it can.
-        how: rows, bf16, fp16, device and document_mask.
+        how: rows, dtype, device and document_mask.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in training (pretraining.py); only causal_cudnn turns it on
     timings: dict[str, float | str] = {}
@@ -159,20 +156,12 @@ def time_kernels(obstacles: Mapping[str, str | None], config: PreTrainedConfig, 
 
 
 def _run_kernel(
-    name: str,
-    config: PreTrainedConfig,
-    *,
-    rows: int,
-    bf16: bool,
-    device: str,
-    fp16: bool = False,
-    document_mask: bool = False,
+    name: str, config: PreTrainedConfig, *, rows: int, dtype: torch.dtype, device: str, document_mask: bool = False
 ) -> tuple[float, list[Tensor]]:
     """Return a kernel's median time in milliseconds, and its output and gradients."""
     single = copy.deepcopy(config)
     single.num_hidden_layers, single.vocab_size = 1, 128
     single.bos_token_id = single.eos_token_id = None  # ids outside this small vocabulary cause a warning
-    dtype = torch.bfloat16 if bf16 else torch.float16 if fp16 else torch.float32
     model = AutoModelForCausalLM.from_config(single, dtype=dtype, attn_implementation=name)
     module = next(each for each in model.modules() if hasattr(each, "is_causal"))
     heads = config.num_attention_heads

@@ -19,6 +19,9 @@ from gpt2_repro.model.scale import experts_of, measure
 from gpt2_repro.model.size import gpt2_scale, padded_size
 
 
+Kind = type[PreTrainedConfig]
+Keys = dict[str, Any]
+
 # Keys that --config_overrides may not set, with the reason.
 OWNED = {
     **{name: f"pass --{option}" for option, name in SHAPE.items()},
@@ -97,18 +100,22 @@ def build_config(
     if args.model_type == GPT2:
         # The same function as gelu_new, with one kernel instead of eight (transformers activations.py).
         values["activation_function"] = "gelu_pytorch_tanh"
-    config = _with_overrides(kind, values | keys, args.config_overrides.values)
+    values, overrides = values | keys, args.config_overrides.values
+    _check_overrides(kind, overrides, length=sequence_length)
+    config = _build(kind, values | _without_windows(kind, values, overrides) | overrides)
+    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if groups and heads % groups:
+        raise UserError(f"num_key_value_heads {groups} is not a divisor of --n_head {heads}.")
+    if experts_of(config)[1] > experts_of(config)[0]:
+        raise UserError("num_experts_per_tok must be at most the number of experts.")
     config.true_vocab_size = vocab_size
     return config
 
 
-def _with_overrides(
-    kind: type[PreTrainedConfig], values: dict[str, Any], overrides: dict[str, Any]
-) -> PreTrainedConfig:
-    """Return the configuration with `values` and `overrides`, or raise UserError."""
+def _check_overrides(kind: Kind, overrides: Keys, *, length: int) -> None:
+    """Raise UserError for keys of --config_overrides that are unknown, set elsewhere, or a window within the row."""
     keys = own_keys(kind)
     owned = OWNED | {kind.attribute_map.get(name, name): reason for name, reason in OWNED.items()}
-    length = values["max_position_embeddings"]
     for key, value in overrides.items():
         if key in owned:
             raise UserError(f"--config_overrides cannot set {key}: {owned[key]}.")
@@ -117,18 +124,9 @@ def _with_overrides(
             raise UserError(f"{kind.model_type} has no key {key!r} for --config_overrides. {valid}")
         if key.endswith(("window", "window_size")) and type(value) is int and 0 < value < length:
             raise UserError(f"Remove {key} from --config_overrides, or pass at least {length}. Rows are not windowed.")
-    config = _build(kind, values | _without_windows(kind, values, overrides) | overrides)
-    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    if groups and heads % groups:
-        raise UserError(f"num_key_value_heads {groups} is not a divisor of --n_head {heads}.")
-    if experts_of(config)[1] > experts_of(config)[0]:
-        raise UserError("num_experts_per_tok must be at most the number of experts.")
-    return config
 
 
-def _without_windows(
-    kind: type[PreTrainedConfig], values: dict[str, Any], overrides: dict[str, Any]
-) -> dict[str, Any]:
+def _without_windows(kind: Kind, values: Keys, overrides: Keys) -> Keys:
     """Return keys for attention to the whole row, as in GPT-2, unless `overrides` choose windows or their layers."""
     keys = own_keys(kind)
     if "sliding_window" not in keys or any("window" in key for key in overrides):
@@ -142,7 +140,7 @@ def _without_windows(
     return {"sliding_window": values["max_position_embeddings"], "layer_types": full}
 
 
-def _build(kind: type[PreTrainedConfig], values: dict[str, Any]) -> PreTrainedConfig:
+def _build(kind: Kind, values: Keys) -> PreTrainedConfig:
     """Return the configuration with `values`, or raise UserError."""
     try:
         config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()})
@@ -168,6 +166,6 @@ def reason_of(error: Exception) -> str:
     return re.sub("^.*Error: ", "", in_a_line(error)).partition(" Please ")[0].rstrip(".")
 
 
-def own_keys(kind: type[PreTrainedConfig]) -> set[str]:
+def own_keys(kind: Kind) -> set[str]:
     """Return the keys that a class of configurations declares, and `tie_word_embeddings`."""
     return {*kind.__annotations__, "tie_word_embeddings"}

@@ -174,7 +174,7 @@ def test_wrong_and_failing_kernels_are_not_used(model_type, overrides, document_
     wrong = {"shifted", "broken_backward", "failing", "flash"} | ({"across_documents"} if document_mask else set())
     right = {"causal_efficient", "causal_sdpa"}
     obstacles = dict.fromkeys(wrong | right) | {"flash": "it is not installed"}
-    how: Any = {"rows": 2, "bf16": True, "device": "cpu", "document_mask": document_mask}
+    how: Any = {"rows": 2, "dtype": torch.bfloat16, "device": "cpu", "document_mask": document_mask}
     timings = time_kernels(obstacles, config(model_type, **overrides), **how)
     assert {name for name, time in timings.items() if isinstance(time, float)} == right
     assert "differs from causal_sdpa by 1" in timings["shifted"] and "by inf" in timings["broken_backward"]

@@ -124,7 +124,7 @@ def test_flash_attention_with_document_lengths_is_timed_and_compared() -> None:
     AttentionInterface.register("flash_stand_in", flash)
     AttentionInterface.register("flash_across", lambda *args, cu_seq_lens_q=None, **kwargs: flash(*args, **kwargs))
     names = dict.fromkeys(("flash_stand_in", "flash_across", "causal_sdpa"))
-    how = {"rows": 4, "bf16": False, "device": "cpu", "document_mask": True}
+    how = {"rows": 4, "dtype": torch.float32, "device": "cpu", "document_mask": True}
     timings = time_kernels(names, CONFIGS["llama"], **how)
     assert isinstance(timings["flash_stand_in"], float) and "differs" in timings["flash_across"]
 
