@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.pool import ThreadPool
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from gpt2_repro.data.sources.base import Part, SourceFile
 from gpt2_repro.data.sources.local_files import join_small
 from gpt2_repro.data.sources.token_files import TokenPart, map_ids
 from gpt2_repro.data.tokenizer import Encoder
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import sync, write_whole
 
 
@@ -229,17 +230,16 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
         return
     # Spawn instead of fork: a forked process inherits locks that threads of the tokenizer may hold.
     context = multiprocessing.get_context("spawn")
-    executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_end_with_parent)
+    with _starting():
+        executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_end_with_parent)
+    workers: set[BaseProcess] = set()
     queue: collections.deque[tuple[StagedPart, concurrent.futures.Future[None] | None]] = collections.deque()
     try:
         while True:
             for part in itertools.islice(parts, 2 * num_proc + 1 - len(queue)):
-                # The first call starts the workers. They inherit the mask: only the main process handles Ctrl-C.
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-                try:
+                with _starting():  # the first calls start the workers
                     queue.append((part, executor.submit(work, part.unread, part.stem) if part.unread else None))
-                finally:
-                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                workers.update(multiprocessing.active_children())
             if not queue:
                 return
             part, future = queue.popleft()
@@ -247,6 +247,10 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
                 future.result()
             yield part
     except BrokenProcessPool:
+        executor.shutdown()  # terminates the other workers
+        codes = {worker.exitcode for worker in workers} - {-signal.SIGTERM, None}
+        if codes - {-signal.SIGKILL}:
+            raise RunFailed(f"A worker ended with exit code {codes.pop()}. See its message above.") from None
         fix = f"Run the same command with --num_proc {max(1, num_proc // 2)} to resume."
         raise UserError(f"A worker was killed, probably because memory ran out. {fix}") from None
     finally:
@@ -254,6 +258,19 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
         for worker in multiprocessing.active_children():
             worker.terminate()
         executor.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C and do not import files of the current folder, such as types.py."""
+    safe = os.environ.get("PYTHONSAFEPATH", "")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.environ["PYTHONSAFEPATH"] = safe
 
 
 def _end_with_parent() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from gpt2_repro.data.reference_losses import reference_losses
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
+from tests.commands import ROOT
 from tests.reference import write_llmc_shard
 
 
@@ -282,6 +284,38 @@ def test_preparing_imports_no_torch(corpus: list[Path], tmp_path: Path, type_com
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))["counts"]["train"]["rows"]
     assert f"{rows:,} rows" in done.stdout
+
+
+def test_files_named_like_modules_are_not_imported(corpus: list[Path], tmp_path: Path) -> None:
+    """Neither next to the script, nor in the folder in which the workers start."""
+    shutil.copy(ROOT / "prepare_data.py", tmp_path)
+    for name in ("gpt2_repro", "recipes"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name in ("types", "random", "json", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the file of a user')", encoding="utf-8")
+    words = ["--data_files", *map(str, corpus), "--dataset_dir", "out", "--tokenizer", "train:300"]
+    form = ["--num_proc", "2", "--sequence_length", "32", "--validation_tokens", "500"]
+    command = [sys.executable, "prepare_data.py", *words, *form]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0 and "the file of a user" not in done.stderr, done.stderr
+    assert (tmp_path / "out" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "named"), [("os._exit(3)", 1, "exit code 3"), ("os.kill(os.getpid(), 9)", 2, "--num_proc 1")]
+)
+def test_the_end_of_a_worker_is_explained(
+    corpus: list[Path], tmp_path: Path, code: str, status: int, named: str
+) -> None:
+    """A worker imports the script again, here with code that ends it."""
+    options = ["--data_files", *map(str, corpus), "--dataset_dir", "out", "--tokenizer", "train:300"]
+    lines = ["import os", f"if __name__ == '__mp_main__': {code}", "from gpt2_repro import cli, prepare"]
+    lines += ["if __name__ == '__main__': cli.run(prepare.main)"]
+    (tmp_path / "script.py").write_text("\n".join(lines), encoding="utf-8")
+    command = [sys.executable, "script.py", *options, "--num_proc", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == status and named in done.stderr.splitlines()[-1], done.stderr
 
 
 def test_a_locale_without_utf_8_changes_nothing(corpus: list[Path], tmp_path: Path, type_command) -> None:
