@@ -131,7 +131,7 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     texts = functools.partial(_training_text, sources.training, args)
     obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, training_files)))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
-    _check_separator(sources.training, args, encoder)
+    _check_tokens(sources, args, encoder)
     groups = groups_of(sources, args)
     _check_disk(staging, (stream for group in groups for stream in group.streams), args, encoder.dtype.itemsize)
     for group in groups:
@@ -233,16 +233,20 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
         raise UserError(f"The preparation needs {size(needed)} of disk space, but only {size(free)} is free. {fix}")
 
 
-def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
-    """Raise UserError if the separators in token files do not match --separator."""
-    for source in sources:
-        bins = [file.name for file in source.files if isinstance(file, LocalFile) and file.name.endswith(TOKENS)]
-        if bins and encoder.end_of_text is not None:
-            first, last = read_header(Path(bins[0])), read_header(Path(bins[-1]))
-            if not (first.ids()[:CHECKED_IDS] == encoder.end_of_text).any():
-                logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", first.name)
-            if (shown := separator_shown(first, last, encoder.end_of_text)) not in (None, args.separator):
-                raise UserError(f"{first.name} has end-of-text ids {shown} each document. Pass --separator {shown}.")
+def _check_tokens(sources: Sources, args: DataArguments, encoder: Encoder) -> None:
+    """Raise UserError if local token files do not match --tokenizer or --separator."""
+    for source in [*sources.training, *sources.validation_sets.values()]:
+        for files in (source.validation_files, source.files):
+            names = [file.name for file in files if isinstance(file, LocalFile) and file.name.endswith(TOKENS)]
+            parts = [read_header(Path(name)) for name in names]
+            for part in parts:
+                part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
+        if not parts or source not in sources.training or encoder.end_of_text is None:
+            continue
+        if not (parts[0].ids()[:CHECKED_IDS] == encoder.end_of_text).any():
+            logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", parts[0].name)
+        if (shown := separator_shown(parts[0], parts[-1], encoder.end_of_text)) not in (None, args.separator):
+            raise UserError(f"{parts[0].name} has end-of-text ids {shown} each document. Pass --separator {shown}.")
 
 
 def _publish(staging: Path, target: Path) -> None:

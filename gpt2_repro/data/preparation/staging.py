@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.pool import ThreadPool
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from gpt2_repro.data.sources.base import Part, SourceFile
 from gpt2_repro.data.sources.local_files import join_small
 from gpt2_repro.data.sources.token_files import TokenPart, map_ids
 from gpt2_repro.data.tokenizer import Encoder
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import UserError
 from gpt2_repro.files import sync, write_whole
 
 
@@ -232,14 +231,12 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
     context = multiprocessing.get_context("spawn")
     with _starting():
         executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_end_with_parent)
-    workers: set[BaseProcess] = set()
     queue: collections.deque[tuple[StagedPart, concurrent.futures.Future[None] | None]] = collections.deque()
     try:
         while True:
             for part in itertools.islice(parts, 2 * num_proc + 1 - len(queue)):
                 with _starting():  # the first calls start the workers
                     queue.append((part, executor.submit(work, part.unread, part.stem) if part.unread else None))
-                workers.update(multiprocessing.active_children())
             if not queue:
                 return
             part, future = queue.popleft()
@@ -247,12 +244,8 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
                 future.result()
             yield part
     except BrokenProcessPool:
-        executor.shutdown()  # terminates the other workers
-        codes = {worker.exitcode for worker in workers} - {-signal.SIGTERM, None}
-        if codes - {-signal.SIGKILL}:
-            raise RunFailed(f"A worker ended with exit code {codes.pop()}. See its message above.") from None
-        fix = f"Run the same command with --num_proc {max(1, num_proc // 2)} to resume."
-        raise UserError(f"A worker was killed, probably because memory ran out. {fix}") from None
+        fix = f"run the same command with --num_proc {max(1, num_proc // 2)} to resume."
+        raise UserError(f"A worker ended. If no message above has the reason, memory ran out: {fix}") from None
     finally:
         # After enough tokens, an error or Ctrl-C, do not wait for parts that workers have begun.
         for worker in multiprocessing.active_children():

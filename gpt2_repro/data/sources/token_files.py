@@ -1,6 +1,7 @@
 """Read token files: llm.c's .bin shards, nanoGPT's raw uint16 files, and datatrove's .ds files."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
 OTHER_MAGICS = range(20240101, 20241232)
 ENOUGH = 256  # with fewer ids, a file is not checked for another format
 CHECKED_IDS = 2**20  # ids at the start of a file that are checked
+MOST_EQUAL = 1000  # a text ends with fewer equal ids, and has fewer empty documents in a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,20 +42,25 @@ class TokenPart(Part):
     def check(self, vocab_size: int, *, is_text: bool = True) -> None:
         """Raise UserError if the file cannot have ids of the tokenizer.
 
-        Only the ids at the start of the file are checked, and only if they are those of a text.
+        Only the ids at the start and the end of the file are checked. Ids of no text may have any frequencies.
         """
         is_wide = self.dtype == "<u4"
         if vocab_size > 2**16 and not is_wide:
             raise UserError(f"{self.name} has ids of 16 bits, but the tokenizer has {vocab_size:,} ids.")
-        ids = self.ids()[:CHECKED_IDS]
-        if len(ids) < ENOUGH or not is_text:
-            return
-        used = np.unique(ids)
-        top = int(used[-1]) + 1
+        ids, end = self.ids()[:CHECKED_IDS], self.ids()[-MOST_EQUAL:]
+        used, top, is_short = np.unique(ids), int(ids.max(initial=0)) + 1, len(ids) < ENOUGH
         # Every second value is the high half of a wider id: at most 15, because vocabularies have less than 2**20 ids.
-        halves = ((ids[0::2], ids[1::2]), (ids[1::2], ids[0::2]))
-        if not is_wide and any(high.max() < 16 and low.mean() > 16 * high.max() for low, high in halves):
+        # Ids without text can have small numbers there, but not only 0.
+        halves, limit = ((ids[0::2], ids[1::2]), (ids[1::2], ids[0::2])), 16 if is_text else 1
+        are_halves = (high.max() < limit and low.mean() > 16 * high.max() for low, high in halves)
+        if not is_wide and not is_short and any(are_halves):
             wrong = "has integers of more than 16 bits. Save the ids as uint16"
+        elif top > vocab_size:
+            wrong = f"has the id {top - 1}, but the tokenizer has {vocab_size:,} ids. Pass another --tokenizer"
+        elif is_short or not is_text:
+            return
+        elif np.ptp(ids[16:512]) == 0 or (len(end) == MOST_EQUAL and np.ptp(end) == 0):
+            wrong = "has a header or an end of equal ids. Save only the ids of the text"
         # Half of the ids have a low byte below 128, but most letters and the ids of characters are below 128.
         elif not is_wide and top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
             wrong = "has text or integers of 8 bits. Pass text as a .txt file, and save ids as uint16"
@@ -67,18 +74,24 @@ class TokenPart(Part):
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
         """Return the number of tokens of each document, including its separator.
 
-        Without an index and without separators, all tokens of the file are one document.
+        Without an index and without separators, all tokens of the file are one document. Raises UserError if nearly
+        all of MOST_EQUAL documents in a row are empty.
         """
         if self.index:
             lengths = np.diff(np.fromfile(self.index, "<u8").astype(np.int64), prepend=0)
-            return lengths[lengths > 0]
-        if end_of_text is None or separator == "none":
+            lengths = lengths[lengths > 0]
+        elif end_of_text is None or separator == "none":
             return np.array([self.tokens])
-        ids, chunk = self.ids(), 2**26
-        places = [np.flatnonzero(ids[a : a + chunk] == end_of_text) + a for a in range(0, self.tokens, chunk)]
-        edges = np.concatenate([np.empty(0, np.int64), *places]) + (separator == "after")
-        # If the file begins in the middle of a document, the rest of this document counts as a document.
-        return np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
+        else:
+            ids, chunk = self.ids(), 2**26
+            places = [np.flatnonzero(ids[a : a + chunk] == end_of_text) + a for a in range(0, self.tokens, chunk)]
+            edges = np.concatenate([np.empty(0, np.int64), *places]) + (separator == "after")
+            # If the file begins in the middle of a document, the rest of this document counts as a document.
+            lengths = np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
+        empty = np.cumsum(lengths == 1)
+        if end_of_text is not None and (empty[MOST_EQUAL:] - empty[:-MOST_EQUAL]).max(initial=0) > 0.9 * MOST_EQUAL:
+            raise UserError(f"{self.name} has long sequences of empty documents. Save only the ids of the text.")
+        return lengths
 
 
 def read_header(path: Path) -> TokenPart:
@@ -86,10 +99,15 @@ def read_header(path: Path) -> TokenPart:
     size = path.stat().st_size
     if path.suffix == ".ds":
         return _read_index(path, size)
-    magic, version, tokens = [*np.fromfile(path, "<i4", count=3).tolist(), 0, 0, 0][:3]
+    start = np.fromfile(path, "<u4", count=3)
+    magic, version, tokens = [*start.tolist(), 0, 0, 0][:3]
+    # Other files begin with capital letters (LITPKDS), with llm.c's header and their own magic number, or with the number
+    # of samples and the places where these end, of which the last is the size of the file (litdata).
+    is_sampled = np.fromfile(path, "<u4", count=1, offset=4 * (magic + 1)).tolist() == [size]
+    is_counted = size - HEADER_BYTES in (2 * tokens, 4 * tokens, 8 * tokens)
     if magic == MAGIC:
         offset, tokens = HEADER_BYTES, tokens if version == VERSION else -1
-    elif magic in OTHER_MAGICS or magic.to_bytes(4, "little", signed=True) == b"\x93NUM":
+    elif is_sampled or is_counted or magic in OTHER_MAGICS or re.match(rb"\x93NUM|[A-Z0-9]{6}", start.tobytes()):
         raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
     else:
         offset, tokens = 0, size // 2
@@ -104,9 +122,10 @@ def _read_index(path: Path, size: int) -> TokenPart:
     index = Path(f"{path}.index")
     if not index.is_file():
         raise UserError(f"{index} is missing. Copy it too, or write the tokens with save_index=True.")
-    tokens = int(np.fromfile(index, "<u8")[-1]) if index.stat().st_size else 0
+    ends = np.fromfile(index, "<u8")
+    tokens = int(ends[-1]) if len(ends) else 0
     width = size // tokens if tokens else 2
-    if width not in (2, 4) or size != width * tokens:
+    if width not in (2, 4) or size != width * tokens or index.stat().st_size % 8 or (ends[1:] < ends[:-1]).any():
         raise UserError(
             f"{path} with {size:,} bytes does not have the {tokens:,} tokens of its index. Copy both again."
         )

@@ -301,23 +301,6 @@ def test_files_named_like_modules_are_not_imported(corpus: list[Path], tmp_path:
     assert (tmp_path / "out" / "manifest.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "named"), [("os._exit(3)", 1, "exit code 3"), ("os.kill(os.getpid(), 9)", 2, "--num_proc 1")]
-)
-def test_the_end_of_a_worker_is_explained(
-    corpus: list[Path], tmp_path: Path, code: str, status: int, named: str
-) -> None:
-    """A worker imports the script again, here with code that ends it."""
-    options = ["--data_files", *map(str, corpus), "--dataset_dir", "out", "--tokenizer", "train:300"]
-    lines = ["import os", f"if __name__ == '__mp_main__': {code}", "from gpt2_repro import cli, prepare"]
-    lines += ["if __name__ == '__main__': cli.run(prepare.main)"]
-    (tmp_path / "script.py").write_text("\n".join(lines), encoding="utf-8")
-    command = [sys.executable, "script.py", *options, "--num_proc", "2"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == status and named in done.stderr.splitlines()[-1], done.stderr
-
-
 def test_a_locale_without_utf_8_changes_nothing(corpus: list[Path], tmp_path: Path, type_command) -> None:
     locale = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "en_US.ISO-8859-1"]
     if not shutil.which("localedef") or subprocess.run(locale, check=False, capture_output=True).returncode:

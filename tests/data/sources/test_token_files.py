@@ -31,7 +31,11 @@ def header(*words: int) -> bytes:
         header(20240520, 1, 5) + b"\0" * 8,
         header(20240520, 2, 5) + b"\0" * 10,
         header(20240801, 7, 5) + b"\0" * 20,
+        header(20260801, 1, 5) + b"\0" * 10,  # another magic number, with ids of 2 and 4 bytes
+        header(7, 1, 5) + b"\0" * 20,
         b"\x93NUMPY\1\0" + b"\0" * 120,
+        b"LITPKDS" + (1).to_bytes(8, "little") + b"\x08" + (50).to_bytes(8, "little") + b"\1\0" * 50,  # TinyLlama
+        np.array([2, 16, 36, 56, *range(10)], "<u4").tobytes(),  # litdata: samples and their places
         b"\0\0\0",
     ],
 )
@@ -90,6 +94,68 @@ def test_ids_of_another_width_or_vocabulary_are_refused(
         part.check(vocab_size)
 
 
+@pytest.mark.parametrize(
+    ("ids", "kind", "named"),
+    [
+        *((CHARACTERS, kind, "more than 16 bits") for kind in ("<i4", "<i8", ">i4", ">i8", "<u4")),
+        *((CHARACTERS * 900, kind, "more than 16 bits") for kind in ("<i4", "<i8")),
+        (CHARACTERS, ">u2", "the id 16384"),
+        (CHARACTERS * 900, "<u2", None),
+        (np.append(CHARACTERS, 60_000), "<u2", "the id 60000"),
+        (np.stack([CHARACTERS * 900, CHARACTERS % 4], 1), "<u2", None),  # pairs of a place and an event
+        (np.zeros(5000), "<u2", None),
+    ],
+)
+def test_ids_without_text_are_checked(tmp_path: Path, ids: np.ndarray, kind: str, named: str | None) -> None:
+    path = tmp_path / "a.bin"
+    ids.astype(kind).tofile(path)
+    vocab_size = 65 if kind == ">u2" else 60_000
+    with pytest.raises(UserError, match=f"{path} .*{named}") if named else contextlib.nullcontext():
+        read_header(path).check(vocab_size, is_text=False)
+
+
+GPT2_LIKE = np.minimum(np.random.default_rng(0).zipf(1.3, 30_000), 50_255)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [*range(1, 13), *[0] * 500, *GPT2_LIKE],  # a header
+        [*GPT2_LIKE, *[END] * 5000],  # an end that was not filled
+        [*GPT2_LIKE, *[0] * 5000],
+        [*GPT2_LIKE, *[END] * 5000, *GPT2_LIKE],
+        [*GPT2_LIKE, *[5, 6, *[END] * 400] * 5, *GPT2_LIKE],  # documents that are filled to the same length
+        [*GPT2_LIKE, 50_257],
+    ],
+)
+@pytest.mark.parametrize("separator", ["before", "after"])
+def test_what_no_text_has_is_refused(tmp_path: Path, ids: list[int], separator: str) -> None:
+    path = tmp_path / "a.bin"
+    for content, is_wrong in ((ids, True), ([*GPT2_LIKE, *[END] * 20, *[5, 6, END, END] * 5000], False)):
+        np.array(content, np.uint16).tofile(path)
+        with pytest.raises(UserError, match=str(path)) if is_wrong else contextlib.nullcontext():
+            read_header(path).check(50_257)
+            read_header(path).lengths(END, separator)
+
+
+def test_a_wrong_token_file_leaves_nothing(arguments, tmp_path: Path) -> None:
+    """Also if other files are right, and if the file is a validation file or set."""
+    ids = np.random.default_rng(1).integers(0, 60_000, 4000)
+    for name, kind in (("a", "<u2"), ("b", "<i8"), ("b_val", "<i8")):
+        ids.astype(kind).tofile(tmp_path / f"{name}.bin")
+    a, b, b_val = (str(tmp_path / f"{name}.bin") for name in ("a", "b", "b_val"))
+    words = {"tokenizer": "none:60000", "separator": "none"}
+    for changes in (
+        {"data_files": [a, b]},
+        {"data_files": [a, b_val], "split": "source"},
+        {"data_files": [a], "validation_sets": [f"other={b}"]},
+    ):
+        with pytest.raises(UserError, match=r"b\w*\.bin has integers of more than 16 bits"):
+            prepare(arguments("rows", **words | changes))
+        assert not list(tmp_path.glob("rows*"))
+    assert prepare(arguments("rows", **words, data_files=[a])).manifest.read.documents == 1
+
+
 def test_ids_of_gpt2_are_accepted(real_data: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(real_data / "gpt2" / "tokenizer.json"))
     text = (real_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
@@ -131,6 +197,13 @@ def test_datatrove_files_that_do_not_belong_together_are_refused(tmp_path: Path)
     path = write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4]])
     np.array([3, 5], "<u8").tofile(f"{path}.index")
     with pytest.raises(UserError, match="the 5 tokens of its index"):
+        read_header(path)
+    for ends in ([3, 2, 4], [2**63, 3, 4], [4, 3]):
+        np.array(ends, "<u8").tofile(f"{path}.index")
+        with pytest.raises(UserError, match="index"):
+            read_header(path)
+    Path(f"{path}.index").write_bytes(np.array([3, 4], "<u8").tobytes() + b"\0")  # cut off
+    with pytest.raises(UserError, match="index"):
         read_header(path)
     Path(f"{path}.index").unlink()
     with pytest.raises(UserError, match=r"a\.ds\.index is missing"):
