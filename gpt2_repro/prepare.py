@@ -23,8 +23,10 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import cpu_cores
 from gpt2_repro.launchers import PREPARE, training_command
 from gpt2_repro.manifest import RowForm
+from gpt2_repro.tokenization import PROBE, encode
 
 
+OWN_TEXT = Path("recipes/own_text.yaml")
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print all sources with sizes and preparation times, then exit."},
     "verify": {"action": "store_true", "help": "Compare all files of --dataset_dir with its manifest, then exit."},
@@ -36,7 +38,7 @@ OPTIONS["num_proc"]["default"] = cpu_cores()
 def main(argv: list[str]) -> Path:
     """Prepare a folder, verify it, or print the list of sources. Return the folder."""
     # Imported here because every worker process imports this file, and gpt2_repro.config imports transformers.
-    from gpt2_repro.config import parse_recipe
+    from gpt2_repro.config import DEFAULT, parse_recipe
     from gpt2_repro.data.recipe import DataRecipe
 
     recipe = parse_recipe(DataRecipe, argv, description=__doc__, options=OPTIONS)
@@ -57,13 +59,19 @@ def main(argv: list[str]) -> Path:
     names = [field.name for field in dataclasses.fields(PreparationOptions)]
     data = prepare(args, PreparationOptions(**{name: getattr(options, name) for name in names}))
     describe(data, max_tokens=args.max_tokens)
+    path, words = recipe.path, ["--dataset_dir", str(data.path)]
+    if not recipe.typed and str(data.path) == recipe.written.get("data", {}).get("dataset_dir"):
+        words = []
+    if recipe.written.get("training", {}).get("hellaswag_steps"):
+        try:
+            encode(data.tokenizer, [PROBE])
+        except UserError:  # the ids of some characters, or of no text
+            path, words = (OWN_TEXT, words) if path == DEFAULT else (path, [*words, "--hellaswag_steps", "0"])
+    form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed or path != recipe.path]
+    words += [word for name in form for word in (f"--{name}", str(getattr(args, name)))]
     on_gpu = any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))  # NVIDIA, AMD
-    words = [*training_command(on_gpu=on_gpu), str(recipe.path)]
-    if str(data.path) != recipe.written.get("data", {}).get("dataset_dir"):
-        words += ["--dataset_dir", str(data.path)]
-    form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed]
-    words += [word for name in form for word in (f"--{name}", str(getattr(recipe.data, name)))]
-    print(f"Train on this data with:\n{shlex.join(words)}")
+    command = [*training_command(on_gpu=on_gpu), str(path), *words]
+    print(f"Train on this data with:\n{shlex.join(command)}")
     return data.path
 
 

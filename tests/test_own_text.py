@@ -5,14 +5,16 @@ import json
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 import prepare_data
 from gpt2_repro import train
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import open_rows
-from gpt2_repro.data.tokenizer import Encoder
+from gpt2_repro.data.tokenizer import Encoder, number_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.training import sizing
@@ -105,6 +107,32 @@ def test_one_document_is_enough(here: Path, capsys) -> None:
     training = sized.training
     assert training.tokens_per_step == 8 * 32 and training.total_tokens == 200 * 8 * 32
     assert training.per_device_train_batch_size == 8
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--data_files plays/hamlet.v1.txt --tokenizer char --separator none --sequence_length 32",
+        "--data_files numbers.bin --tokenizer none:512 --separator none",
+        "--data_files numbers.bin --tokenizer numbers --separator none --dataset_dir data/fineweb-10bt",
+        "own.yaml --sequence_length 64",
+        "own.yaml --validation_tokens 2000 --num_proc 1",
+    ],
+)
+def test_the_printed_command_trains(here: Path, capsys, words: str) -> None:
+    """Also if the recipe scores HellaSwag, which the tokenizer cannot encode, and after any option."""
+    np.random.default_rng(0).integers(0, 512, 20_000).astype(np.uint16).tofile("numbers.bin")
+    Path("numbers").mkdir()
+    number_tokenizer(512).save("numbers/tokenizer.json")
+    recipe = yaml.safe_load((ROOT / "recipes" / "shakespeare_char_cpu.yaml").read_text(encoding="utf-8"))
+    recipe["data"] |= {"source": "files", "data_files": ["plays/hamlet.v1.txt"], "split": "head"}
+    recipe["training"]["hellaswag_steps"] = 100
+    Path("own.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    prepare_data.main(words.split())
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    typed = command[[Path(word).name for word in command].index("train.py") + 1 :]
+    train.main([*typed, "--dry_run"])
+    assert load_recipe(typed).training.hellaswag_steps == 0
 
 
 def test_sizes_of_a_started_run_stay_on_another_machine(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

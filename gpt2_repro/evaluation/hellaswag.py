@@ -83,15 +83,18 @@ class HellaSwag:
 
     def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
         self.labels = torch.tensor([item.label for item in items])
-        contexts = encode(tokenizer, [item.ctx for item in items])
-        # As in lm-eval, context and ending are encoded together, and the length of the context is subtracted.
-        texts = encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
+        try:
+            contexts = encode(tokenizer, [item.ctx for item in items])
+            # As in lm-eval, context and ending are encoded together, and the length of the context is subtracted.
+            texts = encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
+        except UserError:
+            raise UserError("The tokenizer cannot encode HellaSwag. Pass --hellaswag_steps 0.") from None
         self.rows: list[tuple[list[int], int]] = []  # token ids, and how many at the end belong to the ending
         for number, text in enumerate(texts):
             ids = text[-window - 1 :]
             targets = min(len(text) - len(contexts[number // ENDINGS]), len(ids) - 1)
             if targets < 1:
-                raise UserError(f"The tokenizer gives no tokens for an ending or a context of HellaSwag. {FIX}")
+                raise UserError("The tokenizer gives no tokens for a text of HellaSwag. Pass --hellaswag_steps 0.")
             self.rows.append((ids, targets))
 
     def batches(self, positions: int) -> list[list[int]]:

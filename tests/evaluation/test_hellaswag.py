@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gpt2_repro.data.tokenizer import number_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS
 from gpt2_repro.model.pretraining import make_pretraining
+from gpt2_repro.tokenization import load_for_rows
 from gpt2_repro.training.workload import HELLASWAG_TOKENS
 
 
@@ -116,6 +118,13 @@ def test_bad_files_are_errors_of_one_line(line: str, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=word) as refused:
             read_items(str(tmp_path / name))
         assert "\n" not in str(refused.value)
+
+
+def test_a_tokenizer_without_its_text_is_named(tmp_path: Path, source: Path) -> None:
+    number_tokenizer(512).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_for_rows(tmp_path, separator="none")
+    with pytest.raises(UserError, match="HellaSwag.*--hellaswag_steps 0"):
+        HellaSwag(read_items(str(source)), tokenizer, window=160)
 
 
 @pytest.mark.slow  # encodes all items, 15 s
