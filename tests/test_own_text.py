@@ -66,6 +66,29 @@ def test_files_folders_and_globs_of_all_kinds(here: Path, documents: list[str]) 
         assert PreparedData.read(f"data/{number}").manifest.read.documents == 22
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "folder"),
+    [
+        ("data_files", "a[1].txt", "data/a-1"),
+        ("data_files", "set[1]", "data/set-1"),
+        ("data_files", "set[1]/b*c?.txt", "data/b-c"),
+        ("source", "set[1]", "data/set-1"),
+    ],
+)
+def test_an_existing_path_is_not_a_glob(here: Path, caplog, option: str, name: str, folder: str) -> None:
+    Path("set[1]").mkdir()
+    Path("set1").mkdir()
+    for path in ("a[1].txt", "a1.txt", "set[1]/b*c?.txt", "set1/c.txt"):
+        Path(path).write_text(PLAY, encoding="utf-8")
+    words = [RECIPE, f"--{option}", name, "--sequence_length", "16", "--validation_text", "false"]
+    prepare_data.main(words)
+    files = PreparedData.read(folder).manifest.source["files"]
+    assert [file["path"] for file in files] == [name if name.endswith("txt") else "set[1]/b*c?.txt"]
+    Path(files[0]["path"]).write_text("changed", encoding="utf-8")
+    prepare_data.main(words)
+    assert (f"{name} changed" in caplog.text) == (option == "data_files" and name.endswith("txt"))
+
+
 def test_a_folder_is_divided_by_its_file_names(here: Path, documents: list[str]) -> None:
     """With --split source, test files are not used. A dataset card is not text."""
     Path("set/old.staging").mkdir(parents=True)

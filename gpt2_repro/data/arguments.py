@@ -101,7 +101,7 @@ def default_folder(data: DataArguments) -> str:
             texts = [os.path.commonpath([os.path.normpath(Path(text).absolute().parent) for text in texts])]
     names = []
     for text in texts:
-        path = Path(re.split(r"[*?[#@:=]", text)[0])
+        path = Path(text if Path(text).exists() else re.split(r"[*?[#@:=]", text)[0])
         name = path.resolve().name if path.is_dir() else path.name.lstrip(".").partition(".")[0]
         names.append(re.sub(r"[^\w.-]+", "-", name).strip("-."))
     return "data/" + "+".join(names) if any(names) else ""

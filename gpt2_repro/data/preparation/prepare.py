@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import glob
 import itertools
 import json
 import logging
@@ -18,13 +17,13 @@ from gpt2_repro.data.preparation.staging import STREAMS, Stream, is_held_out
 from gpt2_repro.data.preparation.writing import write_folder
 from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock, request_of
 from gpt2_repro.data.sources.base import Source, SourceFile
-from gpt2_repro.data.sources.local_files import LocalFile
+from gpt2_repro.data.sources.local_files import LocalFile, paths_of
 from gpt2_repro.data.sources.opening import SourceOpener, Sources
 from gpt2_repro.data.sources.token_files import CHECKED_IDS, TOKENS, read_header, separator_shown
 from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, write_whole
-from gpt2_repro.manifest import MANIFEST
+from gpt2_repro.manifest import MANIFEST, OVERLAP
 from gpt2_repro.text import size
 
 
@@ -33,6 +32,7 @@ logger = logging.getLogger(__name__)
 # Marker of a staging folder: the request and the sources. It proves that prepare_data.py made the folder.
 REQUEST = "request.json"
 REPLACED = "replaced"  # in the staging folder: a prepared folder that --overwrite replaces
+STAGED = (".", REQUEST, REPLACED, STREAMS, "downloads", "folder", "tokenizer")  # starts of names in a staging folder
 # Bytes of text per byte of the file: 1.6 in FineWeb's parquet (46 GB in 28.5 GB); for English prose 2.7 with gzip and
 # 3 with zstd.
 TEXT_PER_BYTE = {".parquet": 1.6, ".gz": 2.7, ".zst": 3.0}
@@ -49,11 +49,8 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
     target = Path(args.dataset_dir).resolve()  # otherwise the finished folder would replace a link
     if args.source == "files" and not args.data_files:
         raise UserError("No text was passed. Pass --data_files with your files, folders or globs.")
-    exists = target.is_file() or (target.is_dir() and any(target.iterdir()))  # an empty folder may be used
-    if exists and "request" not in read_object(target / MANIFEST):
-        raise UserError(f"{args.dataset_dir} is not a complete prepared folder. Pass another --dataset_dir.")
     staging = target.with_name(target.name + ".staging")
-    if exists and not options.overwrite:
+    if _is_prepared(target, overwrite=options.overwrite) and not options.overwrite:
         return _finished(staging, args)
     with contextlib.ExitStack() as locks:
         if target.exists():
@@ -80,6 +77,19 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
     return PreparedData.read(args.dataset_dir)
 
 
+def _is_prepared(target: Path, *, overwrite: bool) -> bool:
+    """Return whether a folder is prepared. Raises UserError if it is not empty and belongs to others.
+
+    If it is to be replaced (`overwrite`), it may have only files of this project and hidden files.
+    """
+    manifest = read_object(target / MANIFEST)
+    known = {MANIFEST, OVERLAP, *(Path(name).parts[0] for name in manifest.get("files", ()))}
+    names = [path.name for path in target.iterdir()] if target.is_dir() else [target.name] * target.exists()
+    if others := [n for n in names if "request" not in manifest or (overwrite and n not in known and n[0] != ".")]:
+        raise UserError(f"{target} is not only a prepared folder: it has {others[0]}. Pass another --dataset_dir.")
+    return bool(names)
+
+
 def _finished(staging: Path, args: DataArguments) -> PreparedData:
     """Check a finished folder against the arguments, and return it."""
     data, folder = PreparedData.read(args.dataset_dir), args.dataset_dir
@@ -89,7 +99,7 @@ def _finished(staging: Path, args: DataArguments) -> PreparedData:
         data.check_shards(split)
     data.check_tokenizer()
     logger.info("%s is already prepared with these options", folder)
-    paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
+    paths = [path for pattern in args.data_files for path in paths_of(pattern)]
     known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", [])}
     # Deleted files cause no warning: their text is still in the folder.
     if changed := [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]:
@@ -113,8 +123,8 @@ def _staging_lock(staging: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{staging} cannot be created ({error.strerror}). Pass another --dataset_dir.") from None
     with exclusive_lock(staging, f"Another process is preparing {staging.with_suffix('')}. Wait for it or stop it."):
-        names = sorted(path.name for path in staging.iterdir() if not path.name.startswith(f".{REQUEST}."))
-        if names and "request" not in read_object(staging / REQUEST):
+        known = STAGED if "request" in read_object(staging / REQUEST) else ()
+        if names := [path.name for path in staging.iterdir() if not path.name.startswith((f".{REQUEST}.", *known))]:
             raise UserError(f"{staging} has an unknown file {names[0]}. Move the file or pass another --dataset_dir.")
         yield
 
@@ -253,6 +263,6 @@ def _publish(staging: Path, target: Path) -> None:
     """Rename the finished folder in `staging` to its final path `target`."""
     # An interrupted publication is repeated by the next start, which needs only the finished folder.
     _empty(staging, keep="folder")
-    if target.exists():
+    if _is_prepared(target, overwrite=True):
         target.rename(staging / REPLACED)
     (staging / "folder").rename(target)

@@ -69,6 +69,15 @@ class JoinedFiles(WholeFile):
                 yield from part.read()
 
 
+def paths_of(pattern: str) -> list[Path]:
+    """Return the path with the name `pattern` if it exists, and otherwise the matches of the glob."""
+    if pattern and Path(pattern).exists():
+        return [Path(pattern)]
+    if "**" in pattern:
+        _files_below(Path(pattern.partition("**")[0]))  # glob skips folders that cannot be read
+    return [Path(match) for match in glob.glob(pattern, recursive=True)]
+
+
 def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Return the files in order, with consecutive small text files joined."""
     limit = min(PART_BYTES, sum(file.size for file in files) // FEW_PARTS)
@@ -95,11 +104,7 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
     """
     paths: set[Path] = set()
     for pattern in patterns:
-        matches = [Path(pattern)]  # an existing path is not used as a glob, because its name may contain []
-        if not pattern or not matches[0].exists():
-            if "**" in pattern:
-                _files_below(Path(pattern.partition("**")[0]))  # glob skips folders that cannot be read
-            matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
+        matches = paths_of(pattern)
         files = [file for match in matches for file in ([match] if match.is_file() else _text_files_in(match))]
         if not files:
             near = nearest(Path(pattern).name, [path.name for path in Path(pattern).parent.glob("*")])

@@ -4,7 +4,6 @@ A source is a preset of this project, a Hub dataset or a set of local files.
 """
 
 import dataclasses
-import glob
 import re
 import sysconfig
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.base import Source, TextForm
 from gpt2_repro.data.sources.hub import Repository
-from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of, local_source
+from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of, local_source, paths_of
 from gpt2_repro.data.sources.presets import BY_LANGUAGE, OTHER_SOURCES, PRESETS
 from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, Docstrings, Shakespeare, Topics
 from gpt2_repro.data.sources.token_files import TOKENS
@@ -103,7 +102,7 @@ class SourceOpener:
             return Source({"name": name}, [parts[0]], [parts[1]])
         if name == "embedded":
             return Source({"name": name, "python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
-        if kind_of(Path(name)) in (*KINDS, *TOKENS) or glob.glob(name, recursive=True):
+        if kind_of(Path(name)) in (*KINDS, *TOKENS) or paths_of(name):
             return local_source(name, [name], form, split=self.args.split)
         short, *language = name.partition(":")
         if match := _HUB_ID.fullmatch(BY_LANGUAGE.get(short, short) + "".join(language)):

@@ -126,9 +126,7 @@ def _read_index(path: Path, size: int) -> TokenPart:
     tokens = int(ends[-1]) if len(ends) else 0
     width = size // tokens if tokens else 2
     if width not in (2, 4) or size != width * tokens or index.stat().st_size % 8 or (ends[1:] < ends[:-1]).any():
-        raise UserError(
-            f"{path} with {size:,} bytes does not have the {tokens:,} tokens of its index. Copy both again."
-        )
+        raise UserError(f"{path} with {size:,} bytes does not have the {tokens:,} tokens of its index. Copy both.")
     return TokenPart(str(path), 0, tokens, size, f"<u{width}", str(index))
 
 

@@ -1,6 +1,7 @@
 """An interrupted preparation resumes, and gives the same folder."""
 
 import itertools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -160,3 +161,34 @@ def test_folders_of_others_are_never_touched(arguments) -> None:
         with pytest.raises(UserError, match="thesis.txt"):
             prepare(changed, OVERWRITE)
     assert theirs.read_text(encoding="utf-8") == "mine"
+
+
+def test_files_of_others_in_a_folder_are_never_deleted(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a prepared folder, in a staging folder, and in a folder that was made during the preparation."""
+    args = arguments("out")
+    target, staging = Path(args.dataset_dir), Path(f"{args.dataset_dir}.staging")
+    write_folder = module.write_folder
+
+    def write(*words: object) -> None:
+        write_folder(*words)
+        target.mkdir()
+        (target / "thesis.txt").write_text("mine", encoding="utf-8")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_folder", write)
+        with pytest.raises(UserError):
+            prepare(args)
+    assert (target / "thesis.txt").read_text(encoding="utf-8") == "mine"
+    (target / "thesis.txt").unlink()
+    prepare(args)  # the finished rows are used
+    assert not staging.exists()
+    for theirs in (target / "thesis.txt", staging / "thesis.txt"):
+        staging.mkdir(exist_ok=True)
+        (staging / "request.json").write_text(json.dumps({"request": {}}), encoding="utf-8")
+        theirs.write_text("mine", encoding="utf-8")
+        with pytest.raises(UserError, match="thesis.txt"):
+            prepare(args, OVERWRITE)
+        assert theirs.read_text(encoding="utf-8") == "mine" and (target / "manifest.json").is_file()
+        theirs.unlink()
+    prepare(arguments("out", sequence_length=16), OVERWRITE)
+    assert not staging.exists()
