@@ -26,7 +26,6 @@ from gpt2_repro.manifest import RowForm
 from gpt2_repro.tokenization import PROBE, encode
 
 
-OWN_TEXT = Path("recipes/own_text.yaml")
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print all sources with sizes and preparation times, then exit."},
     "verify": {"action": "store_true", "help": "Compare all files of --dataset_dir with its manifest, then exit."},
@@ -66,7 +65,8 @@ def main(argv: list[str]) -> Path:
         try:
             encode(data.tokenizer, [PROBE])
         except UserError:  # the ids of some characters, or of no text
-            path, words = (OWN_TEXT, words) if path == DEFAULT else (path, [*words, "--hellaswag_steps", "0"])
+            path = Path("recipes/own_text.yaml") if path == DEFAULT else path
+            words += ["--hellaswag_steps", "0"]
     form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed or path != recipe.path]
     words += [word for name in form for word in (f"--{name}", str(getattr(args, name)))]
     on_gpu = any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))  # NVIDIA, AMD

@@ -229,14 +229,20 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
         return
     # Spawn instead of fork: a forked process inherits locks that threads of the tokenizer may hold.
     context = multiprocessing.get_context("spawn")
-    with _starting():
-        executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_end_with_parent)
+    # Workers must not import files of the current folder, such as types.py.
+    safe = os.environ.get("PYTHONSAFEPATH", "")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_end_with_parent)
     queue: collections.deque[tuple[StagedPart, concurrent.futures.Future[None] | None]] = collections.deque()
     try:
         while True:
             for part in itertools.islice(parts, 2 * num_proc + 1 - len(queue)):
-                with _starting():  # the first calls start the workers
+                # The first call starts the workers. They inherit the mask: only the main process handles Ctrl-C.
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                try:
                     queue.append((part, executor.submit(work, part.unread, part.stem) if part.unread else None))
+                finally:
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             if not queue:
                 return
             part, future = queue.popleft()
@@ -251,18 +257,6 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
         for worker in multiprocessing.active_children():
             worker.terminate()
         executor.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _starting() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C and do not import files of the current folder, such as types.py."""
-    safe = os.environ.get("PYTHONSAFEPATH", "")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         os.environ["PYTHONSAFEPATH"] = safe
 
 

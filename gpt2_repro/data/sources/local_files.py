@@ -114,9 +114,7 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
     # A file that is passed under two names is read once.
     sizes = {path: path.stat().st_size for path in sorted({p.resolve(): p for p in sorted(paths)[::-1]}.values())}
     if wrong := [path for path in sizes if kind_of(path) not in KINDS and path.suffix not in TOKENS]:
-        raise UserError(
-            f"{wrong[0]} is not supported. Supported are {', '.join(KINDS)} (also as .gz, .zst), .bin and .ds."
-        )
+        raise UserError(f"{wrong[0]} is not a file of {', '.join(KINDS)} (also as .gz, .zst), .bin or .ds.")
     if split == "source" and (tests := [path for path in sizes if _TEST_NAME.search(path.name)]):
         logger.info("test files are not used with --split source: %s", ", ".join(map(str, tests)))
         sizes = {path: size for path, size in sizes.items() if path not in tests}

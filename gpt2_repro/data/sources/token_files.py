@@ -12,10 +12,8 @@ from gpt2_repro.errors import UserError
 
 
 TOKENS = (".bin", ".ds")  # extensions of token files
-# Format of llm.c (llmc/dataloader.h): 256 int32 (magic, version, number of tokens), then uint16 ids. Its Llama 3
-# shards (uint32 ids), models and evaluation files have other magic numbers, which are also dates.
+# Format of llm.c (llmc/dataloader.h): 256 int32 (magic, version, number of tokens), then uint16 ids.
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
-OTHER_MAGICS = range(20240101, 20241232)
 ENOUGH = 256  # with fewer ids, a file is not checked for another format
 CHECKED_IDS = 2**20  # ids at the start of a file that are checked
 MOST_EQUAL = 1000  # a text ends with fewer equal ids, and has fewer empty documents in a row
@@ -48,24 +46,23 @@ class TokenPart(Part):
         if vocab_size > 2**16 and not is_wide:
             raise UserError(f"{self.name} has ids of 16 bits, but the tokenizer has {vocab_size:,} ids.")
         ids, end = self.ids()[:CHECKED_IDS], self.ids()[-MOST_EQUAL:]
-        used, top, is_short = np.unique(ids), int(ids.max(initial=0)) + 1, len(ids) < ENOUGH
+        used, top, is_long = np.unique(ids), int(ids.max(initial=0)) + 1, len(ids) >= ENOUGH
+        is_text &= is_long
         # Every second value is the high half of a wider id: at most 15, because vocabularies have less than 2**20 ids.
         # Ids without text can have small numbers there, but not only 0.
         halves, limit = ((ids[0::2], ids[1::2]), (ids[1::2], ids[0::2])), 16 if is_text else 1
         are_halves = (high.max() < limit and low.mean() > 16 * high.max() for low, high in halves)
-        if not is_wide and not is_short and any(are_halves):
+        if is_long and not is_wide and any(are_halves):
             wrong = "has integers of more than 16 bits. Save the ids as uint16"
         elif top > vocab_size:
             wrong = f"has the id {top - 1}, but the tokenizer has {vocab_size:,} ids. Pass another --tokenizer"
-        elif is_short or not is_text:
-            return
-        elif np.ptp(ids[16:512]) == 0 or (len(end) == MOST_EQUAL and np.ptp(end) == 0):
+        elif is_text and (np.ptp(ids[16:512]) == 0 or (len(end) == MOST_EQUAL and np.ptp(end) == 0)):
             wrong = "has a header or an end of equal ids. Save only the ids of the text"
         # Half of the ids have a low byte below 128, but most letters and the ids of characters are below 128.
-        elif not is_wide and top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
+        elif is_text and not is_wide and top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
             wrong = "has text or integers of 8 bits. Pass text as a .txt file, and save ids as uint16"
         # A small vocabulary, such as the ids of characters, uses nearly all of its ids.
-        elif top <= vocab_size // 4 and 2 * len(used) > top:
+        elif is_text and top <= vocab_size // 4 and 2 * len(used) > top:
             wrong = f"has ids below {top:,}, but the tokenizer has {vocab_size:,}. Pass the tokenizer that made them"
         else:
             return
@@ -79,7 +76,6 @@ class TokenPart(Part):
         """
         if self.index:
             lengths = np.diff(np.fromfile(self.index, "<u8").astype(np.int64), prepend=0)
-            lengths = lengths[lengths > 0]
         elif end_of_text is None or separator == "none":
             return np.array([self.tokens])
         else:
@@ -91,7 +87,7 @@ class TokenPart(Part):
         empty = np.cumsum(lengths == 1)
         if end_of_text is not None and (empty[MOST_EQUAL:] - empty[:-MOST_EQUAL]).max(initial=0) > 0.9 * MOST_EQUAL:
             raise UserError(f"{self.name} has long sequences of empty documents. Save only the ids of the text.")
-        return lengths
+        return lengths[lengths > 0]
 
 
 def read_header(path: Path) -> TokenPart:
@@ -101,13 +97,13 @@ def read_header(path: Path) -> TokenPart:
         return _read_index(path, size)
     start = np.fromfile(path, "<u4", count=3)
     magic, version, tokens = [*start.tolist(), 0, 0, 0][:3]
-    # Other files begin with capital letters (LITPKDS), with llm.c's header and their own magic number, or with the number
-    # of samples and the places where these end, of which the last is the size of the file (litdata).
+    # Other files begin with capital letters (LITPKDS), with llm.c's header and another magic number (its Llama 3 shards),
+    # or with the number of samples and the places where these end, of which the last is the size of the file (litdata).
     is_sampled = np.fromfile(path, "<u4", count=1, offset=4 * (magic + 1)).tolist() == [size]
     is_counted = size - HEADER_BYTES in (2 * tokens, 4 * tokens, 8 * tokens)
     if magic == MAGIC:
         offset, tokens = HEADER_BYTES, tokens if version == VERSION else -1
-    elif is_sampled or is_counted or magic in OTHER_MAGICS or re.match(rb"\x93NUM|[A-Z0-9]{6}", start.tobytes()):
+    elif is_sampled or is_counted or re.match(rb"\x93NUM|[A-Z0-9]{6}", start.tobytes()):
         raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
     else:
         offset, tokens = 0, size // 2
