@@ -49,13 +49,16 @@ def main(argv: list[str]) -> Comparison:
     checkpoints = _find_checkpoints(options)
     run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
+    reference = _find_baseline(arguments.baseline, checkpoints[0])
     device, smoke_test = choose_device(options.device), options.limit is not None
     # A temporary folder, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         tasks = open_tasks(options, arguments.tasks, run, Path(folder))
         models = [open_model(checkpoint) for checkpoint in checkpoints]
         models += [open_average(name, options.average) for name in options.checkpoints if options.average]
-        baseline = _open_baseline(arguments.baseline, checkpoints[0], models)
+        baseline = _open_baseline(reference, checkpoints[0], models) if reference else None
+        if baseline and len({model.setting for model in models}) == 1:
+            logger.warning("The baseline and all models are one column, so the table has no differences.")
         window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
         sizes = {"max_length": window, "batch_size": options.batch_size or (1 if device == "cpu" else 32)}
         settings = EvaluationSettings(**sizes, seed=SEED, device=device, limit=options.limit)
@@ -68,8 +71,7 @@ def main(argv: list[str]) -> Comparison:
         flagged = None if smoke_test else overlapping_documents(run, tasks)
     scored = [(model, add_clean(one, flagged or ()) + core_score(one, tasks.bundle)) for model, one in scored]
     scored = join_seeds(scored, {model.column.name: model.setting for model in models})
-    # The baseline may be one of several seeds.
-    baseline = baseline and next(m for m, _ in scored if baseline.source in (m.source, *m.source.split(", ")))
+    baseline = baseline and next(column for column, _ in scored if baseline.name in (column.name, *column.seeds))
     if not baseline and (published := published_baseline(arguments.baseline, window, scored[0][1])):
         baseline = published[0]
         scored.append(published)
@@ -96,26 +98,24 @@ def _find_checkpoints(options: argparse.Namespace) -> list[Checkpoint]:
     return list(checkpoints.values())
 
 
-def _open_baseline(name: str, first: Checkpoint, models: list[LoadedModel]) -> ComparedModel | None:
+def _find_baseline(name: str, first: Checkpoint) -> Checkpoint | None:
+    if name == UNTRAINED:
+        return dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record=TrainingRecord())
+    return None if name == "none" else resolve_checkpoint(name, unfinished=True)
+
+
+def _open_baseline(baseline: Checkpoint, first: Checkpoint, models: list[LoadedModel]) -> ComparedModel | None:
     """Return the baseline's properties for the comparison table.
 
-    Add the baseline to `models` if `models` does not contain it. Return None if `name` is "none", or if only
-    published scores are available.
+    Add the baseline to `models` if `models` does not contain it. Return None if only published scores are available.
     """
-    if name == "none":
-        return None
-    if name == UNTRAINED:
-        checkpoint = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record=TrainingRecord())
-        models.append(open_model(checkpoint, lambda: _load_untrained(first.source)))
-        logger.info("The baseline is an untrained copy of %s, with random weights.", first.name)
-        return models[-1].column
-    checkpoint = resolve_checkpoint(name)
-    if same := [model.column for model in models if model.column.name == checkpoint.name]:
-        if len(models) == 1:
-            logger.warning("The baseline is the scored model itself, so the table has no differences.")
+    name = baseline.name
+    if same := [model.column for model in models if model.column.name == name]:
         return same[0]
+    if name == UNTRAINED:
+        logger.info("The baseline is an untrained copy of %s, with random weights.", first.name)
     try:
-        models.append(open_model(checkpoint))
+        models.append(open_model(baseline, (lambda: _load_untrained(first.source)) if name == UNTRAINED else None))
     except UserError as error:
         if name in SCORES and not Path(name).exists():
             logger.warning("%s The table compares with published scores, if there are any, without verdicts.", error)

@@ -89,6 +89,7 @@ class ComparedModel:
     tokens_trained: int | None = None  # None if unknown
     revision: str | None = None  # None if the numbers are published and were not measured
     published_by: list[str] = dataclasses.field(default_factory=list)
+    seeds: list[str] = dataclasses.field(default_factory=list)  # the names of the models whose mean this is
     has_separator: bool = True  # if not, the first token of each document is context and is not scored
 
 

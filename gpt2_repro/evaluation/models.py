@@ -64,8 +64,9 @@ def open_average(run: str, count: int) -> LoadedModel:
     last = [one for one in all_checkpoints(run) if not one.source.endswith(FINAL)][-count:]
     if len(last) < count:
         raise UserError(f"{run} has only {len(last)} complete checkpoints. Pass a smaller --average, or keep more.")
-    checkpoint = dataclasses.replace(last[-1], name=f"mean of {count} checkpoints ({run})")
-    return open_model(checkpoint, functools.partial(load_average, [one.source for one in last]))
+    sources = [one.source for one in last]
+    checkpoint = dataclasses.replace(last[-1], name=f"mean of {count} checkpoints ({run})", source=", ".join(sources))
+    return open_model(checkpoint, functools.partial(load_average, sources))
 
 
 def _setting_of(checkpoint: Checkpoint) -> str:

@@ -167,7 +167,8 @@ def _joined(members: Sequence[ScoredModel]) -> ScoredModel:
             value = float(np.mean(seeds)) if len(seeds) == len(same) else None
             metrics.append(dataclasses.replace(first, value=value, stderr=None, values=[], seeds=seeds))
     sources = ", ".join(model.source for model in models)
-    return dataclasses.replace(models[0], name=name, source=sources, revision=hashes), metrics
+    seeds = [model.name for model in models]
+    return dataclasses.replace(models[0], name=name, source=sources, revision=hashes, seeds=seeds), metrics
 
 
 def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
@@ -300,8 +300,9 @@ def test_documents_in_the_training_text_are_counted_and_left_out(tiny_run, token
     assert not found.exists() and damaged["task_details"]["document_perplexity"]["overlap"] is None
 
 
-def test_mean_of_checkpoints_is_the_mean_of_all_weights(tiny_run, model, tokenizer) -> None:
-    """Tied embeddings are averaged once."""
+@pytest.fixture
+def later_checkpoint(tiny_run, model, tokenizer) -> Path:
+    """Add checkpoint-5, with other weights, to runs/tiny."""
     later = copy.deepcopy(model)
     with torch.no_grad():
         for weight in later.parameters():
@@ -310,11 +311,58 @@ def test_mean_of_checkpoints_is_the_mean_of_all_weights(tiny_run, model, tokeniz
     later.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     seal(folder, {}, tokens=2560, run_identity={})
+    return folder
+
+
+def test_mean_of_checkpoints_is_the_mean_of_all_weights(tiny_run, later_checkpoint) -> None:
+    """Tied embeddings are averaged once."""
     mean, _ = open_average("runs/tiny", 2).load()
-    saved = [load_file(path / "model.safetensors") for path in (tiny_run / "checkpoint-3", folder)]
+    saved = [load_file(path / "model.safetensors") for path in (tiny_run / "checkpoint-3", later_checkpoint)]
     for name, weight in mean.state_dict().items():
         name = "transformer.wte.weight" if name == "lm_head.weight" else name
         torch.testing.assert_close(weight, (saved[0][name] + saved[1][name]) / 2)
     assert mean.lm_head.weight is mean.transformer.wte.weight
     with pytest.raises(UserError, match="2 complete checkpoints"):
         open_average("runs/tiny", 3)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_mean_of_checkpoints_is_compared_with_the_passed_baseline(seeds: int, tiny_run, later_checkpoint) -> None:
+    """The mean has the run of its last checkpoint, but is another model, also if the means of two seeds are joined."""
+    other = ""
+    if seeds == 2:
+        shutil.copytree(tiny_run, other := "runs/other")
+        for folder in map(Path(other).joinpath, ("final", "checkpoint-3", "checkpoint-5")):
+            weights = {name: weight * 1.01 for name, weight in load_file(folder / "model.safetensors").items()}
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            seal(folder, {}, tokens=2560, run_identity={}, environment={"run_identity": {"seed": seeds}})
+            ours = tiny_run / folder.name
+            seal(ours, {}, tokens=2560, run_identity={}, environment={"run_identity": {"seed": 42}})
+    comparison = evaluate(f"{other} --average 2 --baseline runs/tiny/checkpoint-5")
+    assert comparison["baseline"] == "checkpoint-5 (runs/tiny)"
+    joined = ", 2 seeds" if seeds == 2 else ""
+    compared = {f"{NAME}{joined}", f"mean of 2 checkpoints (runs/tiny){joined}"}
+    assert all(row["difference"].keys() == compared for row in comparison["rows"])
+    names = [model["name"] for model in comparison["models"]]
+    assert sorted(names) == sorted({*compared, comparison["baseline"]})
+
+
+def test_an_unfinished_run_is_a_baseline_as_it_is_a_model(tiny_run, later_checkpoint, caplog) -> None:
+    shutil.copytree(tiny_run, "runs/unfinished")
+    shutil.rmtree("runs/unfinished/final")
+    assert evaluate("--baseline runs/unfinished")["baseline"] == "checkpoint-5 (runs/unfinished)"
+    assert not [record for record in caplog.records if "no differences" in record.message]
+    shutil.rmtree(tiny_run / "final")
+    comparison = evaluate("--baseline runs/tiny")  # the model itself
+    assert len(comparison["models"]) == 1 and comparison["rows"][0]["difference"] == {}
+    assert [record for record in caplog.records if "no differences" in record.message]
+
+
+@pytest.mark.parametrize("baseline", ["runs/tiny/checkpoint-4", "runs/empty"])
+def test_a_baseline_that_cannot_be_scored_is_refused_before_anything_is_loaded(
+    baseline: str, tiny_run, monkeypatch
+) -> None:
+    Path("runs/empty").mkdir()
+    monkeypatch.setattr("gpt2_repro.evaluation.__main__.open_tasks", lambda *_: pytest.fail("data was loaded"))
+    with pytest.raises(UserError, match=baseline):
+        evaluate(f"--baseline {baseline}")
