@@ -23,7 +23,7 @@ from gpt2_repro.evaluation.core import PREFIX
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name, try_write
 from gpt2_repro.evaluation.scores import COMPLETION, Job, Metric, ScoredModel, read_scores
-from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, one_line_errors, task_index
+from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, load_task, one_line_errors, task_index
 from gpt2_repro.files import from_json, read_object, to_json
 from gpt2_repro.launchers import LAUNCHERS, PACKAGE
 
@@ -90,8 +90,10 @@ def _score_task(model: Any, tokenizer: Any, job: Job, model_folder: Path) -> Res
     """Score a model on one task with all GPUs, or with this process on one device."""
     import torch
 
-    gpus = torch.cuda.device_count() if job.settings.device == "cuda" else 1
-    num_processes = min(gpus, job.settings.limit or gpus)  # the harness needs at least one document per process
+    num_processes = torch.cuda.device_count() if job.settings.device == "cuda" else 1
+    if num_processes > 1:  # the harness needs a document of each task (of a group) in each process
+        documents = [len(task.eval_docs) for task in load_task(job.task, job.folder)]
+        num_processes = min(num_processes, job.settings.limit or num_processes, *documents)
     if num_processes == 1:
         return score_task(model, tokenizer, job)
     if not model_folder.exists():

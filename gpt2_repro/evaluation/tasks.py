@@ -142,7 +142,7 @@ def read_columns(rows: Iterable[tuple[int, Any]], columns: Sequence[str], source
         # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
         kept.append({column: int(row[column]) if column == "label" else row[column] for column in columns})
     if not kept:
-        raise UserError(f"{source} is empty. Save the documents of the task in it, one JSON object per line.")
+        raise UserError(f"{source} is empty. Save the documents of the task in it.")
     return kept
 
 
@@ -180,6 +180,7 @@ def _stock_tasks() -> Any:
 
 def load_task(task: str, folder: Path) -> list[Any]:
     """Return lm-eval's tasks of a name, with their data. Raises UserError if the data cannot be loaded."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with one_line_errors(task):
         return list(task_index(folder, task).load([task])["tasks"].values())
 
@@ -276,7 +277,8 @@ def _read_data(name: str, columns: Sequence[str], source: Path) -> list[dict[str
     if name.startswith(BITS):
         files = local_source(name, [str(source)], TextForm(), split="head").files
         batches = (batch for file in files for part in file.parts() for batch in part.read())
-        return [{"page": text} for batch in batches for text in batch.documents if text.strip()]
+        pages = [{"page": text} for batch in batches for text in batch.documents if text.strip()]
+        return read_columns(enumerate(pages, start=1), ["page"], source)
     if name == "document_perplexity":
         return [{"page": text} for text in documents_to_score(read_documents(source))]
     if name == "last_word":

@@ -11,6 +11,7 @@ from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, Difference, EvaluationSettings, Score
 from gpt2_repro.evaluation.output import comparison_markdown
 from gpt2_repro.evaluation.references import DOCUMENTS
+from gpt2_repro.evaluation.scorer import Rolling
 from gpt2_repro.evaluation.scores import Metric, compare, find_deviations, join_seeds, read_scores
 
 
@@ -174,3 +175,11 @@ def test_a_group_has_the_documents_of_its_tasks() -> None:
     samples = {task: [sample(n, [], acc=one) for n, one in enumerate(answers)] for task, answers in right.items()}
     (group,) = read_scores(whole | {"group_subtasks": {"g": ["a", "b"]}}, samples, None)
     assert (group.task, group.values, group.num_documents) == ("g", right["a"] + right["b"], 6)
+
+
+def test_a_window_of_a_single_text_has_its_share_of_the_bytes_by_its_tokens() -> None:
+    logged = {"bits_per_byte_a": [sample(0, [Rolling([(-4.0, 6), (-6.0, 2)])], bits_per_byte=(-10.0, 32))]}
+    measured = results("bits_per_byte_a", {"bits_per_byte,none": 10 / 32 / math.log(2)}, "bits_per_byte")
+    (metric,) = read_scores(measured, logged, None)
+    assert metric.values == [[-4.0, 24.0], [-6.0, 8.0]] and metric.documents == ["h0 0", "h0 1"]
+    assert metric.value == pytest.approx(10 / 32 / math.log(2)) and metric.stderr > 0

@@ -1,5 +1,6 @@
 """One process, two processes and stock lm_eval give the same scores."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from gpt2_repro.evaluation.scores import Job, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 
 
-pytestmark = pytest.mark.slow
 TASKS = ["last_word", "document_perplexity"]
 SETTINGS = EvaluationSettings(max_length=64, batch_size=4, seed=1234, device="cpu", limit=None)
 
@@ -38,6 +38,7 @@ def folder(model, tokenizer, documents, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_scores_equal_those_of_stock_lm_eval(model, tokenizer, folder: Path) -> None:
     words = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu", "--batch_size", "4"]
     words += ["--model_args", f"pretrained={folder / 'model'},dtype=float32,max_length=64", "--seed", "1234"]
@@ -57,6 +58,7 @@ def test_scores_equal_those_of_stock_lm_eval(model, tokenizer, folder: Path) -> 
                 assert metric.stderr == (error if metric.name == "acc" else pytest.approx(error, rel=1e-6))
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_documents_and_score_as_one_does(
     model, tokenizer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,3 +80,39 @@ def test_two_processes_share_the_documents_and_score_as_one_does(
             assert (mine.documents, mine.num_documents) == (launched.documents, launched.num_documents)
             assert launched.value == pytest.approx(mine.value, rel=1e-6)
             assert launched.array() == pytest.approx(mine.array(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "gpus", "limit", "processes"),
+    [
+        ("bits_per_byte_text", 2, None, 1),  # one file is one document
+        ("bits_per_byte_texts", 2, None, 2),
+        ("bits_per_byte_texts", 8, None, 3),
+        ("bits_per_byte_texts", 8, 2, 2),
+        ("group", 8, None, 1),
+        ("group", 8, 5, 1),
+        ("last_word", 4, 3, 2),
+    ],
+)
+def test_each_process_has_a_document_of_each_task(
+    task: str, gpus: int, limit: int | None, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the harness fails in a process without documents."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in ("text", "texts/1", "texts/2", "texts/3"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} is a text.", encoding="utf-8")
+    passage = " ".join(["the river was old"] * 12)
+    (tmp_path / "two.jsonl").write_text(2 * (json.dumps({"text": passage}) + "\n"), encoding="utf-8")
+    sources = {"bits_per_byte_text": tmp_path / "text.txt", "bits_per_byte_texts": texts}
+    write_task_files(sources | {"last_word": tmp_path / "two.jsonl"}, tmp_path / "tasks")
+    group = {"group": "group", "task": ["bits_per_byte_texts", "bits_per_byte_text"]}
+    (tmp_path / "tasks" / "group.yaml").write_text(json.dumps(group), encoding="utf-8")
+    started = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr(harness, "score_task", lambda *_: started.append(1))
+    monkeypatch.setattr(harness, "score_launched", lambda *_, num_processes: started.append(num_processes))
+    settings = dataclasses.replace(SETTINGS, device="cuda", limit=limit)
+    (tmp_path / "model").mkdir()
+    harness._score_task(None, None, Job(task, settings, tmp_path / "tasks"), tmp_path / "model")
+    assert started == [processes]

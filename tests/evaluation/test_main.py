@@ -268,9 +268,10 @@ def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, docu
         size += len("".join(tokenizer.convert_ids_to_tokens(ids[1:])))  # one character per byte
     assert rows[1]["values"][NAME]["value"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
     assert rows[0]["difference"][NAME]["verdict"] == "worse"  # the windows of the one document are resampled
-    Path("texts/b.md").write_text("another", encoding="utf-8")
-    with pytest.raises(UserError, match="texts/b has the name"):
-        main(["runs/tiny", "--bits_per_byte", "texts", "--baseline", "none"])
+    for name, text, words in (("c.txt", " \n", "texts/c.txt is empty"), ("b.md", "another", "texts/b has the name")):
+        Path("texts", name).write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=words):
+            main(["runs/tiny", "--bits_per_byte", "texts", "--baseline", "none"])
 
 
 def test_documents_in_the_training_text_are_counted_and_left_out(tiny_run, tokenizer, documents, capsys) -> None:
