@@ -13,6 +13,7 @@ bash evaluate.sh runs/gpt2_124m --bits_per_byte texts/                    bits p
 
 import argparse
 import dataclasses
+import functools
 import logging
 import tempfile
 from pathlib import Path
@@ -26,7 +27,7 @@ from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, Evaluati
 from gpt2_repro.evaluation.core import core_score
 from gpt2_repro.evaluation.harness import choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_average, open_model
-from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents
+from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents, training_data
 from gpt2_repro.evaluation.references import SCORES
 from gpt2_repro.evaluation.scores import compare, join_seeds, published_baseline
 from gpt2_repro.evaluation.tasks import open_tasks
@@ -50,15 +51,12 @@ def main(argv: list[str]) -> Comparison:
     run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
     reference = _find_baseline(arguments.baseline, checkpoints[0])
+    prepared = training_data(run) if options.check_overlap else None
     device, smoke_test = choose_device(options.device), options.limit is not None
     # A temporary folder, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         tasks = open_tasks(options, arguments.tasks, run, Path(folder))
-        models = [open_model(checkpoint) for checkpoint in checkpoints]
-        models += [open_average(name, options.average) for name in options.checkpoints if options.average]
-        baseline = _open_baseline(reference, checkpoints[0], models) if reference else None
-        if baseline and len({model.setting for model in models}) == 1:
-            logger.warning("The baseline and all models are one column, so the table has no differences.")
+        models, baseline = _open_models(options, checkpoints, reference)
         window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
         sizes = {"max_length": window, "batch_size": options.batch_size or (1 if device == "cpu" else 32)}
         settings = EvaluationSettings(**sizes, seed=SEED, device=device, limit=options.limit)
@@ -68,18 +66,21 @@ def main(argv: list[str]) -> Comparison:
         # --- Scores
         results, cached = output_dir / "lm_eval", not options.no_cache
         scored = score_models(models, tasks, settings, results, cached=cached)
-        flagged = None if smoke_test else overlapping_documents(run, tasks)
-    scored = [(model, add_clean(one, flagged or ()) + core_score(one, tasks.bundle)) for model, one in scored]
-    scored = join_seeds(scored, {model.column.name: model.setting for model in models})
-    baseline = baseline and next(column for column, _ in scored if baseline.name in (column.name, *column.seeds))
-    if not baseline and (published := published_baseline(arguments.baseline, window, scored[0][1])):
-        baseline = published[0]
-        scored.append(published)
 
-    # --- Table
-    comparison = compare(scored, baseline, settings, output.run_metadata(EVALUATE, argv), flagged)
-    _write(comparison, output_dir)
-    return comparison
+        # --- Table
+        def write_table(flagged: set[str] | None = None) -> Comparison:
+            columns = [(model, add_clean(one, flagged or ()) + core_score(one, tasks.bundle)) for model, one in scored]
+            columns = join_seeds(columns, {model.column.name: model.setting for model in models})
+            base = baseline and next(column for column, _ in columns if baseline.name in (column.name, *column.seeds))
+            if not base and (published := published_baseline(arguments.baseline, window, columns[0][1])):
+                base = published[0]
+                columns.append(published)
+            comparison = compare(columns, base, settings, output.run_metadata(EVALUATE, argv), flagged)
+            _write(comparison, output_dir)
+            return comparison
+
+        comparison = write_table()  # before the search for overlaps, which takes minutes
+        return write_table(overlapping_documents(prepared, tasks)) if prepared else comparison
 
 
 def _write(comparison: Comparison, output_dir: Path) -> None:
@@ -104,24 +105,26 @@ def _find_baseline(name: str, first: Checkpoint) -> Checkpoint | None:
     return None if name == "none" else resolve_checkpoint(name, unfinished=True)
 
 
-def _open_baseline(baseline: Checkpoint, first: Checkpoint, models: list[LoadedModel]) -> ComparedModel | None:
-    """Return the baseline's properties for the comparison table.
-
-    Add the baseline to `models` if `models` does not contain it. Return None if only published scores are available.
-    """
-    name = baseline.name
-    if same := [model.column for model in models if model.column.name == name]:
-        return same[0]
-    if name == UNTRAINED:
-        logger.info("The baseline is an untrained copy of %s, with random weights.", first.name)
-    try:
-        models.append(open_model(baseline, (lambda: _load_untrained(first.source)) if name == UNTRAINED else None))
-    except UserError as error:
-        if name in SCORES and not Path(name).exists():
+def _open_models(
+    options: argparse.Namespace, checkpoints: list[Checkpoint], reference: Checkpoint | None
+) -> tuple[list[LoadedModel], ComparedModel | None]:
+    """Return all models to score, and the baseline's properties for the table (None without a measured baseline)."""
+    models = [open_model(checkpoint) for checkpoint in checkpoints]
+    models += [open_average(name, options.average) for name in options.checkpoints if options.average]
+    if reference is None:
+        return models, None
+    if all(model.column.name != reference.name for model in models):
+        load = functools.partial(_load_untrained, checkpoints[0].source) if reference.name == UNTRAINED else None
+        try:
+            models.append(open_model(reference, load))
+        except UserError as error:
+            if reference.name not in SCORES or Path(reference.name).exists():
+                raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
             logger.warning("%s The table compares with published scores, if there are any, without verdicts.", error)
-            return None
-        raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
-    return models[-1].column
+            return models, None
+    if len({model.setting for model in models}) == 1:
+        logger.warning("The baseline and all models are one column, so the table has no differences.")
+    return models, next(model.column for model in models if model.column.name == reference.name)
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:

@@ -67,6 +67,8 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--skip_missing", action="store_true", help="Score the other tasks if a task has no data.")
     average = "Also score the mean of the weights of each run's last N checkpoints."
     parser.add_argument("--average", type=positive_count, metavar="N", help=average)
+    overlap = "Also score without the documents that share 13 tokens in a row with the first run's training data."
+    parser.add_argument("--check_overlap", action="store_true", help=overlap)
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")
     parser.add_argument("--limit", type=positive_count, metavar="N", help="Smoke test of N documents per task.")

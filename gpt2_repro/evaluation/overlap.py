@@ -1,7 +1,6 @@
 """Find the documents of evaluation tasks that share 13 tokens in a row with training data."""
 
 import json
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -23,9 +22,6 @@ from gpt2_repro.run_record import RunRecord
 from gpt2_repro.tokenization import encode
 
 
-logger = logging.getLogger(__name__)
-
-
 LENGTH = 13  # tokens, as GPT-3's overlaps have 13 words (arXiv:2005.14165, appendix C)
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd; joins the hashes of shorter runs, modulo 2**64
 BITS = 26  # of a hash; with them, a table finds the few training hashes that may be wanted
@@ -33,29 +29,34 @@ PIECE = 1 << 14  # training tokens that are hashed at once, so that they stay in
 NONE = np.empty(0, np.uint64)
 
 
-def overlapping_documents(run: Path | None, tasks: TaskFiles) -> set[str] | None:
-    """Return the hashes of the documents of tasks that share text with the run's training rows.
+def training_data(run: Path | None) -> PreparedData:
+    """Return the prepared folder that a run was trained on. Raises UserError if it is unknown, damaged or replaced."""
+    if not run or not (folder := RunRecord(run).recipe().get("data", {}).get("dataset_dir")):
+        raise UserError("--check_overlap needs a run and its prepared folder. Pass a run directory, or leave it out.")
+    prepared, trained = PreparedData.read(folder), RunRecord(run).environment().data.get("sha256")
+    if trained and trained != prepared.manifest.sha256:
+        raise UserError(f"{folder} was prepared again after {run} was trained. Leave out --check_overlap.")
+    prepared.check_shards("train")
+    prepared.check_tokenizer()
+    return prepared
 
-    The result is stored in overlap.json in the prepared folder. It is None if the training data is unknown. An error
-    does not lose the scores: it becomes a warning.
+
+def overlapping_documents(prepared: PreparedData, tasks: TaskFiles) -> set[str]:
+    """Return the hashes of the documents of tasks that share text with training rows.
+
+    The result is stored in overlap.json in the prepared folder.
     """
-    try:
-        path = RunRecord(run).data_folder("--local_data") if run else None
-        if path is None:
-            return None
-        prepared, stored = PreparedData.read(path), read_object(path / OVERLAP)
-        keys = {task: f"{task} {tasks.hashes.get(task, version('lm_eval'))}" for task in tasks.sources}
-        if missing := [task for task, key in keys.items() if key not in stored]:
-            texts = {task: texts_of(task, tasks.folder) for task in missing}
-            ids = {name: encode(prepared.tokenizer, both) for each in texts.values() for name, both in each.items()}
-            total = prepared.manifest.counts["train"].row_tokens
-            flagged = find_overlaps(ids, prepared.rows("train").pieces(), total=total)
-            stored |= {keys[task]: sorted(flagged & texts[task].keys()) for task in missing}
-            try_write(path / OVERLAP, json.dumps(stored))
-        return {name for key in keys.values() for name in stored[key]}
-    except UserError as error:
-        logger.warning("The overlap with the training data is unknown. %s", error)
-        return None
+    path = prepared.path / OVERLAP
+    stored = read_object(path)
+    keys = {task: f"{task} {tasks.hashes.get(task, version('lm_eval'))}" for task in tasks.sources}
+    if missing := [task for task, key in keys.items() if key not in stored]:
+        texts = {task: texts_of(task, tasks.folder) for task in missing}
+        ids = {name: encode(prepared.tokenizer, both) for each in texts.values() for name, both in each.items()}
+        total = prepared.manifest.counts["train"].row_tokens
+        flagged = find_overlaps(ids, prepared.rows("train").pieces(), total=total)
+        stored |= {keys[task]: sorted(flagged & texts[task].keys()) for task in missing}
+        try_write(path, json.dumps(stored))
+    return {name for key in keys.values() for name in stored[key]}
 
 
 def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
@@ -112,16 +113,18 @@ def find_overlaps(
     names = [name for name, texts in documents.items() for _ in texts]
     runs = [hashes_of(np.asarray(ids)) for texts in documents.values() for ids in texts]
     hashes, owners = np.concatenate([NONE, *runs]), np.repeat(np.arange(len(runs)), [len(run) for run in runs])
-    table = np.zeros(1 << BITS, bool)
-    table[_place(hashes)] = True
-    seen = [NONE]
+    wanted, numbers = np.unique(hashes, return_inverse=True)
+    table, seen = np.zeros(1 << BITS, bool), np.zeros(len(wanted), bool)
+    table[_place(wanted)] = True
     with Progress(desc="overlap with the training data", unit="token", total=total, unit_scale=True) as bar:
         for ids in rows:
             for start in range(0, len(ids), PIECE):
                 part = hashes_of(ids[start : start + PIECE + LENGTH - 1])
-                seen.append(part[table[_place(part)]])
+                part = part[table[_place(part)]]
+                nearest = np.searchsorted(wanted, part, side="right") - 1  # at most `part`; -1 is never equal
+                seen[nearest[wanted[nearest] == part]] = True
             bar.update(len(ids))
-    return {names[owner] for owner in np.unique(owners[np.isin(hashes, np.concatenate(seen))])}
+    return {names[owner] for owner in np.unique(owners[seen[numbers]])}
 
 
 def _place(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ GPT2_FLOPS_PER_TOKEN = 855e6
 BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
 SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
 SYNC_BYTES_PER_SECOND = 50e6
+OVERLAP_TOKENS_PER_SECOND = 18e6  # of evaluate.sh --check_overlap: 2 billion tokens took 109 s of one core
 
 
 class Price(NamedTuple):
@@ -180,6 +181,7 @@ def plan_on(
         "budget": entries,
         "minutes": minutes or None,
         "usd": minutes / 60 * paid if minutes and paid else None,
+        "overlap_minutes": work.data_bytes / 2 / OVERLAP_TOKENS_PER_SECOND / 60,
         "ranking": ranking(),
     }
 
@@ -195,6 +197,9 @@ def budget_lines(planned: dict[str, Any]) -> list[str]:
         rows.append(("total", minutes, f"{cost} ({planned['price']})" if cost else duration(60 * minutes) + ask))
         cells = [[Cell(name), Cell(f"{time:,.1f} min", "number"), Cell(basis)] for name, time, basis in rows]
         lines = [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {planned['speed']}"]
+        overlap, price = planned["overlap_minutes"], machine["usd_per_hour"]
+        extra = f"+ {overlap:,.1f} min" + (f", ${overlap / 60 * price:,.2f}" if price else "")
+        lines.append(f"with evaluate.sh --check_overlap: {extra}")
     else:
         fix = "" if machine["memory_gb"] else ", or --gpu CARD to plan for another machine"
         lines = [f"{heading}: the speed of this run is not known. Pass --tokens_per_second{fix}."]

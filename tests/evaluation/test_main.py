@@ -274,7 +274,9 @@ def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, docu
             main(["runs/tiny", "--bits_per_byte", "texts", "--baseline", "none"])
 
 
-def test_documents_in_the_training_text_are_counted_and_left_out(tiny_run, tokenizer, documents, capsys) -> None:
+@pytest.fixture
+def trained_on(tiny_run, tokenizer, documents) -> Path:
+    """Prepare documents 3 and 4 as the training data of runs/tiny, and return the prepared folder."""
     train = "\n".join(json.dumps({"text": text}) for text in documents[3:5])
     Path("train.jsonl").write_text(train, encoding="utf-8")
     Path("validation.jsonl").write_text(json.dumps({"text": documents[0] * 3}), encoding="utf-8")
@@ -284,7 +286,12 @@ def test_documents_in_the_training_text_are_counted_and_left_out(tiny_run, token
     recipe = yaml.safe_load((tiny_run / "recipe.yaml").read_text(encoding="utf-8"))
     recipe["data"] |= {"dataset_dir": "data/trained"}
     (tiny_run / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    comparison = evaluate()
+    return Path("data/trained")
+
+
+def test_documents_in_the_training_text_are_counted_and_left_out(trained_on, documents) -> None:
+    assert evaluate()["task_details"]["document_perplexity"]["overlap"] is None, "the search takes minutes"
+    comparison = evaluate("--baseline none --check_overlap")
     assert comparison["task_details"]["document_perplexity"]["overlap"] == 2
     rows = {row["metric"]: row["values"][NAME]["value"] for row in comparison["rows"]}
     Path("clean").mkdir()
@@ -294,11 +301,38 @@ def test_documents_in_the_training_text_are_counted_and_left_out(tiny_run, token
     clean = evaluate("--baseline none --local_data clean")["rows"]
     for row in clean:
         assert rows[f"{row['metric']} (clean)"] == pytest.approx(row["values"][NAME]["value"], rel=1e-6)
-    found = Path("data/trained/overlap.json")
-    found.unlink()
-    next(Path("data/trained/train").glob("*.arrow")).unlink()
-    damaged = evaluate()  # the table is still written
-    assert not found.exists() and damaged["task_details"]["document_perplexity"]["overlap"] is None
+    assert comparison["rows"] == evaluate("--baseline none --check_overlap")["rows"], "from overlap.json"
+
+
+def test_the_table_is_written_before_overlaps_are_searched(trained_on, monkeypatch, capsys) -> None:
+    def killed(*_, **__) -> set[str]:
+        written = json.loads(Path("out/comparison.json").read_text(encoding="utf-8"))
+        assert written["rows"] and Path("out/comparison.md").read_text(encoding="utf-8") in capsys.readouterr().out
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpt2_repro.evaluation.overlap.find_overlaps", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate("--baseline none --check_overlap")
+
+
+@pytest.mark.parametrize("damage", ["shard", "tokenizer", "other rows", "folder", "no run"])
+def test_an_overlap_that_cannot_be_searched_is_refused_before_scoring(damage: str, trained_on, monkeypatch) -> None:
+    monkeypatch.setattr("gpt2_repro.evaluation.__main__.score_models", lambda *_, **__: pytest.fail("scored"))
+    if damage == "no run":
+        shutil.copytree("runs/tiny/final", "runs/model")
+        shutil.rmtree("runs/tiny")
+        Path("runs/model").rename("runs/tiny")
+    elif damage == "other rows":
+        recorded = json.dumps({"data": {"sha256": {"train": "a"}}})
+        Path("runs/tiny/environment.json").write_text(recorded, encoding="utf-8")
+    elif damage == "folder":
+        shutil.rmtree(trained_on)
+    else:
+        pattern = "train/*.arrow" if damage == "shard" else "tokenizer/tokenizer.json"
+        next(trained_on.glob(pattern)).unlink()
+    with pytest.raises(UserError):
+        evaluate("--baseline none --check_overlap")
+    assert not Path("out").exists()
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
 """Documents that share 13 tokens in a row with training rows are found, and no others."""
 
 import random
+import tracemalloc
 
 import numpy as np
+import pytest
 
+from gpt2_repro.evaluation import overlap
 from gpt2_repro.evaluation.overlap import LENGTH, PIECE, find_overlaps
 
 
@@ -25,3 +28,19 @@ def test_found_documents_equal_those_of_a_search_in_lists(seed: int) -> None:
         if any(tuple(ids[at : at + LENGTH]) in runs for ids in texts for at in range(len(ids)))
     }
     assert find_overlaps(documents, rows) == expected and 5 < len(expected) < 20
+
+
+def test_memory_does_not_grow_with_the_training_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "BITS", 4)  # all runs of training tokens pass the table
+    source = np.random.default_rng(0)
+    documents = {str(number): [source.integers(50_000, size=40).tolist()] for number in range(100)}
+
+    def peak(pieces: int) -> int:
+        rows = (source.integers(50_000, size=PIECE, dtype=np.uint16) for _ in range(pieces))
+        tracemalloc.start()
+        assert find_overlaps(documents, rows) == set()
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    assert peak(40) < 1.2 * peak(4)

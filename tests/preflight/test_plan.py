@@ -8,8 +8,13 @@ import pytest
 
 from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.size import gpt2_scale
+<<<<<<< HEAD
 from gpt2_repro.preflight.compute_optimal import Choice, choose, expected_loss
 from gpt2_repro.preflight.cost import CARDS, PRICES, Workload, cards_named, plan_on, price_of
+=======
+from gpt2_repro.preflight.compute_optimal import choose, expected_loss
+from gpt2_repro.preflight.cost import CARDS, PRICES, Workload, budget_lines, cards_named, plan_on, price_of
+>>>>>>> 09467c86 (Search for overlaps on request and in little memory)
 from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.training.workload import workload_of
 from tests.sections import parse_for_training
@@ -91,6 +96,11 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     # On one GPU 2,000 steps take longer than 15 minutes, so checkpoints are saved by time.
     slow = minutes(plan_on(work(), "A100 SXM 80 GB", 1))
     assert slow["saving"] == pytest.approx((1 + slow["training steps"] // 15) * 2 / 60)
+    # The search for overlaps is optional. It reads each token of the data once, on one core.
+    searched = planned["overlap_minutes"]
+    assert searched == pytest.approx(work().data_bytes / 2 / 18e6 / 60) and 9 < searched < 10
+    extra = f"--check_overlap: + {searched:.1f} min, ${searched / 60 * 8 * 1.79:.2f}"
+    assert sum(line.endswith(extra) for line in budget_lines(planned)) == 1
 
 
 def test_the_memory_of_a_pass() -> None:
