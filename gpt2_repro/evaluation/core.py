@@ -5,21 +5,26 @@ examples and scoring are those of nanochat/core_eval.py (at 92d63d4).
 """
 
 import csv
+import dataclasses
+import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.scores import Metric
 from gpt2_repro.evaluation.statistics import MEAN
-from gpt2_repro.files import read_json_lines
+from gpt2_repro.files import read_json_lines, sha256_of
 
 
 PREFIX = "core_"  # of the names of the tasks
 URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
+# As other projects have recorded it, in June 2026 and before.
+SHA256 = "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200"
 SHUFFLE, EXAMPLES = 1337, 1234  # seeds of the order of the items, and of the examples of the first item
 # How lm-eval reads the rows of `rows_of`, for each kind of task. Options are ranked by `scorer.Scorer`.
 READING: dict[str, dict[str, Any]] = {
@@ -51,10 +56,13 @@ def find_bundle(folder: Path | None) -> Path:
     if folder is None:
         from datasets import DownloadManager
 
+        fix, manager = "Unpack it yourself, and pass the folder with core.yaml as --local_data.", DownloadManager()
         try:
-            folder = Path(DownloadManager().download_and_extract(URL))
+            archive = Path(manager.download(URL))
+            if (sha256 := sha256_of(archive)) != SHA256:
+                raise UserError(f"{URL} has changed (sha256 {sha256}), so scores could differ. {fix}")
+            folder = Path(manager.extract(str(archive)))
         except OSError as error:
-            fix = "Unpack it yourself, and pass the folder with core.yaml as --local_data."
             raise UserError(f"{URL} cannot be downloaded ({in_a_line(error)}). {fix}") from None
     return folder / "eval_bundle" if (folder / "eval_bundle").is_dir() else folder
 
@@ -123,14 +131,16 @@ def core_score(metrics: Sequence[Metric], bundle: Sequence[CoreTask]) -> list[Me
     scored = {metric.task: metric for metric in metrics}
     if not bundle or not all(task.name in scored for task in bundle):
         return []
-    parts = [(task.guessing, scored[task.name]) for task in bundle]
-    total = sum(len(part.values) for _, part in parts)
-    # The mean of these values, one per document, is the mean over the tasks.
-    values = [
-        (right - guessing) / (1 - guessing) * total / len(part.values) / len(parts)
-        for guessing, part in parts
-        for right in part.values
-    ]
-    documents = [name for _, part in parts for name in part.documents]
+    parts = [(scored[task.name].array(), 1 - task.guessing) for task in bundle]
+    total = sum(len(right) for right, _ in parts)
+    mean = np.mean([1 - (1 - right.mean()) / above for right, above in parts])
+    # One value per document. They spread as the answers of a task spread around its own mean, so that their standard
+    # error is sqrt(sum of s^2) / tasks, where s is the standard error of a task.
+    values: list[float] = []
+    for right, above in parts:
+        scale = math.sqrt(total * (total - 1) / len(right) / max(1, len(right) - 1)) / above / len(parts)
+        values += (mean + scale * (right - right.mean())).tolist()
+    documents = [name for task in bundle for name in scored[task.name].documents]
     core = Metric("core", "centred", None, None, True, MEAN, version=1.0, data=str(bundle[0].data.parents[1]))
-    return [core.over(values, documents, num_documents=len(values))]
+    core = core.over(values, documents, num_documents=total)
+    return [core if all(len(right) > 1 for right, _ in parts) else dataclasses.replace(core, stderr=None)]

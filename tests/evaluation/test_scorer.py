@@ -1,23 +1,30 @@
 """Scores equal those of lm-eval's own class, and CORE's those of a loop over its description."""
 
 import csv
+import dataclasses
+import hashlib
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from scipy import stats
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gpt2_repro.evaluation.core import CoreTask, core_score, read_bundle, rows_of
+from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
+from gpt2_repro.evaluation.core import CoreTask, core_score, find_bundle, read_bundle, rows_of
 from gpt2_repro.evaluation.overlap import texts_of
 from gpt2_repro.evaluation.scorer import Scorer
-from gpt2_repro.evaluation.scores import Metric
+from gpt2_repro.evaluation.scores import Metric, compare, join_seeds
 from gpt2_repro.evaluation.tasks import write_task_files
 from tests.evaluation.conftest import WORDS
 
@@ -171,6 +178,47 @@ def test_core_equals_a_loop_over_its_description(model, tokenizer, tmp_path: Pat
     assert core.value == pytest.approx(sum(expected) / 4) and core.num_documents == 80
     assert 0 < sum(sum(metric.values) for metric in scored) < 80
     assert core_score(scored[1:], tasks) == []
+
+
+def test_the_standard_error_of_core_has_no_variance_between_tasks() -> None:
+    """Neither for one model, nor for the mean of several seeds, nor for a difference."""
+    bundle = [CoreTask(f"core_{size}", "schema", Path("b/d/x"), 0, " ", size / 400) for size in (20, 40, 300)]
+    source, models = np.random.default_rng(0), []
+    for seed in range(3):
+        answers = [source.random(int(task.name[5:])) < 0.1 + 2 * task.guessing**2 for task in bundle]
+        scored = [
+            Metric(task.name, "acc", float(right.mean()), None, True, "mean", right.tolist(), ["d"] * len(right))
+            for task, right in zip(bundle, answers, strict=True)
+        ]
+        (core,) = core_score(scored, bundle)
+        models.append((ComparedModel(str(seed), revision=str(seed)), [core], answers))
+
+    def by_tasks(arrays: list[Any]) -> float:
+        errors = [stats.sem(array) / (1 - task.guessing) for array, task in zip(arrays, bundle, strict=True)]
+        return float(np.sqrt(np.square(errors).sum())) / 3
+
+    for _, (core,), answers in models:
+        assert core.stderr == pytest.approx(by_tasks(answers))
+    (_, (joined,)), (_, (other,)) = columns = join_seeds([(m, one) for m, one, _ in models], {"0": "a", "1": "a"})
+    means = [np.mean(pair, axis=0) for pair in zip(models[0][2], models[1][2], strict=True)]
+    assert joined.stderr == pytest.approx(by_tasks(means)) and len(joined.seeds) == 2
+    (row,) = compare(columns, columns[1][0], EvaluationSettings(), {}).rows
+    (difference,) = row.difference.values()
+    apart = [mine - theirs for mine, theirs in zip(means, models[2][2], strict=True)]
+    assert difference.stderr == pytest.approx(by_tasks(apart))
+    assert difference.value == pytest.approx(joined.value - other.value)
+    one_item = [dataclasses.replace(one, values=one.values[:1], documents=["d"]) for one in scored]
+    assert core_score(one_item, bundle)[0].stderr is None
+
+
+def test_another_bundle_than_the_published_one_is_refused(tmp_path: Path, monkeypatch) -> None:
+    write_bundle(tmp_path / "eval_bundle")
+    archive = Path(shutil.make_archive(str(tmp_path / "bundle"), "zip", tmp_path, "eval_bundle"))
+    monkeypatch.setattr("datasets.DownloadManager.download", lambda *_: str(archive))
+    with pytest.raises(UserError, match="--local_data"):
+        find_bundle(None)
+    monkeypatch.setattr("gpt2_repro.evaluation.core.SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
+    assert len(read_bundle(find_bundle(None))) == 4
 
 
 def test_the_texts_of_a_core_item_have_no_examples(tmp_path: Path) -> None:
