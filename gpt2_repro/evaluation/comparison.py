@@ -55,6 +55,7 @@ class Difference:
     high: float | None = None  # upper end of the interval
     # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if not judged
     verdict: str | None = None
+    small: str | None = None  # better or worse, if a difference that matches is significant
     documents: int | None = None
     needed: int | None = None  # if inconclusive: documents that would probably decide, 0 if only seeds can
     one_seed: bool = False  # whether the model has one seed, so that the interval does not contain seeds
@@ -62,13 +63,12 @@ class Difference:
     @property
     def words(self) -> str:
         """The verdict as text, with what it rests on."""
-        if self.kind in ("better", "worse") and self.one_seed:
-            return f"{self.verdict} (one seed)"
         if self.needed == 0:
             return f"{self.verdict} (more seeds needed)"
         if self.needed and self.documents:
             return f"{self.verdict} ({self.documents:,} of about {self.needed:,} documents)"
-        return self.verdict or ""
+        words = f"{self.small}, and small" if self.small and self.verdict else self.verdict or ""
+        return f"{words} (one seed)" if self.one_seed and words.startswith(("better", "worse")) else words
 
     @property
     def kind(self) -> str:
@@ -135,7 +135,10 @@ class ComparisonRow:
     def change(self, model: str) -> Cell:
         """Return the difference between a model and the baseline, with the verdict."""
         difference = self.difference.get(model, NO_DIFFERENCE)
-        return Cell(f"{self.show(difference, sign='+')} {difference.words}".rstrip(), difference.kind)
+        text = self.show(difference, sign="+")
+        if difference.small and difference.verdict:
+            text += f" [{', '.join(self.show(Score(end), sign='+') for end in (difference.low, difference.high))}]"
+        return Cell(f"{text} {difference.words}".rstrip(), difference.kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -67,27 +67,29 @@ def paired(
     low, high = value - math.hypot(value - low, spread), value + math.hypot(high - value, spread)
     margin = MARGINS.get(metric.removesuffix(CLEAN), 0)
     margin *= 1 if aggregation == MEAN else aggregate(aggregation, theirs)
-    verdict = _verdict(low, high, margin, higher_is_better)
-    if aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all():
+    change, binary = (
+        _change(low, high, higher_is_better),
+        aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all(),
+    )
+    if binary and change in ("better", "worse"):  # McNemar's exact test
         only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
-        # McNemar's exact test
-        if verdict in ("better", "worse") and stats.binomtest(only_ours, only_ours + only_theirs).pvalue >= 0.05:
-            verdict = "inconclusive"
-        if verdict == "inconclusive" and margin and len(ours) < 3 / margin:  # see the rule of three above
-            verdict = f"too few documents ({len(ours)} of {math.ceil(3 / margin)})"
-    elif verdict and len(ours) < FEWEST:
-        verdict = f"too few documents ({len(ours)} of {FEWEST})"
+        change = change if stats.binomtest(only_ours, only_ours + only_theirs).pvalue < 0.05 else "inconclusive"
+    verdict = "matches" if margin and -margin <= low and high <= margin else change
+    fewest = FEWEST
+    if binary:  # see the rule of three above
+        fewest = math.ceil(3 / margin) if margin and verdict == "inconclusive" else 0
+    if verdict and len(ours) < fewest:
+        verdict = f"too few documents ({len(ours)} of {fewest})"
+    small = change if verdict == "matches" and change in ("better", "worse") else None
     needed, half = None, (high - low) / 2
     # The interval decides if it is narrower than the difference, or than its distance from the margin.
     if verdict == "inconclusive" and margin:
         target = max(abs(value), margin - abs(value))
         needed = math.ceil(len(ours) * (half**2 - spread**2) / (target**2 - spread**2)) if target > spread else 0
-    return Difference(value, stderr, low, high, verdict, len(ours), needed)
+    return Difference(value, stderr, low, high, verdict, small, len(ours), needed)
 
 
-def _verdict(low: float, high: float, margin: float, higher_is_better: bool | None) -> str | None:
-    if margin and -margin <= low and high <= margin:
-        return "matches"
+def _change(low: float, high: float, higher_is_better: bool | None) -> str | None:
     if higher_is_better is None:
         return None
     if low <= 0 <= high:
