@@ -64,8 +64,7 @@ def main(argv: list[str]) -> Comparison:
         output.check_output(output_dir)
 
         # --- Scores
-        results, cached = output_dir / "lm_eval", not options.no_cache
-        scored = score_models(models, tasks, settings, results, cached=cached)
+        scored = score_models(models, tasks, settings, output_dir / "lm_eval", cached=not options.no_cache)
 
         # --- Table
         def write_table(flagged: set[str] | None = None) -> Comparison:
@@ -75,20 +74,20 @@ def main(argv: list[str]) -> Comparison:
             if not base and (published := published_baseline(arguments.baseline, window, columns[0][1])):
                 base = published[0]
                 columns.append(published)
-            comparison = compare(columns, base, settings, output.run_metadata(EVALUATE, argv), flagged)
-            _write(comparison, output_dir)
-            return comparison
+            metadata = output.run_metadata(EVALUATE, argv)
+            return _write(compare(columns, base, settings, metadata, flagged), output_dir)
 
         comparison = write_table()  # before the search for overlaps, which takes minutes
         return write_table(overlapping_documents(prepared, tasks)) if prepared else comparison
 
 
-def _write(comparison: Comparison, output_dir: Path) -> None:
+def _write(comparison: Comparison, output_dir: Path) -> Comparison:
     table = output.comparison_markdown(comparison)
     print(f"\n{table}")  # first, because the scores took hours and the disk may be full
     print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
     for line in comparison.warnings:
         logger.error(line)
+    return comparison
 
 
 def _find_checkpoints(options: argparse.Namespace) -> list[Checkpoint]:

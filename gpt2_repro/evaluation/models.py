@@ -49,8 +49,7 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
         sizes = f"the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids"
         raise UserError(f"{checkpoint.source}: {sizes}. Pass a folder with this model and its own tokenizer files.")
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
-    has_separator = start_id(tokenizer) is not None
-    column = ComparedModel(*described, fingerprint(model, tokenizer), has_separator=has_separator)
+    column = ComparedModel(*described, fingerprint(model, tokenizer), has_separator=start_id(tokenizer) is not None)
     return LoadedModel(column, load, positions, checkpoint.window(positions), _setting_of(checkpoint))
 
 
