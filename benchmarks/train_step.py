@@ -154,8 +154,8 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     from gpt2_repro.run_record import RunRecord
     from gpt2_repro.run_record.environment import Environment
     from gpt2_repro.training.arguments import load_recipe
-    from gpt2_repro.training.fit import add_callbacks
     from gpt2_repro.training.inputs import Inputs
+    from gpt2_repro.training.run import add_callbacks
     from gpt2_repro.training.settings import resolve_settings, to_training_arguments
     from gpt2_repro.training.trainer import PretrainingTrainer
 

@@ -135,6 +135,12 @@ class PreparedData:
         if not try_lock(os.open(self.path, os.O_RDONLY), self.path, shared=True):
             raise UserError(f"{self.path} is being replaced. Try again later or pass another --dataset_dir.")
 
+    def check(self) -> None:
+        """Raise UserError if a file of the rows or the tokenizer is missing, or has another size."""
+        for split in self.manifest.shards:
+            self.check_shards(split)
+        self.check_tokenizer()
+
     def check_shards(self, split: str) -> None:
         """Raise UserError if file names or sizes of a split do not match the manifest."""
         here = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}

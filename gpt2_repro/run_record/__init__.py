@@ -35,8 +35,7 @@ class RunRecord:
         self.path = Path(path)
         self.final = self.path / layout.FINAL
         self.metrics, self.samples = self.path / layout.METRICS, self.path / layout.SAMPLES
-        # Returns the seconds of this process in each part of PARTS. The trainer replaces this function.
-        self.measured: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
+        self._measured: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
         self._lock: TextIO | None = None
         self.lock_descriptor = -1  # of the lock file, if this process has locked the run
         self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
@@ -197,6 +196,10 @@ class RunRecord:
 
     # Time
 
+    def measure_with(self, measure: Callable[[], Mapping[str, float]]) -> None:
+        """Take the time from `measure`, which returns the seconds of this process in each part of PARTS."""
+        self._measured = measure
+
     def seconds(self) -> float:
         """Return the duration of all attempts of this run in seconds."""
         # From the start of the process, because a rented machine costs money from then on.
@@ -204,7 +207,7 @@ class RunRecord:
 
     def time_breakdown(self) -> dict[str, float]:
         """Return the seconds of each part of PARTS, summed over all attempts."""
-        measured = self.measured()
+        measured = self._measured()
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:

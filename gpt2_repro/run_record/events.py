@@ -42,6 +42,7 @@ def read(path: Path) -> tuple[list[Event], int]:
 
 
 LOSSES = ("_loss", "_bits_per_byte")  # ends of the keys of validation losses
+AVERAGED = "eval_EMA"  # instead of "eval", for losses of the averaged weights
 
 
 def validation_losses(path: Path, step: int | None = None) -> dict[str, float | None]:
@@ -49,6 +50,17 @@ def validation_losses(path: Path, step: int | None = None) -> dict[str, float | 
     validations = [event for event in read(path)[0] if "eval_loss" in event and step in (None, event.get("step"))]
     losses = {key: value for event in validations for key, value in event.items() if key.endswith(LOSSES)}
     return {key: value if is_number(value) else None for key, value in losses.items()}
+
+
+def final_losses(path: Path, step: int, *, averaged: bool) -> dict[str, float]:
+    """Return the finite validation losses at `step`, those of the averaged weights if the final model has these."""
+    prefix = AVERAGED if averaged else "eval"
+    losses = validation_losses(path, step)
+    return {
+        key.replace(AVERAGED, "eval"): loss
+        for key, loss in losses.items()
+        if key.startswith(prefix) and loss is not None
+    }
 
 
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:

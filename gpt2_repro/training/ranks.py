@@ -1,32 +1,82 @@
-"""Gather small tensors from the CPUs of all ranks.
+"""Let rank 0 decide for all ranks, and gather small tensors from their CPUs.
 
 The functions are collectives: call them on all ranks in the same order.
 """
 
 import functools
+import os
+import pickle
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from gpt2_repro.errors import RunFailed, UserError
 
-from gpt2_repro.errors import UserError
 
+if TYPE_CHECKING:  # torch is imported where it is needed, which takes 2 s
+    from torch import Tensor
 
 VISIBLE_WITHIN = 60  # seconds until a file that one machine has written must be visible on all machines
+DECISION_HOURS = 12.0  # longest time that the other ranks wait until rank 0 has restored a run
+
+T = TypeVar("T")
+
+
+def is_main() -> bool:
+    """Return whether this process is rank 0. No collective."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def decide(function: Callable[[], T]) -> T:
+    """Call `function` on rank 0, and return its result, or raise its error, on all ranks.
+
+    This needs no process group. Call it once per function.
+    """
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes == "1":
+        return function()
+    outcome: Any = None
+    if is_main():
+        try:
+            outcome = function()
+        except (UserError, RunFailed) as error:
+            # The launcher ends the processes of its own machine only. The others would wait for rank 0.
+            if os.environ.get("LOCAL_WORLD_SIZE", "1") == processes:
+                raise
+            outcome = error
+    store, key = _store(), f"{function.__qualname__}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    if is_main():
+        store.set(key, pickle.dumps(outcome))
+    else:
+        store.wait([key], timedelta(hours=DECISION_HOURS))
+        outcome = pickle.loads(store.get(key))
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+@functools.cache  # without a launcher's store, rank 0 hosts it
+def _store() -> Any:
+    from torch.distributed import rendezvous
+
+    return next(iter(rendezvous("env://")))[0]
 
 
 def largest(number: int) -> int:
     """Return the maximum of `number` over all ranks."""
+    import torch
+
     return int(gather(torch.tensor([number])).max())
 
 
-def gather(values: Tensor) -> Tensor:
+def gather(values: "Tensor") -> "Tensor":
     """Return the CPU tensors `values` (shape [n]) of all ranks, as shape [ranks, n]."""
+    import torch
+    import torch.distributed as dist
+
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return values[None]
     rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
@@ -37,6 +87,8 @@ def gather(values: Tensor) -> Tensor:
 
 def check_equal(settings: Mapping[str, object]) -> None:
     """Raise UserError if a value of `settings` differs between the ranks."""
+    import torch
+
     values = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])
     equal = (gather(values) == values).all(dim=0).tolist()
     if differing := [name for name, is_equal in zip(settings, equal, strict=True) if not is_equal]:
@@ -45,6 +97,8 @@ def check_equal(settings: Mapping[str, object]) -> None:
 
 def check_shared(file: Path) -> None:
     """Raise UserError if a file that rank 0 just wrote differs between the machines."""
+    import torch
+
     for _ in range(VISIBLE_WITHIN):
         content = file.read_bytes() if file.is_file() else b""
         if len(set(gather(torch.tensor([zlib.crc32(content)])).flatten().tolist())) == 1:
@@ -55,4 +109,6 @@ def check_shared(file: Path) -> None:
 
 @functools.cache
 def _gloo_group() -> Any:
+    import torch.distributed as dist
+
     return dist.new_group(backend="gloo")

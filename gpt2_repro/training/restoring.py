@@ -1,13 +1,10 @@
 """Restore a run from its copy at another place (--sync_from, by default --sync_to) on an empty machine."""
 
 import contextlib
-import functools
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,6 @@ from gpt2_repro.training.resuming import require_same_run
 logger = logging.getLogger(__name__)
 
 SMALL_BYTES = 1 << 24  # largest size of a file of the copy that no manifest lists, apart from the logs
-RESTORE_HOURS = 12.0  # longest time that the other ranks wait until rank 0 has restored the run
 
 
 @contextlib.contextmanager
@@ -40,41 +36,30 @@ def faults_in_words(name: str) -> Iterator[None]:
         raise RunFailed(f"Cannot read {name} ({type(error).__name__}: {in_a_line(error)}).") from None
 
 
-def restore_before_start(run: RunRecord, settings: TrainingSection, identity: Mapping[str, Any]) -> None:
-    """Restore a run on rank 0 while the other ranks wait. They all share the run directory.
+def restore_copies(run: RunRecord, settings: TrainingSection, identity: Mapping[str, Any]) -> None:
+    """Restore a run from the newest copy at --sync_from and --sync_to. Call this on rank 0 only.
 
     Args:
         identity: the result of `resuming.run_identity_of`.
     """
     names = [name for name in dict.fromkeys((settings.sync_from, settings.sync_to)) if name]
-    if names and os.environ.get("RANK", "0") == "0":
-        run.check_owner()
+    if not names:
+        return
+    run.check_owner()
+    for name in names:
+        with faults_in_words(name):
+            place = Place(name)  # names a missing package
+        there, here = Path(place.root).resolve(), run.path.resolve()
+        if place.is_local and (there.is_relative_to(here) or here.is_relative_to(there)):
+            raise UserError(f"--sync_to {name} and the run directory overlap. Pass a folder on another disk.")
+    try:
+        if (run.path / layout.LOCK).is_file():
+            run.lock()  # the lock then shows whether a place is the run directory
         for name in names:
             with faults_in_words(name):
-                place = Place(name)  # names a missing package
-            there, here = Path(place.root).resolve(), run.path.resolve()
-            if place.is_local and (there.is_relative_to(here) or here.is_relative_to(there)):
-                raise UserError(f"--sync_to {name} and the run directory overlap. Pass a folder on another disk.")
-        try:
-            if (run.path / layout.LOCK).is_file():
-                run.lock()  # the lock then shows whether a place is the run directory
-            for name in names:
-                with faults_in_words(name):
-                    restore(run, name, identity, allow_change=settings.allow_resume_change)
-        finally:
-            run.unlock()
-    if names and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        store, done = _store(), f"restored-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        if os.environ.get("RANK") == "0":
-            store.set(done, "")
-        store.wait([done], timedelta(hours=RESTORE_HOURS))
-
-
-@functools.cache  # without a launcher's store, rank 0 hosts it
-def _store() -> Any:
-    from torch.distributed import rendezvous  # 2 s
-
-    return next(iter(rendezvous("env://")))[0]
+                restore(run, name, identity, allow_change=settings.allow_resume_change)
+    finally:
+        run.unlock()
 
 
 def restore(run: RunRecord, name: str, identity: Mapping[str, Any], *, allow_change: bool = False) -> None:

@@ -18,6 +18,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.run_record import RunRecord, checkpoints, events, layout
+from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
 
 if TYPE_CHECKING:  # the process that copies checkpoints imports this module, and this import takes a second
@@ -73,13 +74,16 @@ class Start:
         return 0 if self.checkpoint is None else layout.step_of(self.checkpoint)
 
 
-def choose_start(run: RunRecord, settings: "TrainingSection", plan: BatchPlan, identity: dict[str, Any]) -> Start:
+def choose_start(
+    run: RunRecord, settings: "TrainingSection", plan: BatchPlan, identity: dict[str, Any], *, init_from: str = ""
+) -> Start:
     """Choose the checkpoint to start from, and extend the run if --extend_to is set.
 
     Call this on rank 0 only. The run directory is locked, if it exists.
 
     Args:
         identity: the result of `run_identity_of`.
+        init_from: the checkpoint with the initial weights, if the run starts from one.
 
     Raises UserError if the run directory is in use, belongs to another run, has only damaged checkpoints or a final/
     without a checkpoint, or if loading the checkpoint could run code.
@@ -99,6 +103,8 @@ def choose_start(run: RunRecord, settings: "TrainingSection", plan: BatchPlan, i
         checkpoint = checkpoints.named(run.path, settings.resume_from)
     if checkpoint is None:
         _require_no_result(run, skipped)
+        if init_from:
+            resolve_checkpoint(init_from)
         return Start(*extend_plan(plan, settings.extend_to, extensions=[], step=0))
     manifest = checkpoints.read_manifest(checkpoint)
     saved, step = manifest.get("run_identity", {}), layout.step_of(checkpoint)
@@ -119,6 +125,23 @@ def choose_start(run: RunRecord, settings: "TrainingSection", plan: BatchPlan, i
     refuse_code(checkpoint, manifest["files"])
     is_validated = bool(events.validation_losses(run.metrics, step))
     return Start(plan, extensions, False, checkpoint, manifest, is_validated, tuple(skipped))
+
+
+def prepare_run_directory(run: RunRecord, start: Start, *, max_steps: int, validates_again: bool) -> None:
+    """Remove what an earlier attempt left after the step at which this one starts. Call this on rank 0 only."""
+    checkpoints.sweep(run.path)
+    for remark in start.remarks:
+        logger.warning(remark)
+    # Newer checkpoints are damaged, or the run goes back before them. Rotation would keep them as the newest and
+    # delete complete ones.
+    for path in checkpoints.set_aside(run.path, after=start.step):
+        logger.info("Renamed a checkpoint to %s, because the run resumes from an earlier step.", path)
+    if start.checkpoint is not None:
+        logger.info("resuming from %s", start.checkpoint)
+    run.rewind(start.step if start.checkpoint else -1, validates_again=validates_again)
+    run.add_redone_steps(start.step, start.manifest.get("time_breakdown", {}))
+    losses = dict.fromkeys(run.status().losses) | events.validation_losses(run.metrics)  # without those out of date
+    run.write_status("running", max_steps=max_steps, step=start.step, reason=None, **losses)
 
 
 def _require_no_result(run: RunRecord, skipped: list[str]) -> None:

@@ -1,25 +1,41 @@
-"""The story of a run until it trains: check, choose where to start, and build. `fit.py` has the rest."""
+"""The life of a run: check the settings, choose the start, build, train, and end."""
 
+import contextlib
+import gc
 import logging
-import os
-from typing import Any
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.config import values_of
 from gpt2_repro.data.prepared import PreparedData
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import Diverged, RunFailed
+from gpt2_repro.files import sync, write_whole
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import deepspeed_json
-from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.checkpoint import resolve_checkpoint
-from gpt2_repro.run_record.supervision import RUN, note
-from gpt2_repro.training.arguments import TrainingRecipe
+from gpt2_repro.run_record import RunRecord, checkpoints, events
+from gpt2_repro.run_record.environment import TrainingRecord
+from gpt2_repro.run_record.layout import STATUS
+from gpt2_repro.run_record.supervision import RUN, WENT_BACK, note
+from gpt2_repro.run_record.time_breakdown import breakdown
+from gpt2_repro.training import ranks
+from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection
 from gpt2_repro.training.copying import RunCopier
-from gpt2_repro.training.restoring import restore_before_start
-from gpt2_repro.training.resuming import Start, choose_start, run_identity_of
-from gpt2_repro.training.settings import resolve_settings, to_training_arguments
+from gpt2_repro.training.restoring import restore_copies
+from gpt2_repro.training.resuming import Start, choose_start, loadable, prepare_run_directory, run_identity_of
+from gpt2_repro.training.settings import resolve_settings, settings_from, to_training_arguments
 
+
+if TYPE_CHECKING:  # imports of several seconds
+    from transformers import PreTrainedConfig
+
+    from gpt2_repro.model.attention import Choice
+    from gpt2_repro.training.pretraining_arguments import PretrainingArguments
+    from gpt2_repro.training.trainer import PretrainingTrainer
 
 logger = logging.getLogger(__name__)
+
+COPY_SECONDS = 120.0  # longest time to copy a run that has failed
 
 
 def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, Any]) -> None:
@@ -34,102 +50,243 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     Raises UserError for wrong settings, before the model is built. Raises RunFailed if the run fails.
     """
     # --- Settings and checks, before torch is imported
-    manifest, model_section = data.manifest, recipe.model
     settings, plan = resolve_settings(recipe)
     run = RunRecord(str(settings.output_dir))
-    data.check_tokenizer()
-    for split in manifest.shards:
-        data.check_shards(split)
-    identity = run_identity_of(settings, plan, data=manifest, model=values_of(model_section))
-    restore_before_start(run, settings, identity)
+    data.check()
+    identity = run_identity_of(settings, plan, data=data.manifest, model=values_of(recipe.model))
 
-    # --- Where to start: rank 0 decides, because other machines may see an older state of the file system
-    start: Start | UserError | None = None
-    if os.environ.get("RANK", "0") == "0":
-        try:
-            start = choose_start(run, settings, plan, identity)
-            if model_section.init_from and not start.checkpoint and not start.is_finished:
-                resolve_checkpoint(model_section.init_from)
-        except UserError as error:
-            # The launcher ends the processes of its own machine only. The others would wait for rank 0.
-            if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
-                raise
-            start = error
-    args = to_training_arguments(settings, plan)  # starts the process group
+    # --- Where to start
+    def restore_and_choose() -> Start:
+        restore_copies(run, settings, identity)
+        return choose_start(run, settings, plan, identity, init_from=recipe.model.init_from)
 
-    from accelerate.utils import broadcast_object_list
+    start = ranks.decide(restore_and_choose)
+    if start.is_finished:
+        return copy_again(run, settings, identity)
+
+    # --- Build
+    args = to_training_arguments(settings_from(settings, start), start.plan)  # starts the process group
+    json = deepspeed_json()
+    further = {"plan": plan, "eval_tokens": settings.eval_tokens, "data": data.manifest.sha256}
+    ranks.check_equal(identity | further | {"DeepSpeed JSON": json and json.read_bytes()})
+    record = {"run_identity": identity | {"extensions": start.extensions}, **deviations}
+    trainer = build_trainer(args, recipe, data, run, start, record)
+
+    # --- Train, and write the final model
+    with lifecycle(trainer, start) as checkpoint:
+        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.settle()
+        if trainer.is_complete:
+            save_final(trainer)
+        else:
+            trainer.record_stop()
+
+
+def copy_again(run: RunRecord, settings: TrainingSection, identity: dict[str, Any]) -> None:
+    """Copy what --sync_to lacks of a run that is already complete."""
+    note(RUN, str(run.path.resolve()))
+    if ranks.is_main():
+        if run.status().state != "complete":
+            run.write_status("complete", reason=None)
+        if settings.sync_to:
+            copier = RunCopier(run, settings, identity)
+            for _ in copier.finish():
+                pass
+            copier.require_copied()
+    logger.info("%s is already complete: %s. To train again, pass a new --output_dir.", run.path, run.final)
+
+
+def build_trainer(
+    args: "PretrainingArguments",
+    recipe: TrainingRecipe,
+    data: PreparedData,
+    run: RunRecord,
+    start: Start,
+    record: dict[str, Any],
+) -> "PretrainingTrainer":
+    """Open the data, build the model, claim the run directory, and return the Trainer.
+
+    `record` has the entries of environment.json that this function cannot know.
+    """
     from transformers import set_seed
 
     from gpt2_repro.model.architecture import check_architecture
-    from gpt2_repro.model.attention import Machine, choose_attention
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
     from gpt2_repro.model.document_mask import documents_of
-    from gpt2_repro.training import ranks
     from gpt2_repro.training.announce import announce, describe_run
-    from gpt2_repro.training.fit import add_callbacks, fit
     from gpt2_repro.training.inputs import open_inputs
     from gpt2_repro.training.tracking import prepare_tracking
     from gpt2_repro.training.trainer import PretrainingTrainer
-    from gpt2_repro.training.when import validates_at_start
 
-    zero_config = deepspeed_json()
-    further = {"plan": plan, "eval_tokens": settings.eval_tokens, "data": manifest.sha256}
-    further["DeepSpeed JSON"] = zero_config and zero_config.read_bytes()
-    (start,) = broadcast_object_list([start])
-    if isinstance(start, UserError):
-        raise start
-    ranks.check_equal(identity | further)
-    if start.is_finished:
-        note(RUN, str(run.path.resolve()))
-        if args.process_index == 0:
-            if run.status().state != "complete":
-                run.write_status("complete", reason=None)
-            if settings.sync_to:
-                copier = RunCopier(run, settings, identity)
-                for _ in copier.finish():
-                    pass
-                copier.require_copied()
-        return logger.info("%s is already complete: %s. To train again, pass a new --output_dir.", run.path, run.final)
-    plan, identity = start.plan, identity | {"extensions": start.extensions}
-    args.max_steps = plan.max_steps
-    args.eval_on_start = validates_at_start(args, start.step, is_validated=start.is_validated)
-
-    # --- Data and model
-    inputs = open_inputs(data, args)
-    shape: Any = {"sequence_length": plan.sequence_length, "vocab_size": manifest.vocab_size}
-    config = build_config(model_section, **shape, tokenizer=inputs.tokenizer)
-    is_masked, is_cuda = model_section.document_mask, args.device.type == "cuda"
-    check_architecture(config, document_mask=is_masked)
-    one_row = args.compile_loss and 1 in (args.per_device_train_batch_size, args.per_device_eval_batch_size)
-    machine = Machine(is_cuda, args.bf16, plan.sequence_length, one_row, is_masked, fp16=args.fp16)
-    requested, attention = model_section.attn_implementation, None
-    if requested != "auto" or args.process_index == 0:
-        earlier = _attention_of(run, use_cpu=args.use_cpu)
-        attention = choose_attention(requested, machine, config, rows=plan.micro_batch_size, earlier=earlier)
-    attention = broadcast_object_list([attention])[0]  # timings differ between ranks, so rank 0 decides
+    inputs, model, length = open_inputs(data, args), recipe.model, start.plan.sequence_length
+    config = build_config(
+        model, sequence_length=length, vocab_size=data.manifest.vocab_size, tokenizer=inputs.tokenizer
+    )
+    check_architecture(config, document_mask=model.document_mask)
+    attention = _choose_kernel(args, recipe, config, run)
     set_seed(args.seed)
-    documents = documents_of(inputs.tokenizer, recipe.data.separator) if is_masked else None
-    init_from = "" if start.checkpoint else model_section.init_from
-    options: Any = {"attention": attention.name, "documents": documents, "compiled": args.compile_loss}
-    model = build_model(config, inputs.tokenizer, init_from=init_from, **options)
-
-    # --- Trainer
-    if args.process_index == 0:
-        elsewhere: Any = {"resume_from": "", "sync_to": "", "sync_from": ""}  # not for a run of the stored recipe
-        run.claim(recipe.with_training(output_dir=args.output_dir, **elsewhere).to_yaml())
-    chosen = {"attention": str(attention), "run_identity": identity}
-    environment = announce(describe_run(args, plan, model, manifest, **chosen, **deviations))
+    network = build_model(
+        config,
+        inputs.tokenizer,
+        attention=attention.name,
+        init_from="" if start.checkpoint else model.init_from,
+        documents=documents_of(inputs.tokenizer, recipe.data.separator) if model.document_mask else None,
+        compiled=args.compile_loss,
+    )
+    if ranks.is_main():
+        # Not for a run of the stored recipe.
+        stored = recipe.with_training(output_dir=args.output_dir, resume_from="", sync_to="", sync_from="")
+        run.claim(stored.to_yaml())
+    environment = describe_run(args, start.plan, network, data.manifest, attention=str(attention), **record)
+    announce(environment)
     prepare_tracking(args.report_to, run.path)  # before the Trainer imports wandb
-    trainer = PretrainingTrainer(model=model, args=args, inputs=inputs, run=run, environment=environment)
-    trainer.when.signals.install()
+    trainer = PretrainingTrainer(model=network, args=args, inputs=inputs, run=run, environment=environment)
     add_callbacks(trainer)
-    return fit(trainer, start)
+    return trainer
 
 
-def _attention_of(run: RunRecord, *, use_cpu: bool) -> str:
-    """Return the kernel of the run's previous attempt, or "" if unknown or on another type of GPU."""
-    earlier = run.environment()
-    if earlier.accelerator.name != find_accelerator(use_cpu=use_cpu).name:
-        return ""
-    return earlier.engine.get("attention") or (earlier.attention or "").partition(" ")[0]
+def _choose_kernel(
+    args: "PretrainingArguments", recipe: TrainingRecipe, config: "PreTrainedConfig", run: RunRecord
+) -> "Choice":
+    """Choose the attention kernel on rank 0, because timings differ between ranks."""
+    from accelerate.utils import broadcast_object_list
+
+    from gpt2_repro.model.attention import Machine, choose_attention
+
+    requested, kernel = recipe.model.attn_implementation, None
+    if requested != "auto" or ranks.is_main():
+        rows = args.per_device_train_batch_size
+        one_row = args.compile_loss and 1 in (rows, args.per_device_eval_batch_size)
+        is_cuda, length, is_masked = args.device.type == "cuda", recipe.data.sequence_length, recipe.model.document_mask
+        machine = Machine(is_cuda, args.bf16, length, one_row, is_masked, fp16=args.fp16)
+        # The kernel of the previous attempt, unless it was on another type of GPU.
+        before = run.environment()
+        is_same = before.accelerator.name == find_accelerator(use_cpu=args.use_cpu).name
+        earlier = before.engine.get("attention") or (before.attention or "").partition(" ")[0]
+        kernel = choose_attention(requested, machine, config, rows=rows, earlier=earlier if is_same else "")
+    return broadcast_object_list([kernel])[0]
+
+
+def add_callbacks(trainer: "PretrainingTrainer") -> None:
+    """Add callbacks that print progress, generate samples and check the compilation.
+
+    Exceptions in callbacks that report to tracking services are caught from now on.
+    """
+    from transformers import PrinterCallback
+    from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+    from transformers.utils.logging import disable_progress_bar
+
+    from gpt2_repro.training.callbacks import CompilationReport, ProgressBar
+    from gpt2_repro.training.samples import TextSampler
+    from gpt2_repro.training.tracking import Guarded, guard_reporting
+
+    guard_reporting(trainer)
+    disable_progress_bar()  # each save would draw a bar over the progress bar of the run
+    for stock in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
+        trainer.remove_callback(stock)
+    trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
+    # add_callback warns of a second Guarded.
+    trainer.callback_handler.callbacks.append(Guarded(TextSampler(trainer)))
+    if trainer.args.compile_loss:
+        trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
+
+
+@contextlib.contextmanager
+def lifecycle(trainer: "PretrainingTrainer", start: Start) -> Iterator[str | None]:
+    """Prepare the training, yield the folder for Trainer to load, and record how the run ends.
+
+    A collective. Raises RunFailed if the run fails, or if it is not copied to --sync_to.
+    """
+    from gpt2_repro.training.sharded import shard_by_fsdp
+
+    run, args, saver = trainer.run, trainer.args, trainer.saver
+    trainer.when.signals.install()
+    trainer.restore(start)
+    if ranks.is_main():
+        validates_again = args.eval_on_start
+        prepare_run_directory(run, start, max_steps=trainer.plan.max_steps, validates_again=validates_again)
+    ranks.check_shared(run.path / STATUS)
+    if args.local_process_index == 0:
+        note(RUN, str(run.path.resolve()))
+        if args.resume_from:
+            note(WENT_BACK, args.resume_from)
+    try:
+        saver.check_disk()
+        folder = loadable(start, staging=saver.staging, accelerator=trainer.accelerator)
+        saver.start(trainer.environment, is_new=start.checkpoint is None)
+        shard_by_fsdp(trainer.model, trainer.accelerator)
+        trainer.watchdog.arm()
+        gc.freeze()  # collections do not visit the objects that imports have created
+        gc.set_threshold(700, 10, 10)  # Python's default, see cli.run
+        yield folder
+        saver.finish_copies()
+        trainer.watchdog.disarm()
+        # If a rank exits while others still work, its sockets close, and gloo aborts at exit.
+        trainer.accelerator.wait_for_everyone()
+        trainer.accelerator.end_training()
+        if ranks.is_main():
+            report_end(trainer)
+    except BaseException as error:
+        reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
+        trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=reason)
+        saver.close()  # the writer still completes the last checkpoint
+        if isinstance(error, Exception):
+            saver.copy_rest(COPY_SECONDS)
+        raise
+    saver.close()
+    saver.require_copied()
+
+
+def save_final(trainer: "PretrainingTrainer") -> None:
+    """Write final/, and mark the run as complete. A collective.
+
+    final/ has the fp32 weights, or their average over steps if the run computes one.
+    """
+    from gpt2_repro import tokenization
+    from gpt2_repro.evaluation.model_card import model_card
+    from gpt2_repro.model.pretraining import plain_model
+    from gpt2_repro.training.engine import fp32_weights
+    from gpt2_repro.training.hashing import hashed_saves
+    from gpt2_repro.training.sharded import build_whole
+
+    run, saver, is_averaged = trainer.run, trainer.saver, trainer.average.exists
+    with trainer.meter.on("saving"):
+        with trainer.average.applied() if is_averaged else contextlib.nullcontext():
+            weights = fp32_weights(trainer.model, keep=ranks.is_main())
+        if not ranks.is_main():
+            return saver.wait_for(run.final)
+        trainer.record("running")
+        build_whole()
+        staged = saver.staging
+        with checkpoints.disk_faults_in_words(run.path, run.final.name, staged):
+            shutil.rmtree(staged, ignore_errors=True)
+            with hashed_saves(staged, None, trainer.watchdog.arm) as files:
+                plain_model(trainer.model.config, weights).save_pretrained(staged)
+            tokenization.save(trainer.processing_class, staged)
+            step = trainer.state.global_step
+            losses = events.final_losses(run.metrics, step, averaged=is_averaged)
+            facts = {"step": step, "tokens": trainer.tokens_trained, "losses": losses}
+            checkpoints.seal(staged, files, **facts, environment=trainer.environment.to_json())
+            # The model card is not in the manifest.
+            card = model_card(run.path.resolve().name, TrainingRecord(**facts, environment=trainer.environment))
+            write_whole(staged / "README.md", card)
+            sync(staged)
+        checkpoints.publish(staged, run.final)
+        trainer.record("complete", reason=None)
+    logger.info("The run is complete. The final model is in %s.", run.final)
+
+
+def report_end(trainer: "PretrainingTrainer") -> None:
+    """Log whether the loss is in the range of llm.c's runs, the time by activity, and how to continue."""
+    from gpt2_repro.evaluation.references import explained
+
+    losses, reference = trainer.eval_losses, trainer.environment.reference
+    if reference and "eval_loss" in losses and (message := explained(int(losses["step"]), losses["eval_loss"])):
+        logger.info(message)
+    table = breakdown(trainer.run.time_breakdown(), usd_per_hour=trainer.args.usd_per_hour)
+    logger.info("time of the run by activity:\n  %s", "\n  ".join(table.lines()[1:]))
+    if reason := trainer.when.reason:
+        option = reason.partition(" ")[0] if reason.startswith("--") else ""
+        why, fix = (f", because of {reason}", f"with a larger {option}") if option else ("", "again")
+        logger.info("Stopped at step %d%s. Run the command %s to continue.", trainer.state.global_step, why, fix)

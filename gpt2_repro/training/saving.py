@@ -19,7 +19,8 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes
-from gpt2_repro.run_record import checkpoints, writer
+from gpt2_repro.run_record import RunRecord, checkpoints, writer
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path, step_of
 from gpt2_repro.run_record.side_process import SideProcess
 from gpt2_repro.text import size as size_text
@@ -48,10 +49,16 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self, run: Path, accelerator: Any, args: PretrainingArguments, *, parameters: int, alive: Callable[[], None]
+        self,
+        record: RunRecord,
+        accelerator: Any,
+        args: PretrainingArguments,
+        *,
+        parameters: int,
+        alive: Callable[[], None],
     ) -> None:
-        self.run, self.accelerator, self.args = run, accelerator, args
-        self.staging = run / STAGING  # where checkpoints are written before they are complete
+        self.record, self.run, self.accelerator, self.args = record, record.path, accelerator, args
+        self.staging = self.run / STAGING  # where checkpoints are written before they are complete
         self.parameters, self.alive = parameters, alive
         self.sizes: Any = {"bf16": args.is_half, "state": state_bytes(averaged=args.ema_steps > 0)}
         self.skipped = 0
@@ -72,16 +79,27 @@ class CheckpointSaver:
             fix = "Free disk space or pass another --output_dir."
             raise UserError(f"A checkpoint needs {size_text(missing)} more disk space in {self.run}. {fix}")
 
-    def start(self, *, lock: int) -> None:
-        """Allocate memory for this rank's files, and start the process that writes them.
+    def start(self, environment: Environment, *, is_new: bool) -> None:
+        """Start the processes that write checkpoints and, on rank 0 with --sync_to, copy them.
 
         This is a collective. Without --background_save, or with too little memory, training pauses during saves.
 
         Args:
-            lock: descriptor of the lock of the run directory, or -1. The process holds this lock while it writes.
+            environment: its run identity names the owner of the copies.
+            is_new: whether the run starts at step 0. It then fails if its log cannot be copied.
+
+        Raises RunFailed if memory is missing, or if the first copy of a new run fails.
         """
-        if not self.args.background_save or not hasattr(os, "memfd_create"):
-            return
+        if self.args.background_save and hasattr(os, "memfd_create"):
+            self._start_writer()
+        if self.args.sync_to and self.accelerator.is_main_process:
+            self.record.write_environment(environment)  # the copy needs the run identity
+            self.copier = RunCopier(self.record, self.args, environment.run_identity)
+            if is_new:
+                self.copier.require_place()
+
+    def _start_writer(self) -> None:
+        """Allocate memory for this rank's files, and start the process that writes them. A collective."""
         rank, first = self.args.process_index, self.args.process_index - self.args.local_process_index
         shards = self.args.world_size if self.accelerator.distributed_type == "DEEPSPEED" else 0
         size = bytes_of_rank(self.parameters, **self.sizes, rank=rank, shards=shards)
@@ -93,7 +111,7 @@ class CheckpointSaver:
             return
         self.memory = StagingMemory(size)
         logger.info("checkpoints are copied to memory (%s) and then written in the background", size_text(needed))
-        memory = self.memory.descriptor
+        memory, lock = self.memory.descriptor, self.record.lock_descriptor  # the process also holds the lock
         self.writer = SideProcess(WRITER, memory, descriptors=[memory, *([lock] if lock >= 0 else [])])
 
     def save(self, step: int, write: Writer, *, stops: str | None = None, rolling: bool = False) -> bool:
@@ -186,6 +204,11 @@ class CheckpointSaver:
         if self.copier:
             self.rotate()
             self.poll(wait=True)
+
+    def require_copied(self) -> None:
+        """Raise RunFailed if the last copy to --sync_to has failed."""
+        if self.copier:
+            self.copier.require_copied()
 
     def copy_rest(self, seconds: float) -> None:
         """Copy what a run has saved before it failed, for at most `seconds`. Does nothing without --sync_to."""

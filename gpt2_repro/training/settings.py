@@ -15,6 +15,7 @@ from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.run_record.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.training.launcher import check_launcher
+from gpt2_repro.training.resuming import Start
 from gpt2_repro.training.workload import plan_run
 
 
@@ -81,6 +82,17 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
         resume_from="" if training.resume_from == noted(WENT_BACK) else training.resume_from,
     )
     return settings, plan
+
+
+def settings_from(settings: TrainingSection, start: Start) -> TrainingSection:
+    """Return the settings of a run that begins at `start`: its last step, and whether it validates first."""
+    steps, step = start.plan.max_steps, start.step
+    validates = settings.eval_on_start
+    if step:
+        is_last = step == min(settings.stop_at_step or steps, steps)
+        is_due = settings.eval_strategy != "no" and (step % settings.eval_steps == 0 or is_last)
+        validates = is_due and not start.is_validated
+    return dataclasses.replace(settings, max_steps=steps, eval_on_start=validates)
 
 
 def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "PretrainingArguments":

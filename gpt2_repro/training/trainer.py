@@ -27,6 +27,7 @@ from gpt2_repro.training.hashing import hashed_saves
 from gpt2_repro.training.inputs import Inputs, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
+from gpt2_repro.training.resuming import Start
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.sharded import whole
 from gpt2_repro.training.validation import Validation
@@ -57,12 +58,12 @@ class PretrainingTrainer(Trainer):
         )
         self.run, self.environment, self.plan = run, environment, environment.plan
         self.meter = Meter(environment, compiled=self.args.compile_loss)
-        run.measured = self.meter.time_breakdown
+        run.measure_with(self.meter.time_breakdown)
         self.guard = UpdateGuard(self.args.skip_loss_z, self.args.skip_grad_z, self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         self.average = WeightAverage(self.args.ema_steps)
-        options: Any = {"parameters": self.model.num_parameters(), "alive": self.watchdog.arm}
-        self.saver = CheckpointSaver(run.path, self.accelerator, self.args, **options)
+        parameters, alive = self.model.num_parameters(), self.watchdog.arm
+        self.saver = CheckpointSaver(run, self.accelerator, self.args, parameters=parameters, alive=alive)
         self.when = StepControl(self.args, self.run, self.saver)
         self.validation = Validation(inputs, self.args, self.plan, self.when)
         self.restored_losses: dict[str, Any] | None = None  # the loss window in the manifest of a checkpoint
@@ -71,6 +72,28 @@ class PretrainingTrainer(Trainer):
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
         for own in (self.guard, self.when, self.watchdog, self.average):
             self.add_callback(own)
+
+    def restore(self, start: Start) -> None:
+        """Restore from a checkpoint what Trainer does not: counts of skipped updates, and the loss window."""
+        if start.checkpoint is not None:
+            self.saver.saved_step, self.restored_losses = start.step, start.manifest["loss_window"]
+            self.guard.load_state(start.manifest["guard"])
+
+    def settle(self) -> None:
+        """Wait for the last save after the last step, and check the last update. A collective."""
+        with self.meter.on("saving"):
+            self.saver.finish()
+        self.guard.settle()
+        self.when.conclude(self.state.global_step)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has trained to its last step and was not stopped there."""
+        return self.when.reason is None
+
+    def record_stop(self) -> None:
+        """Record why the run has stopped before its last step."""
+        self.record("failed" if self.when.orphaned else "stopped", reason=self.when.reason)
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
         state = super()._init_training_state(max_steps, *args)

@@ -13,6 +13,7 @@ from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.evaluation.hellaswag import HellaSwag
+from gpt2_repro.run_record import events
 from gpt2_repro.tokenization import bytes_of_ids, start_id
 from gpt2_repro.training.inputs import Inputs
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
@@ -22,7 +23,6 @@ from gpt2_repro.training.when import StepControl
 logger = logging.getLogger(__name__)
 
 # Begins the keys of the averaged weights. The names of validation sets have no capitals, so no set has such a key.
-AVERAGED = "eval_EMA"
 
 
 class Validation:
@@ -52,10 +52,10 @@ class Validation:
 
         Args:
             after_batch: a function to call after each forward pass. Its exceptions end the validation.
-            averaged: the weights are the average over steps. Keys begin with AVERAGED, and HellaSwag is not scored.
+            averaged: the weights are the average over steps. Keys begin with `eval_EMA`, and HellaSwag is not scored.
         """
         sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])
-        prefix = AVERAGED if averaged else "eval"
+        prefix = events.AVERAGED if averaged else "eval"
         metrics: dict[str, float] = {}
         for name, (nll, targets, size) in zip(self.sets, reduce(sums, reduction="sum").tolist(), strict=True):
             key = f"{prefix}_{name}" if name else prefix

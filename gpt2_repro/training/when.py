@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import DefaultFlowCallback, TrainerCallback
 
+from gpt2_repro.errors import RunFailed
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training import ranks
 from gpt2_repro.training.launcher import LAUNCHER_DIED
@@ -112,6 +113,16 @@ class StepControl(DefaultFlowCallback):
         control.should_save = control.should_training_stop = True
         logger.info("Saving a checkpoint and stopping. Reason: %s", self.reason)
 
+    def conclude(self, step: int) -> None:
+        """Set the reason of a run that ends at `step`, if no step of this process has set it.
+
+        Raises RunFailed if the rows have ended too early.
+        """
+        if self.reason is None and step < self.args.last_step:
+            raise RunFailed(f"The training rows ended at step {step}.")
+        if self.reason is None and step < self.args.max_steps:
+            self.reason = f"--stop_at_step {self.args.stop_at_step}"  # an earlier attempt had reached this step
+
     def is_over(self, step: int) -> bool:
         """Return whether this process stops training after `step`."""
         return self.reason is not None or step >= self.args.last_step
@@ -144,15 +155,6 @@ class StepControl(DefaultFlowCallback):
             return SAVE
         due = args.save_rolling_minutes and now - self._rolled_at >= 60 * args.save_rolling_minutes
         return ROLLING if due and not self.saver.jobs else NOTHING
-
-
-def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:
-    """Return whether a run that starts at `step` validates before it trains."""
-    if not step:
-        return args.eval_on_start
-    if args.eval_strategy == "no" or is_validated:
-        return False
-    return step % args.eval_steps == 0 or step == args.last_step
 
 
 class Watchdog(TrainerCallback):

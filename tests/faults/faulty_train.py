@@ -212,11 +212,11 @@ def inject(fault: str) -> None:
 
 
 if __name__ == "__main__":
-    import gpt2_repro.training.fit as fit_module
+    import gpt2_repro.training.run as life
 
     if os.environ["FAULT"] in OF_RESTORE:  # before the run starts
         patch(*OF_RESTORE[os.environ["FAULT"]])
 
-    original_fit = fit_module.fit
-    fit_module.fit = lambda *args: (inject(os.environ["FAULT"]), original_fit(*args))[1]
+    lifecycle = life.lifecycle
+    life.lifecycle = lambda *args: (inject(os.environ["FAULT"]), lifecycle(*args))[1]
     cli.run(train.main)

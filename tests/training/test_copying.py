@@ -92,7 +92,7 @@ def steps_at(place: str) -> list[int]:
 def restore(folder: Path, *places: str, seed: int = 1) -> RunRecord:
     run = RunRecord(folder)
     settings = TrainingSection(sync_from=places[0], sync_to=places[-1])
-    restoring.restore_before_start(run, settings, {"seed": seed})
+    restoring.restore_copies(run, settings, {"seed": seed})
     return run
 
 

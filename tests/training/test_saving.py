@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.run_record import writer
+from gpt2_repro.run_record import RunRecord, writer
 from gpt2_repro.run_record.checkpoints import defect, disk_faults_in_words, read_manifest
 from gpt2_repro.run_record.layout import checkpoints
 from gpt2_repro.training import saving
@@ -55,7 +55,7 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     args.process_index, args.local_process_index, args.world_size, args.background_save = 0, 0, 1, True
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
     args.is_half, args.optim, args.ema_steps = True, "adamw_torch_fused", 0
-    made = CheckpointSaver(tmp_path, alone, args, parameters=50, alive=lambda: None)
+    made = CheckpointSaver(RunRecord(tmp_path), alone, args, parameters=50, alive=lambda: None)
 
     def write(folder: Path) -> tuple[dict, dict]:
         folder.mkdir(parents=True)
