@@ -12,6 +12,7 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.batch_plan import TokenCount
+from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import diagnosis_rows, output
 from gpt2_repro.evaluation.arguments import arguments_of_run
@@ -23,7 +24,6 @@ from gpt2_repro.evaluation.models import common_window, open_model
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import to_json
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
 
 SHORTEST_WINDOW, LONGEST_WINDOW = 16, 1024

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli, tokenization
+from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.comparison import Comparison
 from gpt2_repro.evaluation.model_card import model_card
 from gpt2_repro.evaluation.models import fingerprint
 from gpt2_repro.files import from_json, read_object
 from gpt2_repro.model.size import max_positions
-from gpt2_repro.run_record.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record.layout import COMPARISON
 
 

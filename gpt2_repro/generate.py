@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
+from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.hardware import gpu_kind
 from gpt2_repro.model.size import max_positions
-from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
 
 MOST_SAMPLES = 1000  # because all samples are generated in one batch

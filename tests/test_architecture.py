@@ -20,7 +20,7 @@ BESIDE = {"evaluation": ("data", "model"), "preflight": ("data", "model"), "repo
 PURE = [
     *("errors", "batch_plan", "manifest", "text", "model/size", "data/packing", "data/preparation/splits"),
     *("data/sources/presets", "evaluation/comparison", "evaluation/references", "evaluation/model_card"),
-    *("evaluation/scores", "run_record/time_breakdown", "run_record/checkpoint", "run_record/environment"),
+    *("evaluation/scores", "run_record/time_breakdown", "checkpoints/checkpoint", "run_record/environment"),
 ]
 RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")
 

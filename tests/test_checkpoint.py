@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro.checkpoints import seal
+from gpt2_repro.checkpoints.checkpoint import all_checkpoints, resolve_checkpoint
 from gpt2_repro.errors import UserError
-from gpt2_repro.run_record.checkpoint import all_checkpoints, resolve_checkpoint
-from gpt2_repro.run_record.checkpoints import seal
 
 
 @pytest.fixture

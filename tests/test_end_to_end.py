@@ -11,12 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import train as train_story
 from gpt2_repro import export as export_command
 from gpt2_repro import generate
+from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.models import open_model
 from gpt2_repro.model import export
 from gpt2_repro.model.size import NO_LIMIT, max_positions
 from gpt2_repro.report import __main__ as report
-from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 from tests.commands import ROOT
 
 

@@ -16,13 +16,13 @@ from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2_repro import generate
+from gpt2_repro.checkpoints import training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow, Difference, Score
 from gpt2_repro.evaluation.model_card import model_card
 from gpt2_repro.export import main
 from gpt2_repro.model.export import load_model, load_pair
 from gpt2_repro.model.llmc import read_llmc
-from gpt2_repro.run_record.checkpoints import training_record
 from gpt2_repro.run_record.environment import TrainingRecord
 from tests.sections import ROOT
 

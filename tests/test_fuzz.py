@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.model.export import load_model
-from gpt2_repro.model.pretraining import plain_model
-from gpt2_repro.run_record.checkpoints import (
+from gpt2_repro.checkpoints import (
     complete_checkpoints,
     manifest_hash,
     newest_complete,
     seal,
     training_record,
 )
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.model.export import load_model
+from gpt2_repro.model.pretraining import plain_model
 from tests.model.families import build
 
 

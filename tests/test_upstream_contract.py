@@ -184,7 +184,7 @@ def test_upstream_still_has(name: str) -> None:
 
 
 def test_the_classes_that_deepspeed_pickles_are_where_they_were() -> None:
-    from gpt2_repro.training.resuming import DEEPSPEED_CLASSES
+    from gpt2_repro.checkpoints.resuming import DEEPSPEED_CLASSES
 
     for name in DEEPSPEED_CLASSES:
         module, _, kind = name.rpartition(".")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
+from gpt2_repro.checkpoints.checkpoint import Checkpoint, all_checkpoints, resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
@@ -32,7 +33,6 @@ from gpt2_repro.evaluation.references import SCORES
 from gpt2_repro.evaluation.scores import compare, join_seeds, published_baseline
 from gpt2_repro.evaluation.tasks import open_tasks
 from gpt2_repro.launchers import EVALUATE, forget_variables
-from gpt2_repro.run_record.checkpoint import Checkpoint, all_checkpoints, resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
+from gpt2_repro.checkpoints.checkpoint import HUB_ID
 from gpt2_repro.data.sources.presets import language_of
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow
 from gpt2_repro.evaluation.output import render
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, LocalTask
-from gpt2_repro.run_record.checkpoint import HUB_ID
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 from gpt2_repro.text import Cell, Table

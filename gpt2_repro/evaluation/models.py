@@ -9,10 +9,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpt2_repro.checkpoints.checkpoint import Checkpoint, all_checkpoints
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.model.size import max_positions
-from gpt2_repro.run_record.checkpoint import Checkpoint, all_checkpoints
 from gpt2_repro.run_record.layout import FINAL
 from gpt2_repro.tokenization import start_id
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from transformers.hf_argparser import HfArg
 
+from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.run_record.checkpoint import resolve_checkpoint
 
 
 GPT2 = "gpt2"

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from gpt2_repro.checkpoints import defect
 from gpt2_repro.evaluation.references import band, explained, verdict
 from gpt2_repro.report.page import progress
 from gpt2_repro.report.read import Row, Run, values
-from gpt2_repro.run_record.checkpoints import defect
 from gpt2_repro.run_record.layout import FINAL, METRICS
 from gpt2_repro.text import Finding, duration
 

@@ -11,10 +11,11 @@ from typing import Any, TextIO
 import psutil
 import yaml
 
+from gpt2_repro import checkpoints
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import from_json, growth, read_object, sync, to_json, try_lock, write_whole
 from gpt2_repro.manifest import MANIFEST, SPLITS
-from gpt2_repro.run_record import checkpoints, events, layout
+from gpt2_repro.run_record import events, layout
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
 from gpt2_repro.run_record.time_breakdown import PARTS, STEPS, goodput

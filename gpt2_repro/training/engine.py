@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from gpt2_repro import ranks
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.optim import MUON
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.training import ranks, sharded
+from gpt2_repro.training import sharded
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.sharded import whole
 

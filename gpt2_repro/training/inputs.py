@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from gpt2_repro import ranks
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches, collate_rows
 from gpt2_repro.data.prepared import PreparedData
@@ -17,7 +18,6 @@ from gpt2_repro.data.rows import Rows
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.tokenization import start_ids
-from gpt2_repro.training import ranks
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 

@@ -11,9 +11,9 @@ import socket
 import sys
 from pathlib import Path
 
+from gpt2_repro.checkpoints.side_process import end_with_parent
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
-from gpt2_repro.run_record.side_process import end_with_parent
 
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>

@@ -7,22 +7,22 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from gpt2_repro import checkpoints, ranks
+from gpt2_repro.checkpoints.copying import RunCopier
+from gpt2_repro.checkpoints.restoring import restore_copies
+from gpt2_repro.checkpoints.resuming import Start, choose_start, loadable, prepare_run_directory, run_identity_of
 from gpt2_repro.config import values_of
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import sync, write_whole
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import deepspeed_json
-from gpt2_repro.run_record import RunRecord, checkpoints, events
+from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STATUS
 from gpt2_repro.run_record.supervision import RUN, WENT_BACK, note
 from gpt2_repro.run_record.time_breakdown import breakdown
-from gpt2_repro.training import ranks
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection
-from gpt2_repro.training.copying import RunCopier
-from gpt2_repro.training.restoring import restore_copies
-from gpt2_repro.training.resuming import Start, choose_start, loadable, prepare_run_directory, run_identity_of
 from gpt2_repro.training.settings import resolve_settings, settings_from, to_training_arguments
 
 
@@ -244,10 +244,10 @@ def save_final(trainer: "PretrainingTrainer") -> None:
     final/ has the fp32 weights, or their average over steps if the run computes one.
     """
     from gpt2_repro import tokenization
+    from gpt2_repro.checkpoints.staged_saves import hashed_saves
     from gpt2_repro.evaluation.model_card import model_card
     from gpt2_repro.model.pretraining import plain_model
     from gpt2_repro.training.engine import fp32_weights
-    from gpt2_repro.training.hashing import hashed_saves
     from gpt2_repro.training.sharded import build_whole
 
     run, saver, is_averaged = trainer.run, trainer.saver, trainer.average.exists

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.checkpoints.resuming import Start
 from gpt2_repro.config import values_of
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.launchers import LAUNCHERS, RECOMMENDED, current_launcher
@@ -15,7 +16,6 @@ from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.run_record.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.training.launcher import check_launcher
-from gpt2_repro.training.resuming import Start
 from gpt2_repro.training.workload import plan_run
 
 

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from transformers import DefaultFlowCallback, Trainer
 
+from gpt2_repro.checkpoints.resuming import Start
+from gpt2_repro.checkpoints.saving import CheckpointSaver
+from gpt2_repro.checkpoints.staged_saves import hashed_saves
 from gpt2_repro.model.export import load_experts
 from gpt2_repro.model.size import tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
@@ -23,12 +26,9 @@ from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
 from gpt2_repro.training.guard import UpdateGuard
-from gpt2_repro.training.hashing import hashed_saves
 from gpt2_repro.training.inputs import Inputs, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
-from gpt2_repro.training.resuming import Start
-from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.sharded import whole
 from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.when import Interrupted, StepControl, Watchdog

@@ -11,12 +11,12 @@ from typing import Any
 
 from transformers import DefaultFlowCallback, TrainerCallback
 
+from gpt2_repro import ranks
+from gpt2_repro.checkpoints.saving import CheckpointSaver
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.training import ranks
 from gpt2_repro.training.launcher import LAUNCHER_DIED
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
-from gpt2_repro.training.saving import CheckpointSaver
 
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file, save_file
 
+from gpt2_repro.checkpoints import seal
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.errors import UserError
@@ -21,7 +22,6 @@ from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.core import read_bundle
 from gpt2_repro.evaluation.models import open_average
 from gpt2_repro.evaluation.references import DOCUMENTS, SCORES, PublishedScore
-from gpt2_repro.run_record.checkpoints import seal
 from tests.evaluation.test_scorer import write_bundle
 
 

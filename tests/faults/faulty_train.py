@@ -22,8 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from gpt2_repro import cli
-from gpt2_repro.run_record import writer
-from gpt2_repro.training import copying
+from gpt2_repro.checkpoints import copying, writer
 
 
 FIRST, _, LAST = os.environ["FAULT_AT"].partition("-")
@@ -142,30 +141,30 @@ kill, kill_trainer, kill_both = signals(os.getpid), signals(os.getppid), signals
 # The place of a function, its replacement, and the condition for the arguments of a call.
 Fault = tuple[str, Callable[..., Any], Callable[..., bool]]
 OF_WRITER: dict[str, Fault] = {
-    "kill_before_a_shard": ("run_record.writer._write_file", kill, is_shard),
-    "kill_before_the_manifest": ("run_record.checkpoints.seal", kill, saves),
-    "kill_before_the_rename": ("run_record.checkpoints.publish", kill, saves),
-    "read_only": ("run_record.writer._write_file", refuse, saves),
-    "slow_disk": ("run_record.writer.HashedFile.write", waits(4), always),
-    "stuck_disk": ("run_record.writer.HashedFile.write", waits(3600), always),
-    "kill_in_rotation": ("run_record.checkpoints.shutil.rmtree", tear, deletes),
-    "term_while_saving": ("run_record.checkpoints.publish", signals(os.getppid, number=signal.SIGTERM), saves),
-    "kill_trainer_before_a_shard": ("run_record.writer._write_file", kill_trainer, is_shard),
-    "kill_trainer_before_the_manifest": ("run_record.checkpoints.seal", kill_trainer, saves),
-    "kill_both_before_a_shard": ("run_record.writer._write_file", kill_both, is_shard),
-    "kill_both_before_the_rename": ("run_record.checkpoints.publish", kill_both, saves),
+    "kill_before_a_shard": ("checkpoints.writer._write_file", kill, is_shard),
+    "kill_before_the_manifest": ("checkpoints.seal", kill, saves),
+    "kill_before_the_rename": ("checkpoints.publish", kill, saves),
+    "read_only": ("checkpoints.writer._write_file", refuse, saves),
+    "slow_disk": ("checkpoints.writer.HashedFile.write", waits(4), always),
+    "stuck_disk": ("checkpoints.writer.HashedFile.write", waits(3600), always),
+    "kill_in_rotation": ("checkpoints.shutil.rmtree", tear, deletes),
+    "term_while_saving": ("checkpoints.publish", signals(os.getppid, number=signal.SIGTERM), saves),
+    "kill_trainer_before_a_shard": ("checkpoints.writer._write_file", kill_trainer, is_shard),
+    "kill_trainer_before_the_manifest": ("checkpoints.seal", kill_trainer, saves),
+    "kill_both_before_a_shard": ("checkpoints.writer._write_file", kill_both, is_shard),
+    "kill_both_before_the_rename": ("checkpoints.publish", kill_both, saves),
 }
 OF_COPIER: dict[str, Fault] = {
-    "kill_before_the_copy": ("training.copying.copy", kill_both, lambda *_, name, **__: saves(name)),
-    "kill_in_a_file": ("run_record.place.Place.put", halve, is_shard_of_copy),
-    "kill_before_the_copied_manifest": ("run_record.place.Place.put", kill_both, is_manifest),
-    "kill_in_the_rotation_of_copies": ("run_record.place.Place.remove", tear_copy, is_complete_copy),
-    "slow_copy": ("run_record.place.Place.put", waits(0.1), always),
-    "stuck_copy": ("run_record.place.Place.put", waits(3600), is_manifest),
+    "kill_before_the_copy": ("checkpoints.copying.copy", kill_both, lambda *_, name, **__: saves(name)),
+    "kill_in_a_file": ("checkpoints.place.Place.put", halve, is_shard_of_copy),
+    "kill_before_the_copied_manifest": ("checkpoints.place.Place.put", kill_both, is_manifest),
+    "kill_in_the_rotation_of_copies": ("checkpoints.place.Place.remove", tear_copy, is_complete_copy),
+    "slow_copy": ("checkpoints.place.Place.put", waits(0.1), always),
+    "stuck_copy": ("checkpoints.place.Place.put", waits(3600), is_manifest),
 }
 OF_RESTORE: dict[str, Fault] = {
-    "kill_in_a_restored_file": ("run_record.place.Place.get", halve_restore, saves),
-    "kill_before_the_restored_checkpoint": ("run_record.checkpoints.publish", kill, saves),
+    "kill_in_a_restored_file": ("checkpoints.place.Place.get", halve_restore, saves),
+    "kill_before_the_restored_checkpoint": ("checkpoints.publish", kill, saves),
 }
 AFTER_THE_SAVE: dict[str, tuple[str, Callable[..., bool]]] = {
     "validation": ("training.validation.Validation.measure", lambda *_, step, **__: step in STEPS),
@@ -176,7 +175,7 @@ AFTER_THE_SAVE: dict[str, tuple[str, Callable[..., bool]]] = {
 TRAINER = "training.trainer.PretrainingTrainer"
 OF_TRAINER: dict[str, Fault] = {
     "kill_after_the_model": (f"{TRAINER}._save_optimizer_and_scheduler", kill, saves),
-    "no_foresight": ("training.saving.CheckpointSaver._missing", lambda *_, **__: 0.0, always),
+    "no_foresight": ("checkpoints.saving.CheckpointSaver._missing", lambda *_, **__: 0.0, always),
     "flipped_bit": ("training.when.StepControl.on_step_end", flip, ends_at),
     "nan": (f"{TRAINER}.compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
     "hang": (f"{TRAINER}.compute_loss", waits(3600), at_step),
@@ -202,7 +201,7 @@ def serve_copies(place: str) -> None:
 
 
 def inject(fault: str) -> None:
-    from gpt2_repro.training import saving
+    from gpt2_repro.checkpoints import saving
 
     saving.WRITER = WRITER
     if fault in OF_COPIER:

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2_repro.run_record.checkpoints import newest_complete
-from gpt2_repro.run_record.place import Place
+from gpt2_repro.checkpoints import newest_complete
+from gpt2_repro.checkpoints.place import Place
 from tests.faults.runs import results, status
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpt2_repro.checkpoints import newest_complete
 from gpt2_repro.preflight import __main__ as preflight
-from gpt2_repro.run_record.checkpoints import newest_complete
 from tests.commands import ROOT, start_cold
 from tests.faults.runs import losses, results, status, weights
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 
+from gpt2_repro.checkpoints import publish, seal
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.run_record.checkpoints import publish, seal
 
 
 @pytest.fixture(scope="session")

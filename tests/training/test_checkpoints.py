@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2_repro.run_record import checkpoints
-from gpt2_repro.run_record.checkpoints import defect, newest_complete, read_manifest, seal, training_record
+from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints import defect, newest_complete, read_manifest, seal, training_record
+from gpt2_repro.checkpoints.resuming import refuse_code
 from gpt2_repro.run_record.events import append
-from gpt2_repro.training.resuming import refuse_code
 
 
 def steps(run: Path) -> set[int]:

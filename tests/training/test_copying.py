@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints import copying, restoring
+from gpt2_repro.checkpoints.place import Place, absolute
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.run_record import RunRecord, checkpoints
-from gpt2_repro.run_record.place import Place, absolute
-from gpt2_repro.training import copying, restoring
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.arguments import TrainingSection
 
 
@@ -463,7 +464,7 @@ def test_a_machine_with_an_unknown_key_is_refused(run: Path, tmp_path: Path, mon
 
 @pytest.mark.parametrize("place", ["sftp"], indirect=True)
 def test_a_dead_connection_is_a_failure(run: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpt2_repro.run_record import sftp
+    from gpt2_repro.checkpoints import sftp
     from tests.training.sftp_server import Disk
 
     save(run, 2)
@@ -478,7 +479,9 @@ def test_a_dead_connection_is_a_failure(run: Path, place: str, monkeypatch: pyte
 
 def test_the_copier_starts_quickly() -> None:
     """The copier imports neither torch nor transformers."""
-    code = "import sys; from gpt2_repro.training import copying; print({'torch', 'transformers'} & sys.modules.keys())"
+    code = (
+        "import sys; from gpt2_repro.checkpoints import copying; print({'torch', 'transformers'} & sys.modules.keys())"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 

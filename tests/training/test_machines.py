@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpt2_repro import ranks
 from gpt2_repro.errors import UserError
-from gpt2_repro.training import launcher, ranks
+from gpt2_repro.training import launcher
 from tests.commands import kill_all
 from tests.sections import ROOT
 from tests.warm import start_warm

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from gpt2_repro.batch_plan import BatchPlan, plan_batches
+from gpt2_repro.checkpoints import resuming
+from gpt2_repro.checkpoints.resuming import choose_start, refuse_code
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.training import resuming
 from gpt2_repro.training.arguments import TrainingSection
 from gpt2_repro.training.engine import fix_restored_optimizer
 from gpt2_repro.training.inputs import training_loader
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
-from gpt2_repro.training.resuming import choose_start, refuse_code
 
 
 PLAN = plan_batches(tokens_per_step=100, sequence_length=10, micro_batch_size=10, num_processes=1, max_steps=8)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro import run_record
+from gpt2_repro import checkpoints, run_record
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.data.prepared import PreparedData, exclusive_lock
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
-from gpt2_repro.run_record import HOLDER, RunRecord, checkpoints, events
+from gpt2_repro.run_record import HOLDER, RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import process_seconds
 from gpt2_repro.run_record.supervision import ENDED, FOLDER, SINCE

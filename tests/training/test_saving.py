@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
+from gpt2_repro.checkpoints import defect, disk_faults_in_words, read_manifest, saving, writer
+from gpt2_repro.checkpoints.saving import CheckpointSaver
+from gpt2_repro.checkpoints.staged_saves import StagingMemory, hashed_saves
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.run_record import RunRecord, writer
-from gpt2_repro.run_record.checkpoints import defect, disk_faults_in_words, read_manifest
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import checkpoints
-from gpt2_repro.training import saving
-from gpt2_repro.training.hashing import StagingMemory, hashed_saves
-from gpt2_repro.training.saving import CheckpointSaver
 
 
 SHARDS = ("global_step7/shard.pt", "optimizer.pt")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import modeling_utils
 
+from gpt2_repro.checkpoints.writer import HashedFile
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.run_record.writer import HashedFile
 from gpt2_repro.text import size as size_text
 
 

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints.writer import PIECE, HashedFile
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import expand, parse_object, sync
-from gpt2_repro.run_record import checkpoints, layout
+from gpt2_repro.run_record import layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
-from gpt2_repro.run_record.writer import PIECE, HashedFile
 
 
 HOST = re.compile(r"((?:[\w.-]+@)?[\w.-]+):(.+)")  # a folder on another machine, as in the arguments of scp
-SFTP = "gpt2_repro.run_record.sftp.SafeSFTP"
+SFTP = "gpt2_repro.checkpoints.sftp.SafeSFTP"
 SECRET = re.compile(r"://[^/]*:[^/]*@|://.*\?.*=")  # a password, or a query with a signature or token
 PARTIAL = ".partial"  # suffix of a file that is being written, as in sftp.py
 LOST = re.compile(r"(^|::)(memory|cached|\w+cache)(://|::)")  # fsspec's file systems that end with the process

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints import side_process
+from gpt2_repro.checkpoints.place import Place, absolute
+from gpt2_repro.checkpoints.resuming import require_same_run
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
-from gpt2_repro.run_record import RunRecord, checkpoints, layout, side_process
+from gpt2_repro.run_record import RunRecord, layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
-from gpt2_repro.run_record.place import Place, absolute
-from gpt2_repro.training.resuming import require_same_run
 
 
 if TYPE_CHECKING:  # the process that copies imports this module, and these imports take a second
@@ -26,7 +28,7 @@ if TYPE_CHECKING:  # the process that copies imports this module, and these impo
 
 logger = logging.getLogger(__name__)
 
-COPIER = "import sys; from gpt2_repro.training import copying; copying.serve(sys.argv[1])"
+COPIER = "import sys; from gpt2_repro.checkpoints import copying; copying.serve(sys.argv[1])"
 # The first file has the run identity, so that an interrupted first copy has an owner.
 SMALL_FILES = (layout.ENVIRONMENT, layout.METRICS, layout.STATUS, layout.RECIPE, layout.SAMPLES)
 PATIENCE = 1800.0  # seconds without a sign of progress after which a copy is given up

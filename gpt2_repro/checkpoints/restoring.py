@@ -8,16 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints.copying import SMALL_FILES, require_own
+from gpt2_repro.checkpoints.place import Place
+from gpt2_repro.checkpoints.resuming import require_same_run
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import RunFailed, UserError, error_number, in_a_line
 from gpt2_repro.files import size_of, sync_folder, write_whole
-from gpt2_repro.run_record import RunRecord, checkpoints, layout
+from gpt2_repro.run_record import RunRecord, layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
-from gpt2_repro.run_record.place import Place
 from gpt2_repro.text import size as size_text
 from gpt2_repro.training.arguments import TrainingSection
-from gpt2_repro.training.copying import SMALL_FILES, require_own
-from gpt2_repro.training.resuming import require_same_run
 
 
 logger = logging.getLogger(__name__)

@@ -15,24 +15,25 @@ import torch
 from accelerate.utils import broadcast_object_list, extract_model_from_parallel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+from gpt2_repro import checkpoints, ranks
+from gpt2_repro.checkpoints import writer
+from gpt2_repro.checkpoints.copying import RunCopier, rotation_of
+from gpt2_repro.checkpoints.side_process import SideProcess
+from gpt2_repro.checkpoints.staged_saves import StagingMemory
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes
-from gpt2_repro.run_record import RunRecord, checkpoints, writer
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path, step_of
-from gpt2_repro.run_record.side_process import SideProcess
 from gpt2_repro.text import size as size_text
-from gpt2_repro.training import ranks
-from gpt2_repro.training.copying import RunCopier, rotation_of
-from gpt2_repro.training.hashing import StagingMemory
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)
 
-WRITER = "import sys; from gpt2_repro.run_record import writer; writer.serve(int(sys.argv[1]))"
+WRITER = "import sys; from gpt2_repro.checkpoints import writer; writer.serve(int(sys.argv[1]))"
 SPARE = 1.15  # required free space, as a multiple of the size of the last checkpoint
 SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
 Writer = Callable[[Path], tuple[dict[str, dict[str, Any]], dict[str, Any]]]

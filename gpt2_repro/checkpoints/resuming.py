@@ -13,12 +13,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt2_repro import checkpoints
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
+from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import Manifest
-from gpt2_repro.run_record import RunRecord, checkpoints, events, layout
-from gpt2_repro.run_record.checkpoint import resolve_checkpoint
+from gpt2_repro.run_record import RunRecord, events, layout
 
 
 if TYPE_CHECKING:  # the process that copies checkpoints imports this module, and this import takes a second

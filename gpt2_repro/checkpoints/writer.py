@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints import side_process
 from gpt2_repro.files import growth, read_object, write_whole
-from gpt2_repro.run_record import checkpoints, side_process
 
 
 PATIENCE = 30.0  # seconds that the writer of a dead trainer waits for the writers of other ranks without progress

@@ -5,10 +5,10 @@ import logging
 import re
 from pathlib import Path
 
+from gpt2_repro.checkpoints import complete_checkpoints, training_record
 from gpt2_repro.errors import UserError, nearest
 from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.checkpoints import complete_checkpoints, training_record
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, RECIPE, checkpoints, is_run
 
