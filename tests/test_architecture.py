@@ -14,9 +14,14 @@ ROOT = PACKAGE.parent
 SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
 # Modules of layer 3 besides the scripts and every __main__.py. Modules that are in no other layer are in layer 0.
 ENTRY_POINTS = {"api", "diagnose", "export", "generate", "prepare", "supervise", "train"}
-SUBPACKAGES = {"data", "model", "optim", "evaluation", "report", "preflight"}
+SUBPACKAGES = {"checkpoints", "data", "model", "optim", "evaluation", "report", "preflight"}
 # The imports within layer 1.
-BESIDE = {"evaluation": ("data", "model"), "preflight": ("data", "model"), "report": ("evaluation",)}
+BESIDE = {
+    "model": ("checkpoints",),
+    "evaluation": ("data", "model", "checkpoints"),
+    "preflight": ("data", "model"),
+    "report": ("evaluation", "checkpoints"),
+}
 PURE = [
     *("errors", "batch_plan", "manifest", "text", "model/size", "data/packing", "data/preparation/splits"),
     *("data/sources/presets", "evaluation/comparison", "evaluation/references", "evaluation/model_card"),

@@ -88,6 +88,11 @@ def complete_checkpoints(run: Path) -> list[Path]:
     return [path for path in layout.checkpoints(run) if defect(path) is None]
 
 
+def newest_step(run: Path) -> int:
+    """Return the step of the newest complete checkpoint of a run, or -1 without a checkpoint."""
+    return max(map(layout.step_of, complete_checkpoints(run)), default=-1)
+
+
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint with correct hashes, and why others were skipped."""
     skipped: list[str] = []

@@ -5,25 +5,22 @@ last, is intact.
 """
 
 import contextlib
+import dataclasses
 import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints import side_process
 from gpt2_repro.checkpoints.place import Place, absolute
-from gpt2_repro.checkpoints.resuming import require_same_run
+from gpt2_repro.checkpoints.resuming import RunIdentity
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.run_record import RunRecord, layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
-
-
-if TYPE_CHECKING:  # the process that copies imports this module, and these imports take a second
-    from gpt2_repro.training.arguments import TrainingSection
 
 
 logger = logging.getLogger(__name__)
@@ -38,15 +35,14 @@ LINE_SECONDS = 30.0  # between two lines while the end of the run waits for a co
 
 
 class RunCopier:
-    """Copies a run to --sync_to while training continues, one folder at a time. Use it on rank 0 only.
+    """Copies a run to another place while training continues, one folder at a time. Use it on rank 0 only.
 
     Args:
-        identity: the result of `resuming.run_identity_of`.
+        rotation: the rules by which old copies are deleted: arguments of `checkpoints.to_keep`.
     """
 
-    def __init__(self, run: RunRecord, settings: "TrainingSection", identity: Mapping[str, Any]) -> None:
-        self.run, self.place, self.rules = run, absolute(settings.sync_to), rotation_of(settings)
-        self.owner = {"identity": dict(identity), "allow_change": settings.allow_resume_change}
+    def __init__(self, run: RunRecord, place: str, rotation: Mapping[str, Any], identity: RunIdentity) -> None:
+        self.run, self.place, self.rotation, self.identity = run, absolute(place), rotation, identity
         self.process = side_process.SideProcess(COPIER, self.place)
         self.job: str | None = None  # the folder that is being copied; "": only the small files
         self.done: set[str] = set()  # the copied folders
@@ -67,8 +63,9 @@ class RunCopier:
             self.job = self.queue.pop(0)
             if self.process.process.poll() is not None:
                 self.process = side_process.SideProcess(COPIER, self.place)
-            job = {"run": str(self.run.path.resolve()), "name": self.job, "rules": self.rules}
-            self.process.submit(job | self.owner)
+            identity = dataclasses.asdict(self.identity) | {"changeable": sorted(self.identity.changeable)}
+            job = {"run": str(self.run.path.resolve()), "name": self.job, "rotation": self.rotation}
+            self.process.submit(job | {"identity": identity})
             self.signed_at = time.monotonic()
         reply = self.process.reply(seconds)
         if reply is not None:
@@ -123,19 +120,18 @@ class RunCopier:
             raise RunFailed(f"The run is not completely copied to {self.place}. Run the same command again to retry.")
 
 
-def rotation_of(settings: "TrainingSection") -> dict[str, Any]:
-    """Return the arguments of `checkpoints.to_keep`."""
-    keep = {"keep": settings.keep_checkpoints, "keep_every": settings.keep_every_steps}
-    return keep | {"keep_best": settings.keep_best_checkpoint}
-
-
 def serve(name: str) -> None:
     """Perform the jobs of a RunCopier until the trainer ends."""
     side_process.end_with_parent()
-    side_process.serve(lambda job, progress: {"seconds": copy(Place(name, progress), **job)})
+
+    def perform(job: side_process.Job, progress: Callable[[], None]) -> dict[str, Any]:
+        identity = RunIdentity(**job["identity"])
+        return {"seconds": copy(Place(name, progress), job["run"], job["name"], job["rotation"], identity)}
+
+    side_process.serve(perform)
 
 
-def require_own(place: Place, run: Path, identity: Mapping[str, Any], *, allow_change: bool = False) -> None:
+def require_own(place: Place, run: Path, identity: RunIdentity) -> None:
     """Raise UserError unless a place is empty or has a copy of the run with this identity.
 
     Also raise it if the place is the run directory itself, or if it has only the final model of a later step.
@@ -144,8 +140,9 @@ def require_own(place: Place, run: Path, identity: Mapping[str, Any], *, allow_c
     if saved := place.run_identity():
         # A run may change its settings, but not become another run that has copies there.
         own = _identities(run)
-        allow_change = allow_change and (not own or _settings(saved) in own)
-        require_same_run(saved, identity, where=name, allow_change=allow_change, option="--sync_to")
+        if own and _settings(saved) not in own:
+            identity = dataclasses.replace(identity, allow_change=False)
+        identity.require_same(saved, where=name, option="--sync_to")
     elif place.names():
         raise UserError(f"--sync_to {name} is neither empty nor a copy of this run. Pass another --sync_to.")
     lock = run / layout.LOCK
@@ -174,19 +171,19 @@ def _settings(identity: Mapping[str, Any]) -> dict[str, Any]:
 def last_step(run: RunRecord) -> int:
     """Return the last step that a run has reached, also before it went back, or 0."""
     final = checkpoints.read_manifest(run.final).get("step", 0)
-    return max(run.newest_step(), run.status().step or 0, *checkpoints.abandoned(run.path), final)
+    return max(checkpoints.newest_step(run.path), run.status().step or 0, *checkpoints.abandoned(run.path), final)
 
 
-def copy(place: Place, run: str, name: str, rules: dict[str, Any], *, identity: Any, allow_change: bool) -> float:
+def copy(place: Place, run: str, name: str, rotation: Mapping[str, Any], identity: RunIdentity) -> float:
     """Copy the small files of a run and its folder `name`, and return the seconds.
 
     If the folder has been copied before or is "", the result is 0. After a checkpoint, incomplete copies are deleted,
-    those that the rules of the run do not keep, and those after the newest step of the run.
+    those that the rotation does not keep, and those after the newest step of the run.
 
     Raises UserError, before anything is written, if the place belongs to another run (see `require_own`).
     """
     began, folder = time.monotonic(), Path(run, name)
-    require_own(place, Path(run), identity, allow_change=allow_change)
+    require_own(place, Path(run), identity)
     record, copies = RunRecord(run), place.manifests()
     later = max((step for step, its in copies.items() if its), default=0)
     if later > last_step(record):  # for example, the place could not be read at the start
@@ -210,8 +207,8 @@ def copy(place: Place, run: str, name: str, rules: dict[str, Any], *, identity: 
                 raise
             return 0.0  # deleted meanwhile
     if (step := step_of(folder)) >= 0:
-        newest, copies = max(step, record.newest_step()), copies | {step: manifest}
+        newest, copies = max(step, checkpoints.newest_step(record.path)), copies | {step: manifest}
         complete = {at: bool(its.get("rolling")) for at, its in copies.items() if its and at <= newest}
-        for old in copies.keys() - checkpoints.to_keep(Path(run), complete, **rules):
+        for old in copies.keys() - checkpoints.to_keep(Path(run), complete, **rotation):
             place.remove(layout.checkpoint_path(Path(run), old).name)
     return time.monotonic() - began if is_new else 0.0

@@ -4,21 +4,19 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints.copying import SMALL_FILES, require_own
 from gpt2_repro.checkpoints.place import Place
-from gpt2_repro.checkpoints.resuming import require_same_run
+from gpt2_repro.checkpoints.resuming import RunIdentity, check_owner
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import RunFailed, UserError, error_number, in_a_line
 from gpt2_repro.files import size_of, sync_folder, write_whole
 from gpt2_repro.run_record import RunRecord, layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
 from gpt2_repro.text import size as size_text
-from gpt2_repro.training.arguments import TrainingSection
 
 
 logger = logging.getLogger(__name__)
@@ -37,16 +35,15 @@ def faults_in_words(name: str) -> Iterator[None]:
         raise RunFailed(f"Cannot read {name} ({type(error).__name__}: {in_a_line(error)}).") from None
 
 
-def restore_copies(run: RunRecord, settings: TrainingSection, identity: Mapping[str, Any]) -> None:
-    """Restore a run from the newest copy at --sync_from and --sync_to. Call this on rank 0 only.
+def restore_copies(run: RunRecord, identity: RunIdentity, *places: str) -> None:
+    """Restore a run from the newest of its copies at `places`. Call this on rank 0 only.
 
-    Args:
-        identity: the result of `resuming.run_identity_of`.
+    A place that is "" is left out.
     """
-    names = [name for name in dict.fromkeys((settings.sync_from, settings.sync_to)) if name]
+    names = [name for name in dict.fromkeys(places) if name]
     if not names:
         return
-    run.check_owner()
+    check_owner(run)
     for name in names:
         with faults_in_words(name):
             place = Place(name)  # names a missing package
@@ -58,23 +55,22 @@ def restore_copies(run: RunRecord, settings: TrainingSection, identity: Mapping[
             run.lock()  # the lock then shows whether a place is the run directory
         for name in names:
             with faults_in_words(name):
-                restore(run, name, identity, allow_change=settings.allow_resume_change)
+                restore(run, name, identity)
     finally:
         run.unlock()
 
 
-def restore(run: RunRecord, name: str, identity: Mapping[str, Any], *, allow_change: bool = False) -> None:
+def restore(run: RunRecord, name: str, identity: RunIdentity) -> None:
     """Restore the newest complete copy at the place `name`, unless the run directory has a checkpoint as new.
 
     Raises UserError if the copies belong to another run, or if all are damaged and the run directory has no complete
     checkpoint.
     """
     place, here = Place(name), checkpoints.newest_complete(run.path)[0]
-    require_own(place, run.path, identity, allow_change=allow_change)
+    require_own(place, run.path, identity)
     copies = {step: manifest for step, manifest in place.manifests().items() if manifest}
     if copies:
-        saved = copies[max(copies)].get("run_identity", {})
-        require_same_run(saved, identity, where=name, allow_change=allow_change, option="--sync_to")
+        identity.require_same(copies[max(copies)].get("run_identity", {}), where=name, option="--sync_to")
     else:
         logger.info("%s has no checkpoint to restore", name)
     # A run that went back restores no checkpoint that it has set aside, if its next copy was not complete.

@@ -11,19 +11,16 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpt2_repro import checkpoints
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
-from gpt2_repro.manifest import Manifest
+from gpt2_repro.manifest import SPLITS
 from gpt2_repro.run_record import RunRecord, events, layout
 
-
-if TYPE_CHECKING:  # the process that copies checkpoints imports this module, and this import takes a second
-    from gpt2_repro.training.arguments import TrainingSection
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +34,45 @@ DEEPSPEED_CLASSES = {
 # transformers reads these files with `weights_only` and the few further classes that a random state needs.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
-SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
-OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon_momentum", "ema_steps")
-ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
-TRAJECTORY = (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER, "precision")  # fields of the section that change a run
-# Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The other fields determine the shapes or
-# the optimizer state of the checkpoint. tokens_per_step determines the position in the data, which is counted in
-# steps.
-CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "precision", "dropout"}
+
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+    """The settings that make a run the same run, as far as they are known before it starts.
+
+    Args:
+        values: the settings by name. JSON values.
+        changeable: names of the settings that --allow_resume_change may change.
+        allow_change: whether --allow_resume_change is set.
+    """
+
+    values: Mapping[str, Any]
+    changeable: Collection[str] = ()
+    allow_change: bool = False
+
+    def require_same(self, saved: Mapping[str, Any], *, where: Path | str, option: str = "--output_dir") -> None:
+        """Raise UserError if a run with the settings `saved` is another run.
+
+        Args:
+            saved: the values in a checkpoint or in environment.json.
+            where: the path of the checkpoint, the run directory or its copy, for the message.
+            option: the option that selects another path.
+        """
+        asked = json.loads(json.dumps(dict(self.values)))
+        if asked.keys() - saved.keys() - {"extensions"}:
+            raise UserError(f"{where} belongs to a run of another version of this project. Pass another {option}.")
+        # Extensions are determined by --extend_to and the checkpoint.
+        names = [name for name in dict.fromkeys([*saved, *asked]) if name != "extensions"]
+        if not (differing := [name for name in names if saved.get(name) != asked.get(name)]):
+            return
+        changed = "; ".join(f"{name} {saved.get(name)!r} -> {asked.get(name)!r}" for name in differing)
+        changed = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1…", changed)  # hashes
+        fix = f"Undo the change or pass another {option}"
+        if set(differing) <= set(self.changeable):
+            if self.allow_change:
+                logger.warning("%s continues with changed settings: %s", where, changed)
+                return
+            fix += ", or pass --allow_resume_change to continue with the change"
+        raise UserError(f"{where} belongs to a run with other settings ({changed}). {fix}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,56 +104,99 @@ class Start:
 
 
 def choose_start(
-    run: RunRecord, settings: "TrainingSection", plan: BatchPlan, identity: dict[str, Any], *, init_from: str = ""
+    run: RunRecord,
+    plan: BatchPlan,
+    identity: RunIdentity,
+    *,
+    resume_from: str = "",
+    extend_to: int = 0,
+    init_from: str = "",
 ) -> Start:
-    """Choose the checkpoint to start from, and extend the run if --extend_to is set.
+    """Choose the checkpoint to start from, and extend the run if `extend_to` is set.
 
     Call this on rank 0 only. The run directory is locked, if it exists.
 
     Args:
-        identity: the result of `run_identity_of`.
+        resume_from: the name of a checkpoint. "": the newest complete one.
+        extend_to: the new length of the run in tokens, or 0.
         init_from: the checkpoint with the initial weights, if the run starts from one.
 
     Raises UserError if the run directory is in use, belongs to another run, has only damaged checkpoints or a final/
     without a checkpoint, or if loading the checkpoint could run code.
     """
-    run.check_owner()
+    check_owner(run)
     if saved := run.environment().run_identity:
-        require_same_run(saved, identity, where=run.path, allow_change=settings.allow_resume_change)
-    if 0 < settings.extend_to < plan.total_tokens:
-        raise UserError(f"--extend_to {settings.extend_to} is less than the {plan.total_tokens} tokens of the run.")
-    steps = settings.extend_to // plan.tokens_per_step or plan.max_steps
-    if not settings.resume_from and run.is_finished(steps):
+        identity.require_same(saved, where=run.path)
+    if 0 < extend_to < plan.total_tokens:
+        raise UserError(f"--extend_to {extend_to} is less than the {plan.total_tokens} tokens of the run.")
+    steps = extend_to // plan.tokens_per_step or plan.max_steps
+    if not resume_from and is_finished(run, steps):
         return Start(plan, is_finished=True)
     if run.path.is_dir():
         run.lock()  # a new run directory is locked later, by RunRecord.claim
-    checkpoint, skipped = checkpoints.newest_complete(run.path) if not settings.resume_from else (None, [])
-    if settings.resume_from:
-        checkpoint = checkpoints.named(run.path, settings.resume_from)
+    checkpoint, skipped = checkpoints.newest_complete(run.path) if not resume_from else (None, [])
+    if resume_from:
+        checkpoint = checkpoints.named(run.path, resume_from)
     if checkpoint is None:
         _require_no_result(run, skipped)
         if init_from:
             resolve_checkpoint(init_from)
-        return Start(*extend_plan(plan, settings.extend_to, extensions=[], step=0))
+        return Start(*extend_plan(plan, extend_to, extensions=[], step=0))
     manifest = checkpoints.read_manifest(checkpoint)
     saved, step = manifest.get("run_identity", {}), layout.step_of(checkpoint)
-    plan, extensions = extend_plan(plan, settings.extend_to, extensions=saved.get("extensions", []), step=step)
+    plan, extensions = extend_plan(plan, extend_to, extensions=saved.get("extensions", []), step=step)
     by = launcher_of_checkpoint(manifest["files"])
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
         raise UserError(
             f"{checkpoint} has the format of the launcher {by.name}, so this launcher cannot load it. {fix}"
         )
-    before, now = ("bf16" if its.get("bf16") else its.get("precision") or "fp32" for its in (saved, identity))
+    before, now = (
+        "bf16" if values.get("bf16") else values.get("precision") or "fp32" for values in (saved, identity.values)
+    )
     if by.deepspeed_json and before != now:
         fix = f"Pass --precision {before} or a new --output_dir."
         raise UserError(f"DeepSpeed cannot change the precision of {checkpoint}. {fix}")
-    require_same_run(saved, identity, where=checkpoint, allow_change=settings.allow_resume_change)
+    identity.require_same(saved, where=checkpoint)
     if step > plan.max_steps:
         raise UserError(f"{checkpoint} is beyond the last step ({plan.max_steps}). Pass a larger --max_steps.")
     refuse_code(checkpoint, manifest["files"])
     is_validated = bool(events.validation_losses(run.metrics, step))
     return Start(plan, extensions, False, checkpoint, manifest, is_validated, tuple(skipped))
+
+
+def is_finished(run: RunRecord, steps: int) -> bool:
+    """Return whether a run is complete and was planned for `steps` optimizer steps."""
+    # A run that is killed directly after it has written final/ cannot record its state. But if there are
+    # checkpoints, final/ may be older than they are.
+    newest = next(iter(checkpoints.complete_checkpoints(run.path)), None)
+    if checkpoints.defect(run.final) or (run.status().state != "complete" and newest):
+        return False
+    record = checkpoints.training_record(run.final)
+    if record is None:
+        return False
+    # A run that went back and was restored elsewhere can have its newest checkpoint, but an older final/.
+    identity = record.environment.run_identity
+    ends = checkpoints.read_manifest(newest).get("run_identity") if newest else identity
+    # After --extend_to, the run identity still contains the steps planned before the first extension.
+    is_newest = newest is None or layout.step_of(newest) <= (record.step or 0)
+    return ends == identity and is_newest and steps in (record.step, identity.get("max_steps"))
+
+
+def check_owner(run: RunRecord) -> None:
+    """Raise UserError unless the path of a run is new, empty or a run directory."""
+    path = run.path
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--output_dir {path} is a file.")
+    for parent in path.resolve().parents:
+        if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
+            raise UserError(f"--output_dir {path} is inside another run or prepared folder, {parent}.")
+    if not path.is_dir() or not any(not entry.name.startswith(".") for entry in path.iterdir()):
+        return
+    # One intact file is enough, because a power cut may have emptied all other files of the run.
+    proofs = [run.status().state, run.environment().run_identity, run.recipe().get("training")]
+    if not any([*proofs, checkpoints.complete_checkpoints(path)]):
+        raise UserError(f"--output_dir {path} is neither empty nor a run directory.")
 
 
 def prepare_run_directory(run: RunRecord, start: Start, *, max_steps: int, validates_again: bool) -> None:
@@ -241,58 +312,3 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-
-
-def run_identity_of(
-    settings: "TrainingSection", plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the identity of a run: the settings that must not change on a resume.
-
-    Args:
-        model: the section `model:` of the recipe.
-    """
-    return {
-        "data": data.sha256["train"],
-        "tokenizer": data.tokenizer_sha256,
-        "sequence_length": plan.sequence_length,
-        "tokens_per_step": plan.tokens_per_step,
-        "max_steps": plan.max_steps,
-        "bf16": settings.bf16,
-        **{key: value for key, value in model.items() if key != "attn_implementation"},
-        **{name: getattr(settings, name) for name in TRAJECTORY},
-    }
-
-
-def require_same_run(
-    saved: Mapping[str, Any],
-    asked: Mapping[str, Any],
-    *,
-    where: Path | str,
-    allow_change: bool = False,
-    option: str = "--output_dir",
-) -> None:
-    """Raise UserError if two runs differ in settings that must not change on a resume.
-
-    Args:
-        saved: the result of `run_identity_of` in the checkpoint or in environment.json.
-        asked: the result of `run_identity_of` for the requested run.
-        where: the path of the checkpoint, the run directory or its copy, for the message.
-        allow_change: if all settings that differ are in CHANGEABLE, log a warning instead of raising UserError.
-        option: the option that selects another place.
-    """
-    asked = json.loads(json.dumps(asked))
-    if asked.keys() - saved.keys() - {"extensions"}:
-        raise UserError(f"{where} belongs to a run of another version of this project. Pass another {option}.")
-    # Extensions are determined by --extend_to and the checkpoint.
-    keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
-    if not keys:
-        return
-    changed = "; ".join(f"{key} {saved.get(key)!r} -> {asked.get(key)!r}" for key in keys)
-    changed = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1…", changed)  # hashes
-    fix = f"Undo the change or pass another {option}"
-    if set(keys) <= CHANGEABLE:
-        if allow_change:
-            logger.warning("%s continues with changed settings: %s", where, changed)
-            return
-        fix += ", or pass --allow_resume_change to continue with the change"
-    raise UserError(f"{where} belongs to a run with other settings ({changed}). {fix}.")

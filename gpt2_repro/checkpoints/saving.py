@@ -1,13 +1,14 @@
 """Save checkpoints atomically while training continues, and rotate them."""
 
 import contextlib
+import dataclasses
 import logging
 import os
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,17 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from gpt2_repro import checkpoints, ranks
 from gpt2_repro.checkpoints import writer
-from gpt2_repro.checkpoints.copying import RunCopier, rotation_of
+from gpt2_repro.checkpoints.copying import RunCopier
+from gpt2_repro.checkpoints.resuming import RunIdentity
 from gpt2_repro.checkpoints.side_process import SideProcess
 from gpt2_repro.checkpoints.staged_saves import StagingMemory
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
-from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.layout import STAGING, checkpoint_path, step_of
 from gpt2_repro.text import size as size_text
-from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)
@@ -39,13 +39,25 @@ SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
 Writer = Callable[[Path], tuple[dict[str, dict[str, Any]], dict[str, Any]]]
 
 
+@dataclasses.dataclass(frozen=True)
+class SavingSettings:
+    """How a run saves and copies its checkpoints."""
+
+    rotation: Mapping[str, Any]  # arguments of `checkpoints.to_keep`
+    in_background: bool = True
+    sync_to: str = ""
+    identity: RunIdentity = RunIdentity({})
+
+
 class CheckpointSaver:
     """Saves the checkpoints of a run, and deletes old checkpoints.
 
     A save copies the checkpoint to memory. A process writes the copy while training continues.
 
     Args:
-        parameters: number of parameters of the model, to estimate sizes.
+        settings: how to save.
+        total_bytes: expected size of the first checkpoint.
+        own_bytes: expected size of the files of this rank.
         alive: a function that restarts the watchdog's timer. It is called as long as a save makes progress.
     """
 
@@ -53,15 +65,15 @@ class CheckpointSaver:
         self,
         record: RunRecord,
         accelerator: Any,
-        args: PretrainingArguments,
+        settings: SavingSettings,
         *,
-        parameters: int,
+        total_bytes: int,
+        own_bytes: int,
         alive: Callable[[], None],
     ) -> None:
-        self.record, self.run, self.accelerator, self.args = record, record.path, accelerator, args
+        self.record, self.run, self.accelerator, self.settings = record, record.path, accelerator, settings
         self.staging = self.run / STAGING  # where checkpoints are written before they are complete
-        self.parameters, self.alive = parameters, alive
-        self.sizes: Any = {"bf16": args.is_half, "state": state_bytes(averaged=args.ema_steps > 0)}
+        self.total_bytes, self.own_bytes, self.alive = total_bytes, own_bytes, alive
         self.skipped = 0
         self.is_warm = False  # whether the first step has ended
         self.saved_step = -1  # of the newest checkpoint that is copied to memory or written
@@ -91,26 +103,26 @@ class CheckpointSaver:
 
         Raises RunFailed if memory is missing, or if the first copy of a new run fails.
         """
-        if self.args.background_save and hasattr(os, "memfd_create"):
+        if self.settings.in_background and hasattr(os, "memfd_create"):
             self._start_writer()
-        if self.args.sync_to and self.accelerator.is_main_process:
+        if self.settings.sync_to and self.accelerator.is_main_process:
             self.record.write_environment(environment)  # the copy needs the run identity
-            self.copier = RunCopier(self.record, self.args, environment.run_identity)
+            self.copier = RunCopier(self.record, self.settings.sync_to, self.settings.rotation, self.settings.identity)
             if is_new:
                 self.copier.require_place()
 
     def _start_writer(self) -> None:
         """Allocate memory for this rank's files, and start the process that writes them. A collective."""
-        rank, first = self.args.process_index, self.args.process_index - self.args.local_process_index
-        shards = self.args.world_size if self.accelerator.distributed_type == "DEEPSPEED" else 0
-        size = bytes_of_rank(self.parameters, **self.sizes, rank=rank, shards=shards)
-        sizes = ranks.gather(torch.tensor([size])).flatten()[first:][: int(os.environ.get("LOCAL_WORLD_SIZE", 1))]
+        first = self.accelerator.process_index - self.accelerator.local_process_index
+        sizes = ranks.gather(torch.tensor([self.own_bytes])).flatten()[first:][
+            : int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        ]
         needed, available = int(sizes.sum()), available_memory()
         if ranks.largest(int(needed > available)):
             text = "Saving in the background needs %s of memory, but %s are free. Training pauses during saves."
             logger.warning(text, size_text(needed), size_text(available))
             return
-        self.memory = StagingMemory(size)
+        self.memory = StagingMemory(self.own_bytes)
         logger.info("checkpoints are copied to memory (%s) and then written in the background", size_text(needed))
         memory, lock = self.memory.descriptor, self.record.lock_descriptor  # the process also holds the lock
         self.writer = SideProcess(WRITER, memory, descriptors=[memory, *([lock] if lock >= 0 else [])])
@@ -200,7 +212,7 @@ class CheckpointSaver:
     def finish_copies(self) -> None:
         """Wait until the run is copied to --sync_to. Call this on all ranks."""
         copying = self.copier.finish() if self.copier else iter(())
-        while self.args.sync_to and ranks.largest(int(next(copying, False))):
+        while self.settings.sync_to and ranks.largest(int(next(copying, False))):
             self.alive()
         if self.copier:
             self.rotate()
@@ -227,9 +239,9 @@ class CheckpointSaver:
 
     def _submit(self, job: dict[str, Any]) -> None:
         also = step_of(Path((self.copier and self.copier.job) or ""))  # the checkpoint that is being copied
-        job |= {"run": str(self.run.resolve()), "rotation": rotation_of(self.args) | {"also": also}}
+        job |= {"run": str(self.run.resolve()), "rotation": dict(self.settings.rotation) | {"also": also}}
         job["trainer"] = os.getpid()
-        job |= {"rank": self.args.process_index, "ranks": self.args.world_size}
+        job |= {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
         if self.writer is None:
             return self._report(job, writer.perform(job, memoryview(b""), self.alive))
         self.jobs.append(job)
@@ -271,10 +283,10 @@ class CheckpointSaver:
             return broadcast_object_list([0.0])[0]
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
-        expected = checkpoints.size(complete[0]) if complete else checkpoint_bytes(self.parameters, **self.sizes)
+        expected = checkpoints.size(complete[0]) if complete else self.total_bytes
         needed = SPARE * expected
         if shutil.disk_usage(self.run).free < needed and not rolling:
-            rotation = rotation_of(self.args)
+            rotation = dict(self.settings.rotation)
             checkpoints.rotate(self.run, **rotation | {"keep": min(1, rotation["keep"])})
             if deleted := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
                 logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)

@@ -11,10 +11,10 @@ from typing import Any, TextIO
 import psutil
 import yaml
 
-from gpt2_repro import checkpoints
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import from_json, growth, read_object, sync, to_json, try_lock, write_whole
-from gpt2_repro.manifest import MANIFEST, SPLITS
+from gpt2_repro.manifest import MANIFEST
+from gpt2_repro.manifest import SPLITS as SPLITS
 from gpt2_repro.run_record import events, layout
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
@@ -81,44 +81,6 @@ class RunRecord:
             problem = f"{name} was prepared again after {self.path} was trained, so {self.path} may know its text"
             raise UserError(f"{problem}. Pass {option} {name} to score it nevertheless.")
         return Path(name)
-
-    def newest_step(self) -> int:
-        """Return the step of the newest complete checkpoint, or -1 without a checkpoint."""
-        return max(map(layout.step_of, checkpoints.complete_checkpoints(self.path)), default=-1)
-
-    def is_finished(self, steps: int) -> bool:
-        """Return whether the run is complete and was planned for `steps` optimizer steps."""
-        # A run that is killed directly after it has written final/ cannot record its state. But if there are
-        # checkpoints, final/ may be older than they are.
-        if checkpoints.defect(self.final) or (self.status().state != "complete" and self.newest_step() >= 0):
-            return False
-        record = checkpoints.training_record(self.final)
-        if record is None:
-            return False
-        # A run that went back and was restored elsewhere can have its newest checkpoint, but an older final/.
-        identity = record.environment.run_identity
-        newest = next(iter(checkpoints.complete_checkpoints(self.path)), None)
-        ends = checkpoints.read_manifest(newest).get("run_identity") if newest else identity
-        # After --extend_to, the run identity still contains the steps planned before the first extension.
-        return (
-            ends == identity
-            and self.newest_step() <= (record.step or 0)
-            and steps in (record.step, identity.get("max_steps"))
-        )
-
-    def check_owner(self) -> None:
-        """Raise UserError unless the path is new, empty or a run directory."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"--output_dir {self.path} is a file.")
-        for parent in self.path.resolve().parents:
-            if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
-                raise UserError(f"--output_dir {self.path} is inside another run or prepared folder, {parent}.")
-        if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
-            return
-        # One intact file is enough, because a power cut may have emptied all other files of the run.
-        proofs = [self.status().state, self.environment().run_identity, self.recipe().get("training")]
-        if not any([*proofs, checkpoints.complete_checkpoints(self.path)]):
-            raise UserError(f"--output_dir {self.path} is neither empty nor a run directory.")
 
     def damaged(self) -> Path | None:
         """Return the first damaged .yaml or .json file of the run, or None."""

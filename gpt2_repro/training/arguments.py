@@ -2,16 +2,18 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from gpt2_repro.batch_plan import SamplingStrategy, TokenCount
+from gpt2_repro.batch_plan import BatchPlan, SamplingStrategy, TokenCount
+from gpt2_repro.checkpoints.resuming import RunIdentity
 from gpt2_repro.config import JsonObject, Recipe, parse_recipe
 from gpt2_repro.data.arguments import DataArguments, name_folder
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.files import expand
+from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
 from gpt2_repro.optim import Schedule
 
@@ -43,6 +45,14 @@ AT_LEAST_0 = (
     *("save_rolling_minutes", "keep_every_steps", "max_hours", "usd_per_hour", "hang_timeout", "weight_decay", "seed"),
 )
 ABOVE_0 = ("adam_epsilon", "per_device_eval_batch_size", "logging_steps", "learning_rate")
+SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
+OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon_momentum", "ema_steps")
+ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
+TRAJECTORY = (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER, "precision")  # fields of the section that change a run
+# Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The other fields determine the shapes or
+# the optimizer state of the checkpoint. tokens_per_step determines the position in the data, which is counted in
+# steps.
+CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "precision", "dropout"}
 FRACTIONS = ("final_learning_rate_fraction", "decay_fraction", "adam_beta1", "adam_beta2", "muon_momentum")
 
 
@@ -233,6 +243,33 @@ def check_warmup(training: TrainingSection) -> None:
     if training.warmup_steps >= max(1, steps):
         problem = f"--warmup_steps {training.warmup_steps:g} must be less than the {steps:,} steps of the run"
         raise UserError(f"{problem}. Pass fewer, such as --warmup_steps {steps // 10}.")
+
+
+def run_identity_of(
+    settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
+) -> RunIdentity:
+    """Return the settings of a run that must not change on a resume.
+
+    Args:
+        model: the section `model:` of the recipe.
+    """
+    values = {
+        "data": data.sha256["train"],
+        "tokenizer": data.tokenizer_sha256,
+        "sequence_length": plan.sequence_length,
+        "tokens_per_step": plan.tokens_per_step,
+        "max_steps": plan.max_steps,
+        "bf16": settings.bf16,
+        **{key: value for key, value in model.items() if key != "attn_implementation"},
+        **{name: getattr(settings, name) for name in TRAJECTORY},
+    }
+    return RunIdentity(values, CHANGEABLE, settings.allow_resume_change)
+
+
+def rotation_of(settings: TrainingSection) -> dict[str, Any]:
+    """Return the arguments of `checkpoints.to_keep`."""
+    keep = {"keep": settings.keep_checkpoints, "keep_every": settings.keep_every_steps}
+    return keep | {"keep_best": settings.keep_best_checkpoint}
 
 
 def output_dir_of(recipe: TrainingRecipe) -> str:

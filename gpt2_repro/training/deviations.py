@@ -3,12 +3,11 @@
 import contextlib
 from typing import Any
 
-from gpt2_repro.checkpoints.resuming import TRAJECTORY
 from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import references
 from gpt2_repro.launchers import ROOT
-from gpt2_repro.training.arguments import TrainingRecipe, count_steps, load_recipe
+from gpt2_repro.training.arguments import TRAJECTORY, TrainingRecipe, count_steps, load_recipe
 from gpt2_repro.training.sizing import follow_data
 
 

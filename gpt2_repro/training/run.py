@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2_repro import checkpoints, ranks
 from gpt2_repro.checkpoints.copying import RunCopier
 from gpt2_repro.checkpoints.restoring import restore_copies
-from gpt2_repro.checkpoints.resuming import Start, choose_start, loadable, prepare_run_directory, run_identity_of
+from gpt2_repro.checkpoints.resuming import RunIdentity, Start, choose_start, loadable, prepare_run_directory
 from gpt2_repro.config import values_of
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
@@ -22,7 +22,7 @@ from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STATUS
 from gpt2_repro.run_record.supervision import RUN, WENT_BACK, note
 from gpt2_repro.run_record.time_breakdown import breakdown
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection
+from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, rotation_of, run_identity_of
 from gpt2_repro.training.settings import resolve_settings, settings_from, to_training_arguments
 
 
@@ -57,8 +57,15 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
 
     # --- Where to start
     def restore_and_choose() -> Start:
-        restore_copies(run, settings, identity)
-        return choose_start(run, settings, plan, identity, init_from=recipe.model.init_from)
+        restore_copies(run, identity, settings.sync_from, settings.sync_to)
+        return choose_start(
+            run,
+            plan,
+            identity,
+            resume_from=settings.resume_from,
+            extend_to=settings.extend_to,
+            init_from=recipe.model.init_from,
+        )
 
     start = ranks.decide(restore_and_choose)
     if start.is_finished:
@@ -68,9 +75,8 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     args = to_training_arguments(settings_from(settings, start), start.plan)  # starts the process group
     json = deepspeed_json()
     further = {"plan": plan, "eval_tokens": settings.eval_tokens, "data": data.manifest.sha256}
-    ranks.check_equal(identity | further | {"DeepSpeed JSON": json and json.read_bytes()})
-    record = {"run_identity": identity | {"extensions": start.extensions}, **deviations}
-    trainer = build_trainer(args, recipe, data, run, start, record)
+    ranks.check_equal({**identity.values, **further} | {"DeepSpeed JSON": json and json.read_bytes()})
+    trainer = build_trainer(args, recipe, data, run, start, identity, deviations)
 
     # --- Train, and write the final model
     with lifecycle(trainer, start) as checkpoint:
@@ -82,14 +88,14 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
             trainer.record_stop()
 
 
-def copy_again(run: RunRecord, settings: TrainingSection, identity: dict[str, Any]) -> None:
+def copy_again(run: RunRecord, settings: TrainingSection, identity: RunIdentity) -> None:
     """Copy what --sync_to lacks of a run that is already complete."""
     note(RUN, str(run.path.resolve()))
     if ranks.is_main():
         if run.status().state != "complete":
             run.write_status("complete", reason=None)
         if settings.sync_to:
-            copier = RunCopier(run, settings, identity)
+            copier = RunCopier(run, settings.sync_to, rotation_of(settings), identity)
             for _ in copier.finish():
                 pass
             copier.require_copied()
@@ -102,12 +108,10 @@ def build_trainer(
     data: PreparedData,
     run: RunRecord,
     start: Start,
-    record: dict[str, Any],
+    identity: RunIdentity,
+    deviations: dict[str, Any],
 ) -> "PretrainingTrainer":
-    """Open the data, build the model, claim the run directory, and return the Trainer.
-
-    `record` has the entries of environment.json that this function cannot know.
-    """
+    """Open the data, build the model, claim the run directory, and return the Trainer."""
     from transformers import set_seed
 
     from gpt2_repro.model.architecture import check_architecture
@@ -138,10 +142,20 @@ def build_trainer(
         # Not for a run of the stored recipe.
         stored = recipe.with_training(output_dir=args.output_dir, resume_from="", sync_to="", sync_from="")
         run.claim(stored.to_yaml())
-    environment = describe_run(args, start.plan, network, data.manifest, attention=str(attention), **record)
+    environment = describe_run(
+        args,
+        start.plan,
+        network,
+        data.manifest,
+        attention=str(attention),
+        run_identity={**identity.values, "extensions": start.extensions},
+        **deviations,
+    )
     announce(environment)
     prepare_tracking(args.report_to, run.path)  # before the Trainer imports wandb
-    trainer = PretrainingTrainer(model=network, args=args, inputs=inputs, run=run, environment=environment)
+    trainer = PretrainingTrainer(
+        model=network, args=args, inputs=inputs, run=run, environment=environment, identity=identity
+    )
     add_callbacks(trainer)
     return trainer
 

@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from transformers import DefaultFlowCallback, Trainer
 
-from gpt2_repro.checkpoints.resuming import Start
-from gpt2_repro.checkpoints.saving import CheckpointSaver
+from gpt2_repro.checkpoints.resuming import RunIdentity, Start
+from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
 from gpt2_repro.checkpoints.staged_saves import hashed_saves
 from gpt2_repro.model.export import load_experts
-from gpt2_repro.model.size import tokens_per_chunk
+from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule, follow
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
+from gpt2_repro.training.arguments import rotation_of
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
@@ -48,7 +49,15 @@ class PretrainingTrainer(Trainer):
     args: PretrainingArguments
     control: Any
 
-    def __init__(self, *, inputs: Inputs, run: RunRecord, environment: Environment, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        inputs: Inputs,
+        run: RunRecord,
+        environment: Environment,
+        identity: RunIdentity = RunIdentity({}),  # noqa: B008 (frozen)
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             train_dataset=inputs.train,
             eval_dataset=inputs.validation,
@@ -62,8 +71,7 @@ class PretrainingTrainer(Trainer):
         self.guard = UpdateGuard(self.args.skip_loss_z, self.args.skip_grad_z, self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         self.average = WeightAverage(self.args.ema_steps)
-        parameters, alive = self.model.num_parameters(), self.watchdog.arm
-        self.saver = CheckpointSaver(run, self.accelerator, self.args, parameters=parameters, alive=alive)
+        self.saver = self._saver(identity)
         self.when = StepControl(self.args, self.run, self.saver)
         self.validation = Validation(inputs, self.args, self.plan, self.when)
         self.restored_losses: dict[str, Any] | None = None  # the loss window in the manifest of a checkpoint
@@ -72,6 +80,21 @@ class PretrainingTrainer(Trainer):
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
         for own in (self.guard, self.when, self.watchdog, self.average):
             self.add_callback(own)
+
+    def _saver(self, identity: RunIdentity) -> CheckpointSaver:
+        args, parameters = self.args, self.model.num_parameters()
+        state = state_bytes(averaged=args.ema_steps > 0)
+        shards = args.world_size if self.is_deepspeed_enabled else 0
+        return CheckpointSaver(
+            self.run,
+            self.accelerator,
+            SavingSettings(rotation_of(args), args.background_save, args.sync_to, identity),
+            total_bytes=checkpoint_bytes(parameters, bf16=args.is_half, state=state),
+            own_bytes=bytes_of_rank(
+                parameters, bf16=args.is_half, state=state, rank=args.process_index, shards=shards
+            ),
+            alive=self.watchdog.arm,
+        )
 
     def restore(self, start: Start) -> None:
         """Restore from a checkpoint what Trainer does not: counts of skipped updates, and the loss window."""

@@ -155,7 +155,7 @@ OF_WRITER: dict[str, Fault] = {
     "kill_both_before_the_rename": ("checkpoints.publish", kill_both, saves),
 }
 OF_COPIER: dict[str, Fault] = {
-    "kill_before_the_copy": ("checkpoints.copying.copy", kill_both, lambda *_, name, **__: saves(name)),
+    "kill_before_the_copy": ("checkpoints.copying.copy", kill_both, lambda place, run, name, *_: saves(name)),
     "kill_in_a_file": ("checkpoints.place.Place.put", halve, is_shard_of_copy),
     "kill_before_the_copied_manifest": ("checkpoints.place.Place.put", kill_both, is_manifest),
     "kill_in_the_rotation_of_copies": ("checkpoints.place.Place.remove", tear_copy, is_complete_copy),

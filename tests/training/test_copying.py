@@ -15,9 +15,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints import copying, restoring
 from gpt2_repro.checkpoints.place import Place, absolute
+from gpt2_repro.checkpoints.resuming import RunIdentity
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.training.arguments import TrainingSection
 
 
 KEEP_TWO = {"keep": 2}
@@ -76,8 +76,7 @@ def save(run: Path, step: int, **facts: Any) -> None:
 
 
 def copy(run: Path, step: int, place: str, seed: int = 1, **rules: Any) -> float:
-    owner = {"identity": {"seed": seed}, "allow_change": False}
-    return copying.copy(Place(place), str(run), f"checkpoint-{step}", KEEP_TWO | rules, **owner)
+    return copying.copy(Place(place), str(run), f"checkpoint-{step}", KEEP_TWO | rules, RunIdentity({"seed": seed}))
 
 
 def files_at(place: str) -> dict[str, bytes]:
@@ -92,8 +91,7 @@ def steps_at(place: str) -> list[int]:
 
 def restore(folder: Path, *places: str, seed: int = 1) -> RunRecord:
     run = RunRecord(folder)
-    settings = TrainingSection(sync_from=places[0], sync_to=places[-1])
-    restoring.restore_copies(run, settings, {"seed": seed})
+    restoring.restore_copies(run, RunIdentity({"seed": seed}, ["seed"]), *places)
     return run
 
 
@@ -135,7 +133,7 @@ def test_copies_after_the_step_that_a_run_went_back_to_are_deleted(run: Path, pl
     checkpoints.set_aside(run, after=2)
     save(run, 3)
     assert steps_at(place) == [6, 4]
-    assert restore(run, place).newest_step() == 3  # as after a crash before the next copy
+    assert checkpoints.newest_step(restore(run, place).path) == 3  # as after a crash before the next copy
     copy(run, 3, place)
     assert steps_at(place) == [3]
 
@@ -174,7 +172,7 @@ def test_a_run_with_damaged_copies_only_does_not_start_again(run: Path, place: s
     damage(run, place, 2, "other content")
     with pytest.raises(UserError, match="damaged"):
         restore(tmp_path / "restored", place)
-    assert restore(run, place).newest_step() == 2  # a machine with its own checkpoint continues
+    assert checkpoints.newest_step(restore(run, place).path) == 2  # a machine with its own checkpoint continues
 
 
 def test_nothing_is_restored_over_a_checkpoint_as_new(run: Path, place: str, tmp_path: Path) -> None:
@@ -226,7 +224,7 @@ def test_a_final_model_is_restored_with_its_checkpoint(run: Path, place: str, tm
     save(run, 6)
     copy(run, 6, place)
     restored = restore(tmp_path / "restored", place)
-    assert checkpoints.defect(restored.final, read_files=True) is None and restored.newest_step() == 6
+    assert checkpoints.defect(restored.final, read_files=True) is None and checkpoints.newest_step(restored.path) == 6
 
 
 @pytest.mark.parametrize("file", ["config.json", "manifest.json"])
@@ -252,7 +250,7 @@ def archive(run: Path, place: str, kind: str) -> None:
         (run / "checkpoint-4" / "manifest.json").unlink()
         checkpoints.publish(run / "checkpoint-4", run / "final")
         checkpoints.seal(run / "final", {}, step=4, **environment)
-        copying.copy(Place(place), str(run), "final", KEEP_TWO, identity={"seed": 1}, allow_change=False)
+        copying.copy(Place(place), str(run), "final", KEEP_TWO, RunIdentity({"seed": 1}))
         Place(place).remove("checkpoint-4")
         if kind == "final alone":
             Place(place).remove("environment.json")
@@ -272,7 +270,7 @@ def test_files_of_others_are_neither_replaced_nor_deleted(run: Path, place: str,
     save(run, 8, mine=True)
     for name in ("checkpoint-8", "final", ""):
         with pytest.raises(UserError, match="--sync_to"):
-            copying.copy(Place(place), str(run), name, {"keep": 1}, identity={"seed": 2}, allow_change=False)
+            copying.copy(Place(place), str(run), name, {"keep": 1}, RunIdentity({"seed": 2}))
     assert files_at(place) == before
 
 
@@ -294,13 +292,13 @@ def test_a_change_of_settings_does_not_reach_the_copies_of_another_run(run: Path
     place = str(tmp_path / "place")
     copy(tmp_path / "other", 2, place)
     save(run, 4)
-    owner = {"identity": {"seed": 3}, "allow_change": True}
-    copying.require_own(Place(place), run, **owner)  # it was trained with seed 1, too
+    owner = RunIdentity({"seed": 3}, ["seed"], allow_change=True)
+    copying.require_own(Place(place), run, owner)  # it was trained with seed 1, too
     (run / "checkpoint-4" / "manifest.json").unlink()
     (run / "environment.json").write_text('{"run_identity": {"seed": 2}}', encoding="utf-8")
     with pytest.raises(UserError, match="seed"):
-        copying.require_own(Place(place), run, **owner)
-    copying.require_own(Place(place), tmp_path / "empty", **owner)
+        copying.require_own(Place(place), run, owner)
+    copying.require_own(Place(place), tmp_path / "empty", owner)
 
 
 def test_only_the_exact_folder_is_deleted(run: Path, place: str) -> None:
@@ -320,8 +318,10 @@ def test_the_newest_copy_of_two_places_is_restored(run: Path, place: str, tmp_pa
     copy(run, 2, str(tmp_path / "first"))
     save(run, 4)
     copy(run, 4, place)
-    assert restore(tmp_path / "second", str(tmp_path / "first"), place).newest_step() == 4
-    assert restore(tmp_path / "third", str(tmp_path / "first"), f"{place}-of-nobody").newest_step() == 2
+    assert checkpoints.newest_step(restore(tmp_path / "second", str(tmp_path / "first"), place).path) == 4
+    assert (
+        checkpoints.newest_step(restore(tmp_path / "third", str(tmp_path / "first"), f"{place}-of-nobody").path) == 2
+    )
 
 
 def test_newer_copies_of_another_start_are_kept(run: Path, place: str, tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_copy_that_fails_does_not_stop_the_training(train, tiny_recipe: Path, 
 def test_a_start_copies_what_the_last_attempt_has_not(run: Path, tmp_path: Path) -> None:
     save(run, 2)
     save(run, 4)
-    copier = copying.RunCopier(RunRecord(run), TrainingSection(sync_to=str(tmp_path / "place")), {"seed": 1})
+    copier = copying.RunCopier(RunRecord(run), str(tmp_path / "place"), KEEP_TWO, RunIdentity({"seed": 1}))
     ended = 0
     while ended < 3:  # two checkpoints and the log
         ended += copier.poll(1.0)

@@ -13,12 +13,12 @@ import torch
 
 from gpt2_repro.batch_plan import BatchPlan, plan_batches
 from gpt2_repro.checkpoints import resuming
-from gpt2_repro.checkpoints.resuming import choose_start, refuse_code
+from gpt2_repro.checkpoints.resuming import RunIdentity, choose_start, refuse_code
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.training.arguments import TrainingSection
+from gpt2_repro.training.arguments import CHANGEABLE
 from gpt2_repro.training.engine import fix_restored_optimizer
 from gpt2_repro.training.inputs import training_loader
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
@@ -82,12 +82,13 @@ def test_checkpoint_with_dangerous_files_is_refused(name: str, attack, tmp_path:
         refuse_code(checkpoint, files if name == "foreign" else files | {name})
 
 
-def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, **options: Any):
+def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, allow_change=False, **options: Any):
+    identity = RunIdentity(run_identity, CHANGEABLE, allow_change)
     with (
         mock.patch.object(resuming, "current_launcher", lambda: LAUNCHERS[launcher]),
         mock.patch.object(RunRecord, "lock"),  # the exception that pytest keeps would keep the lock
     ):
-        start = choose_start(RunRecord(tmp_path), TrainingSection(**options), PLAN, dict(run_identity))
+        start = choose_start(RunRecord(tmp_path), PLAN, identity, **options)
     return start.step, start.plan.max_steps, start.extensions
 
 
@@ -113,7 +114,7 @@ def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path, caplo
     for name in ("checkpoint-3", "final", str(tmp_path / "other" / "checkpoint-4"), "other/checkpoint-4"):
         refused("checkpoint-4.*--init_from", tmp_path, resume_from=name)
     save(9)
-    refused("--max_steps", tmp_path, allow_resume_change=True)
+    refused("--max_steps", tmp_path, allow_change=True)
 
 
 def test_run_can_be_extended_repeatedly(save, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) ->
                 refused(f"{written}.yaml", tmp_path, launcher=launcher)
     save(5, {"mp_rank_00_model_states": {}})
     refused("seed 1 -> 2.*--allow_resume_change", tmp_path, launcher="zero1", run_identity=TRAJECTORY | {"seed": 2})
-    asked = {"launcher": "zero1", "allow_resume_change": True}
+    asked = {"launcher": "zero1", "allow_change": True}
     assert start_of(tmp_path, **asked, run_identity=TRAJECTORY | {"seed": 2})[0] == 5
     for changed, told in (
         ({"bf16": True}, "--precision fp32"),  # DeepSpeed cannot change it

@@ -13,6 +13,7 @@ import pytest
 
 from gpt2_repro import checkpoints, run_record
 from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.checkpoints.resuming import check_owner
 from gpt2_repro.data.prepared import PreparedData, exclusive_lock
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
@@ -76,15 +77,15 @@ PROOFS = {
 
 
 def test_only_new_and_existing_run_directories_are_accepted(run: RunRecord) -> None:
-    run.check_owner()
+    check_owner(run)
     (run.path / "checkpoint-4").mkdir(parents=True)
     for name in (".lock", *PROOFS):
         (run.path / name).write_bytes(ZEROS)
     with pytest.raises(UserError, match="--output_dir"):
-        run.check_owner()
+        check_owner(run)
     for name, text in PROOFS.items():
         (run.path / name).write_text(text, encoding="utf-8")
-        run.check_owner()
+        check_owner(run)
         (run.path / name).write_bytes(ZEROS)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from gpt2_repro.checkpoints import defect, disk_faults_in_words, read_manifest, saving, writer
-from gpt2_repro.checkpoints.saving import CheckpointSaver
+from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
 from gpt2_repro.checkpoints.staged_saves import StagingMemory, hashed_saves
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
@@ -50,11 +50,9 @@ def test_saved_files_are_hashed_and_unchanged(memory_bytes: int | None, tmp_path
 @pytest.fixture
 def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(saving, "broadcast_object_list", lambda objects: objects)
-    args = SimpleNamespace(keep_checkpoints=2, keep_every_steps=0, keep_best_checkpoint=False)
-    args.process_index, args.local_process_index, args.world_size, args.background_save = 0, 0, 1, True
-    alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
-    args.is_half, args.optim, args.ema_steps = True, "adamw_torch_fused", 0
-    made = CheckpointSaver(RunRecord(tmp_path), alone, args, parameters=50, alive=lambda: None)
+    alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None, process_index=0, num_processes=1)
+    sizes = {"total_bytes": 800, "own_bytes": 800}
+    made = CheckpointSaver(RunRecord(tmp_path), alone, SavingSettings({"keep": 2}), **sizes, alive=lambda: None)
 
     def write(folder: Path) -> tuple[dict, dict]:
         folder.mkdir(parents=True)
