@@ -94,7 +94,8 @@ class Place:
         if not environment.get("run_identity"):
             newest = next(filter(None, self.manifests().values()), {})
             environment = newest or self.manifest(layout.FINAL).get("environment", {})
-        return environment.get("run_identity", {})
+        identity = environment.get("run_identity")
+        return identity if isinstance(identity, dict) else {}
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes. Raises FileNotFoundError if it is missing."""
