@@ -106,7 +106,8 @@ def restore(run: RunRecord, name: str, identity: RunIdentity) -> None:
 
 def _fetch(place: Place, name: str, staged: Path) -> str | None:
     """Copy a checkpoint or final/ to a staging folder, or return the defect of the copy."""
-    files = place.manifest(name).get("files", {})
+    if not (files := place.manifest(name).get("files", {})):
+        return "its manifest is missing or damaged"
     if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
         return "its manifest names files outside of it"
     total = sum(file["bytes"] for file in files.values())
