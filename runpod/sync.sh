@@ -25,20 +25,20 @@ if [[ $run == --check ]]; then
 fi
 run=$(cd "$run" && pwd)
 copy=${target%/}/$(basename "$run")
-if [[ -f $run/environment.json ]]; then # a folder of another run with the same name must not be replaced
-  there=$target
-  [[ $target == *[:/] ]] || there+=/ # me@host: is the home directory
-  there+=$(basename "$run")
-  scratch=$(mktemp -d) files=""
-  trap 'rm -rf "$scratch"' EXIT
-  if [[ -n ${bucket:-} ]]; then
-    hf buckets cp "$there/environment.json" "$scratch/environment.json" >/dev/null 2>&1 ||
-      files=$(hf buckets ls "$there" -R 2>/dev/null) || :
-  else
-    rsync "$there/environment.json" "$scratch/" 2>/dev/null || files=$(rsync --list-only "$there/" 2>/dev/null) || :
-  fi
-  if [[ -f $scratch/environment.json ]]; then
-    "${PYTHON:-python}" - "$run/environment.json" "$scratch/environment.json" >/dev/null <<'END' || files=other
+# A folder of another run with the same name must not be replaced. Logs have no environment.json.
+there=$target
+[[ $target == *[:/] ]] || there+=/ # me@host: is the home directory
+there+=$(basename "$run")
+scratch=$(mktemp -d) files=""
+trap 'rm -rf "$scratch"' EXIT
+if [[ -n ${bucket:-} ]]; then
+  hf buckets cp "$there/environment.json" "$scratch/environment.json" >/dev/null 2>&1 ||
+    files=$(hf buckets ls "$there" -R 2>/dev/null) || :
+else
+  rsync "$there/environment.json" "$scratch/" 2>/dev/null || files=$(rsync --list-only "$there/" 2>/dev/null) || :
+fi
+if [[ -f $scratch/environment.json ]]; then
+  "${PYTHON:-python}" - "$run/environment.json" "$scratch/environment.json" >/dev/null 2>&1 <<'END' || files=other
 import json
 import sys
 from pathlib import Path
@@ -46,9 +46,12 @@ from pathlib import Path
 ours, theirs = (json.loads(Path(path).read_bytes())["run_identity"] for path in sys.argv[1:])
 sys.exit({**ours, "extensions": 0} != {**theirs, "extensions": 0})
 END
-  fi
-  [[ -z $files ]] || mistake "$there has files of another run. Pass another target, or rename one of the folders."
-  [[ -z ${bucket:-} ]] || hf buckets cp "$run/environment.json" "$there/environment.json" >/dev/null # it names the owner
+elif [[ ! -f $run/environment.json ]]; then
+  files=""
+fi
+[[ -z $files ]] || mistake "$there has files of another run. Pass another target, or rename one of the folders."
+if [[ -n ${bucket:-} && -f $run/environment.json ]]; then
+  hf buckets cp "$run/environment.json" "$there/environment.json" >/dev/null # it names the owner
 fi
 if [[ -n ${bucket:-} ]]; then
   hf sync "$run" "$copy" --exclude .lock --quiet

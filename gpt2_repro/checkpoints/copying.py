@@ -52,7 +52,7 @@ class RunCopier:
     def refresh(self, *folders: str) -> None:
         """Copy the checkpoints that are not copied yet, newest first, and then `folders`."""
         names = [path.name for path in checkpoints.complete_checkpoints(self.run.path)]
-        self.failed = False  # whether a copy has failed since then
+        self.failed, self.error = False, ""  # whether a copy has failed since then, and why
         self.queue = [*(name for name in names if name not in {*self.done, self.job}), *folders]
 
     def poll(self, seconds: float = 0.0) -> bool:
@@ -78,7 +78,7 @@ class RunCopier:
         if "error" in reply:
             text = "NOT COPIED: %s to %s (%s). The next checkpoint or start retries."
             logger.warning(text, self.job or "the log", self.place, in_a_line(reply["error"]))
-            self.failed, self.queue = True, []
+            self.failed, self.queue, self.error = True, [], str(reply["error"])
         else:
             self.done.add(self.job)
             if reply["seconds"]:
@@ -115,7 +115,9 @@ class RunCopier:
         self.require_copied()
 
     def require_copied(self) -> None:
-        """Raise RunFailed if the last copy has failed."""
+        """Raise RunFailed if the last copy has failed, or UserError if the place belongs to another run."""
+        if self.failed and self.error.startswith("UserError: "):
+            raise UserError(self.error.removeprefix("UserError: "))
         if self.failed:
             raise RunFailed(f"The run is not completely copied to {self.place}. Run the same command again to retry.")
 
@@ -131,41 +133,24 @@ def serve(name: str) -> None:
     side_process.serve(perform)
 
 
-def require_own(place: Place, run: Path, identity: RunIdentity) -> None:
+def require_own(place: Place, run: Path, identity: RunIdentity, *, option: str = "--sync_to") -> None:
     """Raise UserError unless a place is empty or has a copy of the run with this identity.
 
     Also raise it if the place is the run directory itself, or if it has only the final model of a later step.
     """
     name = place.name
     if saved := place.run_identity():
-        # A run may change its settings, but not become another run that has copies there.
-        own = _identities(run)
-        if own and _settings(saved) not in own:
-            identity = dataclasses.replace(identity, allow_change=False)
-        identity.require_same(saved, where=name, option="--sync_to")
+        identity.require_same(saved, where=name, option=option)
     elif place.names():
-        raise UserError(f"--sync_to {name} is neither empty nor a copy of this run. Pass another --sync_to.")
+        raise UserError(f"{option} {name} is neither empty nor a copy of this run. Pass another {option}.")
     lock = run / layout.LOCK
     with contextlib.suppress(FileNotFoundError):
         # The lock names the process that has locked the run directory.
         if lock.is_file() and lock.stat().st_size and place.read(layout.LOCK) == lock.read_bytes():
-            raise UserError(f"--sync_to {name} is the run directory. Pass a folder on another disk.")
+            raise UserError(f"{option} {name} is the run directory. Pass a folder on another disk.")
     step = place.manifest(layout.FINAL).get("step", 0)
     if step > last_step(RunRecord(run)) and not place.manifests():
-        raise UserError(
-            f"--sync_to {name} has a final model of step {step}, but no checkpoint. Pass another --sync_to."
-        )
-
-
-def _identities(run: Path) -> list[dict[str, Any]]:
-    """Return the settings with which a run directory was trained, those of its checkpoints included."""
-    manifests = map(checkpoints.read_manifest, checkpoints.complete_checkpoints(run))
-    saved = [RunRecord(run).environment().run_identity, *(manifest.get("run_identity") for manifest in manifests)]
-    return [_settings(identity) for identity in saved if identity]
-
-
-def _settings(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in identity.items() if key != "extensions"}
+        raise UserError(f"{option} {name} has a final model of step {step}, but no checkpoint. Pass another {option}.")
 
 
 def last_step(run: RunRecord) -> int:

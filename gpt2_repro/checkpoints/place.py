@@ -34,7 +34,8 @@ def absolute(name: str) -> str:
         raise UserError(f"{problem}. Pass it in the environment.")
     if LOST.search(name):
         raise UserError(f"--sync_to {name} keeps nothing after this process. Pass a folder, HOST:FOLDER or a URL.")
-    name = expand(name)
+    # The process that copies has another current folder.
+    name = re.sub(r"((?:file|local)://)(?!/)", lambda start: f"{start[1]}{Path.cwd()}/", expand(name))
     if "://" not in name and (match := HOST.fullmatch(name)):
         return f"sftp://{match[1]}{Path('/~', match[2].removeprefix('~/'))}"
     return name if "://" in name else os.path.abspath(name)  # noqa: PTH100

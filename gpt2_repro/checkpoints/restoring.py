@@ -1,6 +1,7 @@
 """Restore a run from its copy at another place (--sync_from, by default --sync_to) on an empty machine."""
 
 import contextlib
+import dataclasses
 import logging
 import shutil
 import tempfile
@@ -35,42 +36,48 @@ def faults_in_words(name: str) -> Iterator[None]:
         raise RunFailed(f"Cannot read {name} ({type(error).__name__}: {in_a_line(error)}).") from None
 
 
-def restore_copies(run: RunRecord, identity: RunIdentity, *places: str) -> None:
-    """Restore a run from the newest of its copies at `places`. Call this on rank 0 only.
-
-    A place that is "" is left out.
-    """
-    names = [name for name in dict.fromkeys(places) if name]
-    if not names:
+def restore_copies(run: RunRecord, identity: RunIdentity, *, sync_from: str, sync_to: str) -> None:
+    """Restore a run from the newest of its copies at two places ("": none). Call this on rank 0 only."""
+    options = {name: option for name, option in ((sync_from, "--sync_from"), (sync_to, "--sync_to")) if name}
+    if not options:
         return
     check_owner(run)
-    for name in names:
+    for name, option in options.items():
         with faults_in_words(name):
             place = Place(name)  # names a missing package
-        there, here = Path(place.root).resolve(), run.path.resolve()
-        if place.is_local and (there.is_relative_to(here) or here.is_relative_to(there)):
-            raise UserError(f"--sync_to {name} and the run directory overlap. Pass a folder on another disk.")
+        if place.is_local and (_is_within(Path(place.root), run.path) or _is_within(run.path, Path(place.root))):
+            raise UserError(f"{option} {name} and the run directory overlap. Pass a folder on another disk.")
     try:
         if (run.path / layout.LOCK).is_file():
             run.lock()  # the lock then shows whether a place is the run directory
-        for name in names:
+        for name, option in options.items():
             with faults_in_words(name):
-                restore(run, name, identity)
+                restore(run, name, identity, option)
     finally:
         run.unlock()
 
 
-def restore(run: RunRecord, name: str, identity: RunIdentity) -> None:
+def _is_within(path: Path, folder: Path) -> bool:
+    """Return whether a path is a folder or inside of it, also through links and bind mounts."""
+    path, folder = path.resolve(), folder.resolve()
+    parents = (parent for parent in (path, *path.parents) if folder.exists() and parent.exists())
+    return path.is_relative_to(folder) or any(parent.samefile(folder) for parent in parents)
+
+
+def restore(run: RunRecord, name: str, identity: RunIdentity, option: str) -> None:
     """Restore the newest complete copy at the place `name`, unless the run directory has a checkpoint as new.
 
     Raises UserError if the copies belong to another run, or if all are damaged and the run directory has no complete
     checkpoint.
     """
     place, here = Place(name), checkpoints.newest_complete(run.path)[0]
-    require_own(place, run.path, identity)
+    if identity.allow_change and not _is_earlier(place, run):
+        # A run may change its settings, but not become another run that has copies there.
+        identity = dataclasses.replace(identity, changeable=())
+    require_own(place, run.path, identity, option=option)
     copies = {step: manifest for step, manifest in place.manifests().items() if manifest}
     if copies:
-        identity.require_same(copies[max(copies)].get("run_identity", {}), where=name, option="--sync_to")
+        identity.require_same(copies[max(copies)].get("run_identity", {}), where=name, option=option)
     else:
         logger.info("%s has no checkpoint to restore", name)
     # A run that went back restores no checkpoint that it has set aside, if its next copy was not complete.
@@ -99,9 +106,21 @@ def restore(run: RunRecord, name: str, identity: RunIdentity) -> None:
     else:
         if defects and here is None:
             damaged = "; ".join(defects.values())
-            raise UserError(f"All copies are damaged ({damaged}). Pass another --sync_to and --output_dir.")
+            raise UserError(f"All copies are damaged ({damaged}). Pass another {option} and --output_dir.")
     for skipped in defects:  # the next copy replaces it
         (run.path / f"abandoned-{skipped}").mkdir(exist_ok=True)
+
+
+def _is_earlier(place: Place, run: RunRecord) -> bool:
+    """Return whether a place has this run, perhaps with earlier settings. Any run, if the run directory has none."""
+    manifests = map(checkpoints.read_manifest, checkpoints.complete_checkpoints(run.path))
+    saved = [run.environment().run_identity, *(manifest.get("run_identity") for manifest in manifests)]
+    own = [{**identity, "extensions": 0} for identity in saved if identity]
+    if not own or {**place.run_identity(), "extensions": 0} in own:
+        return True
+    with contextlib.suppress(FileNotFoundError):  # the first event has the time when the run began
+        return place.read(layout.METRICS).partition(b"\n")[0] == run.metrics.read_bytes().partition(b"\n")[0] != b""
+    return False
 
 
 def _fetch(place: Place, name: str, staged: Path) -> str | None:

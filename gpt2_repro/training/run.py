@@ -57,7 +57,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
 
     # --- Where to start
     def restore_and_choose() -> Start:
-        restore_copies(run, identity, settings.sync_from, settings.sync_to)
+        restore_copies(run, identity, sync_from=settings.sync_from, sync_to=settings.sync_to)
         return choose_start(
             run,
             plan,
@@ -172,7 +172,11 @@ def _choose_kernel(
     if requested != "auto" or ranks.is_main():
         rows = args.per_device_train_batch_size
         one_row = args.compile_loss and 1 in (rows, args.per_device_eval_batch_size)
-        is_cuda, length, is_masked = args.device.type == "cuda", recipe.data.sequence_length, recipe.model.document_mask
+        is_cuda, length, is_masked = (
+            args.device.type == "cuda",
+            recipe.data.sequence_length,
+            recipe.model.document_mask,
+        )
         machine = Machine(is_cuda, args.bf16, length, one_row, is_masked, fp16=args.fp16)
         # The kernel of the previous attempt, unless it was on another type of GPU.
         before = run.environment()

@@ -95,7 +95,7 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
         variables = {"PYTHON": sys.executable, "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
         code, said = pod.run(*command, **variables)
         assert code == 0, said
-        assert pod.calls() == [f"hf sync {run} hf://buckets/me/mine/copies/run --exclude .lock --quiet"]
+        assert pod.calls("hf sync") == [f"hf sync {run} hf://buckets/me/mine/copies/run --exclude .lock --quiet"]
         assert pod.run(*command, **variables, STUB_hf="1")[0] != 0  # the copy command failed, although all files match
         weights.write_text("weightz", encoding="utf-8")  # other contents of the same size
         (run / "samples.jsonl").touch()
@@ -113,7 +113,7 @@ def test_a_copy_by_rsync_counts_once_it_is_compared(pod, target: str, differs: s
     run.mkdir()
     # rsync itself appends `run`. If sync.sh appended `/run` to `me@host:`, the copy would be in the root directory.
     assert pod.run("sync.sh", f"{run}/", target, OUT_rsync=differs)[0] == code
-    assert pod.calls() == [
+    assert pod.calls("rsync --archive") == [
         f"rsync --archive --partial --exclude .lock {run} {target}",
         f"rsync --archive --checksum --dry-run --itemize-changes --exclude .lock {run} {target}",
     ]
@@ -160,6 +160,9 @@ def test_a_copy_of_another_run_is_not_replaced(pod, to_bucket: bool) -> None:
     before = (place / "run" / "environment.json").read_bytes()
     assert sync(2) == 2 and (place / "run" / "environment.json").read_bytes() == before
     assert sync(1) != 2 and (place / "run" / "environment.json").read_bytes() != before
+    archive = pod.folder / "archive" / "run"
+    archive.mkdir(parents=True)
+    assert pod.run("sync.sh", archive, target, **variables)[0] == 2  # it does not show whose it is
 
 
 @pytest.mark.parametrize(

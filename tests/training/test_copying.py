@@ -91,7 +91,7 @@ def steps_at(place: str) -> list[int]:
 
 def restore(folder: Path, *places: str, seed: int = 1) -> RunRecord:
     run = RunRecord(folder)
-    restoring.restore_copies(run, RunIdentity({"seed": seed}, ["seed"]), *places)
+    restoring.restore_copies(run, RunIdentity({"seed": seed}, ["seed"]), sync_from=places[0], sync_to=places[-1])
     return run
 
 
@@ -293,12 +293,39 @@ def test_a_change_of_settings_does_not_reach_the_copies_of_another_run(run: Path
     copy(tmp_path / "other", 2, place)
     save(run, 4)
     owner = RunIdentity({"seed": 3}, ["seed"], allow_change=True)
-    copying.require_own(Place(place), run, owner)  # it was trained with seed 1, too
-    (run / "checkpoint-4" / "manifest.json").unlink()
+
+    def accept(folder: Path) -> None:
+        restoring.restore_copies(RunRecord(folder), owner, sync_from="", sync_to=place)
+
+    accept(run)  # it was trained with seed 1, too
+    shutil.rmtree(run / "checkpoint-4")
     (run / "environment.json").write_text('{"run_identity": {"seed": 2}}', encoding="utf-8")
-    with pytest.raises(UserError, match="seed"):
-        copying.require_own(Place(place), run, owner)
-    copying.require_own(Place(place), tmp_path / "empty", owner)
+    with pytest.raises(UserError, match=r"seed 1 -> 3\)\. Undo the change or pass another --sync_to\.$"):
+        accept(run)
+    (run / "metrics.jsonl").write_bytes((tmp_path / "other" / "metrics.jsonl").read_bytes())
+    accept(run)  # the log began at the same time
+    accept(tmp_path / "empty")
+
+
+def test_a_run_without_a_checkpoint_can_change_its_settings(typed, tmp_path: Path) -> None:
+    """Its first start was killed before it saved."""
+    run, place = tmp_path / "run", tmp_path / "place"
+    words = ("--sync_to", place, "--save_strategy", "no")
+    assert typed(run, *words, "--stop_at_step", 2).returncode == 0
+    for folder in (run, place):
+        shutil.rmtree(folder / "checkpoint-2")
+    done = typed(run, *words, "--seed", 7, "--allow_resume_change")
+    assert done.returncode == 0 and (place / "final").is_dir(), done.stderr
+
+
+def test_a_place_that_another_run_took_is_a_mistake(run: Path, tmp_path: Path) -> None:
+    place = str(tmp_path / "place")
+    save(run, 2)
+    copier = copying.RunCopier(RunRecord(run), place, KEEP_TWO, RunIdentity({"seed": 2}))
+    archive(tmp_path / "other", place, "notes.txt")
+    with pytest.raises(UserError, match="neither empty"):
+        copier.require_place()
+    copier.process.process.kill()
 
 
 def test_only_the_exact_folder_is_deleted(run: Path, place: str) -> None:
@@ -444,6 +471,7 @@ def test_a_relative_place_is_relative_to_the_folder_of_the_command(tmp_path: Pat
     """The process that copies has another working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
+    assert absolute("file://run") == f"file://{tmp_path}/run" and absolute("local://run") == f"local://{tmp_path}/run"
     names = {"copy/run": f"{tmp_path}/copy/run", "~/run": "/home/me/run", "s3://b/run": "s3://b/run"}
     names |= {"me@host:run": "sftp://me@host/~/run", "host:~/a/b": "sftp://host/~/a/b", "host:/a/b": "sftp://host/a/b"}
     assert {name: absolute(name) for name in names} == names
