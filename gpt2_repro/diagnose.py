@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"The baseline is {name!r}. Pass a trained model with the tokenizer of RUN as --baseline.")
     baseline = resolve_checkpoint(name)
     # Imported after the checks, so that mistakes are reported before the slow imports.
-    from gpt2_repro.model.export import load_tokenizer
+    from gpt2_repro.model.load import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.source)
     diagnosis_rows.check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")

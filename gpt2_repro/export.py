@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
     args = _parse(argv)
     checkpoint = resolve_checkpoint(args.checkpoint)
 
-    from gpt2_repro.model.export import load_model, load_tokenizer
+    from gpt2_repro.model.load import load_model, load_tokenizer
 
     model, tokenizer = load_model(checkpoint.source), None
     if args.format in ("hf", "gguf"):

@@ -58,7 +58,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _open(args: argparse.Namespace) -> tuple[Any, Any]:
     """Return the model of a command, on the GPU if there is one, and its tokenizer."""
     source = resolve_checkpoint(args.checkpoint, unfinished=True).source
-    from gpt2_repro.model.export import load_pair
+    from gpt2_repro.model.load import load_pair
 
     try:
         model, tokenizer = load_pair(source)

@@ -9,12 +9,11 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import train as train_story
-from gpt2_repro import export as export_command
-from gpt2_repro import generate
+from gpt2_repro import export, generate
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.models import open_model
-from gpt2_repro.model import export
+from gpt2_repro.model.load import load_pair
 from gpt2_repro.model.size import NO_LIMIT, max_positions
 from gpt2_repro.report import __main__ as report
 from tests.commands import ROOT
@@ -68,7 +67,7 @@ def test_generate_uses_a_newer_checkpoint_if_its_own_was_deleted(
     running, later = tmp_path / "run", tmp_path / "later"
     shutil.copytree(run, running, ignore=shutil.ignore_patterns("final", "checkpoint-8"))
     shutil.copytree(run / "checkpoint-8", later)
-    load, loaded = export.load_pair, []
+    loaded: list[str] = []
 
     def load_late(source: str):
         if not loaded:
@@ -76,9 +75,9 @@ def test_generate_uses_a_newer_checkpoint_if_its_own_was_deleted(
             if later.exists():
                 later.rename(running / "checkpoint-8")
         loaded.append(source)
-        return load(source)
+        return load_pair(source)
 
-    monkeypatch.setattr(export, "load_pair", load_late)
+    monkeypatch.setattr("gpt2_repro.model.load.load_pair", load_late)
     generate.main([str(running), "abc", "--max_new_tokens", "8"])
     assert loaded == [str(running / "checkpoint-4"), str(running / "checkpoint-8")]
     text = capsys.readouterr().out
@@ -111,7 +110,7 @@ def test_any_architecture_writes_text_and_is_exported(run: Path, kind: str, tmp_
     assert max_positions(model.config) == (NO_LIMIT if kind in UNLIMITED else 32)
     generate.main([str(tmp_path / "model"), "abc " * 20, "--max_new_tokens", "40"])
     assert capsys.readouterr().out
-    export_command.main([str(tmp_path / "model"), str(tmp_path / "exported")])
+    export.main([str(tmp_path / "model"), str(tmp_path / "exported")])
     opened = open_model(resolve_checkpoint(str(tmp_path / "exported")), lambda: (model, tokenizer))
     assert opened.positions == max_positions(model.config)
 
@@ -127,7 +126,7 @@ def test_evaluate_and_report(run: Path, tiny_data: Path, type_command, capsys) -
     trained = comparison["models"][0]
     assert bits["difference"][trained["name"]]["high"] < 0 and trained["tokens_trained"] == 2048
     exported = run.with_name("exported")
-    export_command.main([str(run), str(exported)])
+    export.main([str(run), str(exported)])
     cards = [(folder / "README.md").read_text(encoding="utf-8") for folder in (run / "final", exported)]
     assert ["| last_word | perplexity ↓ |" in card for card in cards] == [False, True]
     report.main([str(run)])

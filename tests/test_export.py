@@ -21,8 +21,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow, Difference, Score
 from gpt2_repro.evaluation.model_card import model_card
 from gpt2_repro.export import main
-from gpt2_repro.model.export import load_model, load_pair
 from gpt2_repro.model.llmc import read_llmc
+from gpt2_repro.model.load import load_model, load_pair
 from gpt2_repro.run_record.environment import TrainingRecord
 from tests.sections import ROOT
 

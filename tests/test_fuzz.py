@@ -23,7 +23,7 @@ from gpt2_repro.checkpoints import (
     training_record,
 )
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.model.export import load_model
+from gpt2_repro.model.load import load_model
 from gpt2_repro.model.pretraining import plain_model
 from tests.model.families import build
 

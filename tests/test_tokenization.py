@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.evaluation import __main__ as evaluation
 from gpt2_repro.evaluation.scorer import Scorer
-from gpt2_repro.model.export import load_tokenizer
+from gpt2_repro.model.load import load_tokenizer
 from gpt2_repro.tokenization import encode, for_rows, start_ids
 
 

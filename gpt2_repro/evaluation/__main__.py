@@ -128,7 +128,7 @@ def _open_models(
 
 def _load_untrained(source: str) -> tuple[Any, Any]:
     """Return an untrained model with the architecture of `source`, and its tokenizer."""
-    from gpt2_repro.model.export import load_pair, untrained_like
+    from gpt2_repro.model.load import load_pair, untrained_like
 
     model, tokenizer = load_pair(source)
     return untrained_like(model, seed=SEED), tokenizer

@@ -40,7 +40,7 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
 
     Raises UserError if the model cannot be loaded, or if its vocabulary does not match its tokenizer.
     """
-    from gpt2_repro.model.export import load_pair
+    from gpt2_repro.model.load import load_pair
 
     load = load or functools.partial(load_pair, checkpoint.source)
     model, tokenizer = load()
@@ -58,7 +58,7 @@ def open_average(run: str, count: int) -> LoadedModel:
 
     Raises UserError if the run has fewer checkpoints.
     """
-    from gpt2_repro.model.export import load_average
+    from gpt2_repro.model.load import load_average
 
     last = [one for one in all_checkpoints(run) if not one.source.endswith(FINAL)][-count:]
     if len(last) < count:

@@ -78,7 +78,7 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
     if not model.init_from:
         return model
     from gpt2_repro.model.configuration import FAILURES, size_keys
-    from gpt2_repro.model.export import load_config
+    from gpt2_repro.model.load import load_config
 
     try:
         config = load_config(resolve_checkpoint(model.init_from).source)

@@ -9,7 +9,7 @@ from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import SHAPE
 from gpt2_repro.model.configuration import own_keys
-from gpt2_repro.model.export import load_model, load_tokenizer
+from gpt2_repro.model.load import load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config
 from gpt2_repro.model.size import padded_size
 from gpt2_repro.tokenization import is_same

@@ -18,7 +18,7 @@ from transformers import DefaultFlowCallback, Trainer
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
 from gpt2_repro.checkpoints.staged_saves import hashed_saves
-from gpt2_repro.model.export import load_experts
+from gpt2_repro.model.load import load_experts
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule, follow

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpt2_repro.model.export import load_pair
+from gpt2_repro.model.load import load_pair
 from tests.faults.runs import losses
 from tests.training.by_hand import nll, rows_of, targets_of
 

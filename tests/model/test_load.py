@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.export import load_model
+from gpt2_repro.model.load import load_model
 from gpt2_repro.model.pretraining import plain_model
 from tests.model.families import NO_DROPOUT, SHAPE, VOCABULARY, build
 
