@@ -13,7 +13,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.model.configuration import FAILURES, reason_of, stock_model
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.pretraining import make_pretraining
-from gpt2_repro.model.scale import experts_of
+from gpt2_repro.model.size import experts_of
 
 
 LENGTH, VOCABULARY = 512, 256  # of the row that is checked

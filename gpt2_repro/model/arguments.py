@@ -1,13 +1,10 @@
 """Define and check the recipe section `model:` (architecture, shape, weights)."""
 
 import dataclasses
-import json
-from collections.abc import Collection
 from typing import ClassVar, Literal
 
 from transformers.hf_argparser import HfArg
 
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError, did_you_mean
 
@@ -68,27 +65,3 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
         raise UserError("Remove --document_mask. It has no effect with --packing wrap, whose rows have one document.")
     if model.document_mask and separator == "none":
         raise UserError("--document_mask needs separators in the rows. Prepare the data with `--separator before`.")
-
-
-def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
-    """Return the section `model:` with the shape of `init_from`.
-
-    The shape includes the keys of `configuration.size_keys`. Fields that the user set (`stated`) are not changed.
-    """
-    if not model.init_from:
-        return model
-    from gpt2_repro.model.configuration import FAILURES, size_keys
-    from gpt2_repro.model.load import load_config
-
-    try:
-        config = load_config(resolve_checkpoint(model.init_from).source)
-    except (UserError, OSError, *FAILURES):
-        return model  # the error is raised later, when the weights are loaded
-    kept = {option for option in SHAPE if option in stated and getattr(model, option)}
-    shape = {option: getattr(config, name, None) for option, name in SHAPE.items() if option not in kept}
-    model = dataclasses.replace(model, **{option: value for option, value in shape.items() if value is not None})
-    if config.model_type != model.model_type:
-        return model
-    keys = {key: getattr(config, key) for key in size_keys(model, sequence_length=1)}
-    overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
-    return dataclasses.replace(model, config_overrides=overrides)

@@ -15,8 +15,7 @@ from transformers import (
 
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
 from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments
-from gpt2_repro.model.scale import experts_of, measure
-from gpt2_repro.model.size import gpt2_scale, padded_size
+from gpt2_repro.model.size import ModelScale, experts_of, flops_per_token, gpt2_scale, padded_size
 
 
 Kind = type[PreTrainedConfig]
@@ -157,6 +156,25 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except FAILURES as error:
         raise UserError(f"--model_type {config.model_type} is not supported: {reason_of(error)}.") from None
+
+
+def measure(model: PreTrainedModel, sequence_length: int) -> ModelScale:
+    """Return the parameter count and FLOPs per token of a model, also on the meta device."""
+    config, head = model.config, model.get_output_embeddings().weight
+    tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    looked_up = sum(table.numel() for table in tables if table is not head)
+    trained, idle = model.num_parameters(), 0
+    experts, chosen = experts_of(config)
+    if experts:  # weights of experts that a single token does not use
+        stacked = [weight for weight in model.parameters() if weight.ndim == 3 and len(weight) == experts]
+        idle = sum(weight.numel() for weight in stacked) * (experts - chosen) // experts
+    padding = (config.vocab_size - config.true_vocab_size) * head.shape[1]
+    parameters = trained - padding * (1 if model.get_input_embeddings().weight is head else 2)
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    used = trained - looked_up - idle
+    flops = flops_per_token(parameters=used, n_layer=layers, n_embd=width, sequence_length=sequence_length)
+    return ModelScale(parameters, parameters - idle, trained, flops, padded_vocab_size=config.vocab_size)
 
 
 def reason_of(error: Exception) -> str:

@@ -1,15 +1,18 @@
-"""Initialize a model for training with the weights of a checkpoint."""
+"""Initialize a model for training with the shape and the weights of a checkpoint."""
 
+import dataclasses
 import json
+from collections.abc import Collection
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
+from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.arguments import SHAPE
-from gpt2_repro.model.configuration import own_keys
-from gpt2_repro.model.load import load_model, load_tokenizer
+from gpt2_repro.model.arguments import SHAPE, ModelArguments
+from gpt2_repro.model.configuration import FAILURES, own_keys, size_keys
+from gpt2_repro.model.load import load_config, load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config
 from gpt2_repro.model.size import padded_size
 from gpt2_repro.tokenization import is_same
@@ -23,6 +26,25 @@ FREE = {
     *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
 }
+
+
+def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
+    """Return the section `model:` with the shape of `init_from`.
+
+    The shape includes the keys of `configuration.size_keys`. Fields that the user set (`stated`) are not changed.
+    """
+    try:
+        config = load_config(resolve_checkpoint(model.init_from).source)
+    except (UserError, OSError, *FAILURES):
+        return model  # the error is raised later, when the weights are loaded
+    kept = {option for option in SHAPE if option in stated and getattr(model, option)}
+    shape = {option: getattr(config, name, None) for option, name in SHAPE.items() if option not in kept}
+    model = dataclasses.replace(model, **{option: value for option, value in shape.items() if value is not None})
+    if config.model_type != model.model_type:
+        return model
+    keys = {key: getattr(config, key) for key in size_keys(model, sequence_length=1)}
+    overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
+    return dataclasses.replace(model, config_overrides=overrides)
 
 
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:

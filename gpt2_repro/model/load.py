@@ -20,7 +20,7 @@ from gpt2_repro.model.configuration import FAILURES, SAFELY
 from gpt2_repro.model.llmc import read_llmc
 from gpt2_repro.model.nanogpt import open_nanogpt, read_nanogpt
 from gpt2_repro.model.pretraining import plain_config, plain_model
-from gpt2_repro.model.scale import experts_of
+from gpt2_repro.model.size import experts_of
 from gpt2_repro.tokenization import load
 
 

@@ -16,8 +16,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.model.document_mask import Documents
-from gpt2_repro.model.scale import experts_of
-from gpt2_repro.model.size import tokens_per_chunk
+from gpt2_repro.model.size import experts_of, tokens_per_chunk
 
 
 # The compiler of torch 2.9 has no products of bf16 matrices with an fp32 result (pytorch#163393).

@@ -18,6 +18,13 @@ def max_positions(config: Any) -> int:
     return next((number for number in limits if isinstance(number, int) and number > 0), NO_LIMIT)
 
 
+def experts_of(config: Any) -> tuple[int, int]:
+    """Return the number of experts in each block, and of those that a token uses; (0, 0) for a dense model."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((number for name in names if isinstance(number := getattr(config, name, None), int)), 0)
+    return experts, getattr(config, "num_experts_per_tok", None) or 0
+
+
 def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:
     """Return the number of parameters of a GPT-2 with tied embeddings."""
     block = 12 * n_embd**2 + 13 * n_embd

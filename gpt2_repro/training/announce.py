@@ -15,7 +15,7 @@ from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import INSTALLED, ROOT
 from gpt2_repro.manifest import Manifest
-from gpt2_repro.model.scale import measure
+from gpt2_repro.model.configuration import measure
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 

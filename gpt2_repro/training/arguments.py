@@ -14,7 +14,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.files import expand
 from gpt2_repro.manifest import Manifest
-from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
+from gpt2_repro.model.arguments import ModelArguments, check_model
 from gpt2_repro.optim import Schedule
 
 
@@ -210,8 +210,11 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
     """
     recipe = parse_recipe(TrainingRecipe, argv, **parsing)
     check_warmup(recipe.training)
-    data = name_folder(recipe.data, recipe.typed)
-    model = follow_checkpoint(recipe.model, recipe.stated)
+    data, model = name_folder(recipe.data, recipe.typed), recipe.model
+    if model.init_from:
+        from gpt2_repro.model.initial_weights import follow_checkpoint  # imports torch
+
+        model = follow_checkpoint(model, recipe.stated)
     check_model(model, packing=recipe.data.packing, separator=recipe.data.separator)
     return dataclasses.replace(recipe, data=data, model=model)
 

@@ -13,10 +13,11 @@ from gpt2_repro.config import JsonObject as Overrides
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import architecture
 from gpt2_repro.model.architecture import check_architecture
-from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
+from gpt2_repro.model.arguments import ModelArguments, check_model
 from gpt2_repro.model.build import build_model
-from gpt2_repro.model.configuration import build_config, size_keys, stock_model
-from gpt2_repro.model.scale import measure, scale_of
+from gpt2_repro.model.configuration import build_config, measure, size_keys, stock_model
+from gpt2_repro.model.initial_weights import follow_checkpoint
+from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_scale
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.arguments import ModelArguments, follow_checkpoint
+from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
+from gpt2_repro.model.initial_weights import follow_checkpoint
 from gpt2_repro.model.load import load_model
 from gpt2_repro.model.nanogpt import read_nanogpt, write_nanogpt
 
