@@ -104,8 +104,7 @@ def time_attention() -> None:
     machine = Machine(GPU, bf16=GPU, length=length)
     config = GPT2Config(n_positions=length, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
     obstacles = {name: obstacle(name, machine) for name in (PACKAGE, HUB_KERNEL, *SDPA)}
-    device = "cuda" if GPU else "cpu"
-    timings = time_kernels(obstacles, config, rows=ROWS, dtype=torch.bfloat16 if GPU else torch.float32, device=device)
+    timings = time_kernels(obstacles, machine, config, ROWS)
     print(f"forward and backward, {ROWS} x 12 x {length} x 64\n\n| kernel | ms |\n| --- | --- |")
     for name, time_ in timings.items():
         print(f"| {name} | {time_ if isinstance(time_, str) else f'{time_:.2f}'} |")

@@ -113,9 +113,8 @@ def _write_file(model: Any, tokenizer: Any, path: Path, args: argparse.Namespace
         {"llmc": write_llmc, "nanogpt": write_nanogpt}[args.format](model, path, dtype=args.dtype)
     is_exact, reads_exact = model.config.activation_function == "gelu", args.format == "nanogpt"
     if is_exact != reads_exact:
-        kinds = ("the exact GELU", "GPT-2's approximation of GELU")
-        theirs, ours = kinds if reads_exact else kinds[::-1]
-        print(f"{args.format} computes {theirs}, and the model has {ours}. Its outputs will differ slightly.")
+        gelu = "the exact GELU" if is_exact else "GPT-2's approximation of GELU"
+        print(f"The model has {gelu}, and {args.format} computes the other one. Its outputs will differ slightly.")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -124,8 +123,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder, .bin, .pt or .gguf to create.")
     formats = "Format of the export. (default: by the extension of OUT)"
     parser.add_argument("--format", choices=tuple(FORMATS), help=formats)
-    types = sorted({dtype for _, dtypes in FORMATS.values() for dtype in dtypes})
-    parser.add_argument("--dtype", choices=types, help="Type of the weights. (default: float32; f16 for GGUF)")
+    types = "float32 or bfloat16. For GGUF: f16, q8_0 or float32. (default: the first)"
+    parser.add_argument("--dtype", metavar="TYPE", help=f"Type of the weights: {types}")
     parser.add_argument("--tokenizer", metavar="NAME", help="Tokenizer of a model file of nanoGPT or llm.c.")
     chat = "Add a chat template and a padding token, for fine-tuning with TRL."
     parser.add_argument("--chat", action="store_true", help=chat)

@@ -22,8 +22,6 @@ from gpt2_repro.hardware import gpu_kind
 from gpt2_repro.model.size import max_positions
 
 
-MOST_SAMPLES = 1000  # because all samples are generated in one batch
-
 logger = logging.getLogger("gpt2_repro.generate")
 
 
@@ -33,10 +31,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("words", nargs="*", default=[], metavar="PROMPT", help="Text to continue.")
     parser.add_argument("--prompt", default="", help="Text to continue. (default: start a new document)")
     parser.add_argument("--max_new_tokens", type=cli.positive_count, default=100, help="Tokens to generate.")
-    parser.add_argument("--num_samples", type=cli.between(1, MOST_SAMPLES), default=1, help="Number of samples.")
-    parser.add_argument(
-        "--temperature", type=cli.between(0.0, 1000.0), default=1.0, help="Below 0.001: greedy decoding."
-    )
+    parser.add_argument("--num_samples", type=cli.between(1, 1000), default=1, help="Number of samples, in one batch.")
+    temperature = cli.between(0.0, 1000.0)
+    parser.add_argument("--temperature", type=temperature, default=1.0, help="Below 0.001: greedy decoding.")
     parser.add_argument("--top_k", type=cli.between(0, 10**9), default=50, help="Draw from the top k tokens. 0: all.")
     top_p = "Sample from the most likely tokens with this total probability."
     parser.add_argument("--top_p", type=cli.between(1e-9, 1.0), default=1.0, help=top_p)
@@ -72,13 +69,12 @@ def _open(args: argparse.Namespace) -> tuple[Any, Any]:
 def main(argv: list[str]) -> None:
     """Load a checkpoint, generate text and print it."""
     if (args := _parse(argv)).chat:
-        return chat(args)
-    texts = samples(argv)
-    for number, text in enumerate(texts, 1):
-        if len(texts) > 1:
+        chat(args)
+        return
+    for number, text in enumerate(samples(argv), 1):
+        if args.num_samples > 1:
             print(f"--- {number}")
         print(text)
-    return None
 
 
 def chat(args: argparse.Namespace) -> None:
@@ -95,9 +91,8 @@ def chat(args: argparse.Namespace) -> None:
         fix = "Fine-tune a model that was exported with --chat (docs/after-pretraining.md)."
         raise UserError(f"{args.checkpoint} has no chat template. {fix}")
     room = max_positions(model.config) - min(args.max_new_tokens, max_positions(model.config) // 2)
-    options = _options(args, tokenizer) | {
-        "streamer": TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    }
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    options = _options(args, tokenizer) | {"streamer": streamer}
     messages: list[dict[str, str]] = []
     torch.manual_seed(args.seed)
     with contextlib.suppress(EOFError):

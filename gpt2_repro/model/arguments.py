@@ -58,9 +58,7 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
             fix = did_you_mean(model.model_type, causal)
             raise UserError(f"transformers has no causal architecture {model.model_type!r}. {fix}")
     if model.n_head and model.n_embd % model.n_head:
-        heads = next(n for n in range(min(model.n_head, model.n_embd), 0, -1) if model.n_embd % n == 0)
-        fix = f"Pass --n_head {heads} or --n_embd {model.n_embd // model.n_head * model.n_head + model.n_head}."
-        raise UserError(f"--n_embd {model.n_embd} must be a multiple of --n_head {model.n_head}. {fix}")
+        raise UserError(f"--n_embd {model.n_embd} must be a multiple of --n_head {model.n_head}.")
     if model.document_mask and packing == "wrap":
         raise UserError("Remove --document_mask. It has no effect with --packing wrap, whose rows have one document.")
     if model.document_mask and separator == "none":

@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ FLASH = PACKAGE, HUB_KERNEL, AMD_KERNEL = get_args(FlashKernel)
 TIMING_SECONDS = 1.0  # per kernel, after a warm-up
 # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
 MOST_DIFFERENCE = 0.05
-KERNEL_FAILURES = (ImportError, RuntimeError, ValueError, OSError, AssertionError)
 
 
 class Machine(NamedTuple):
@@ -37,6 +36,11 @@ class Machine(NamedTuple):
     one_row_compiled: bool = False  # whether torch.compile is used with one row per forward pass
     document_mask: bool = False
     fp16: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which attention is computed."""
+        return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else torch.float32
 
 
 class Choice(NamedTuple):
@@ -88,12 +92,10 @@ def choose_attention(
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
-    dtype = torch.bfloat16 if machine.bf16 else torch.float16 if machine.fp16 else torch.float32
-    how = {"rows": rows, "dtype": dtype, "document_mask": machine.document_mask, "device": "cuda"}
     if requested != "auto":
         problem: str | float | None = obstacle(requested, machine)
         if problem is None and requested in FLASH:
-            problem = time_kernels({requested: None, "causal_sdpa": None}, config, **how)[requested]
+            problem = time_kernels({requested: None, "causal_sdpa": None}, machine, config, rows)[requested]
         if isinstance(problem, str):
             raise UserError(f"{requested} cannot be used: {problem}. Pass --attn_implementation auto.")
         return Choice(requested, "as requested")
@@ -103,7 +105,7 @@ def choose_attention(
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
     if machine.document_mask:
-        timings = time_kernels({name: obstacles[name] for name in FLASH} | {"causal_sdpa": None}, config, **how)
+        timings = time_kernels({name: obstacles[name] for name in (*FLASH, "causal_sdpa")}, machine, config, rows)
         if usable := [name for name in FLASH if isinstance(timings[name], float)]:
             return Choice(usable[0], "it takes document lengths instead of a mask")
         why = "; ".join(f"{name}: {timings[name]}" for name in FLASH)
@@ -114,7 +116,7 @@ def choose_attention(
         why = "The run began with the attention kernel %s, but %s. All usable kernels are timed again."
         logger.warning(why, earlier, obstacles[earlier])
     shape = f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}"
-    return fastest(time_kernels(obstacles, config, **how), shape)
+    return fastest(time_kernels(obstacles, machine, config, rows), shape)
 
 
 def fastest(timings: Mapping[str, float | str], shape: str) -> Choice:
@@ -129,36 +131,36 @@ def fastest(timings: Mapping[str, float | str], shape: str) -> Choice:
     return Choice(times[0][1], f"{times[0][0]:.2f} ms; {others}")
 
 
-def time_kernels(obstacles: Mapping[str, str | None], config: PreTrainedConfig, **how: Any) -> dict[str, float | str]:
+def time_kernels(
+    obstacles: Mapping[str, str | None], machine: Machine, config: PreTrainedConfig, rows: int
+) -> dict[str, float | str]:
     """Return each kernel's time of one forward and backward pass, in milliseconds.
 
     If a kernel cannot be used or gives other results than causal_sdpa, its value is the reason instead.
 
     Args:
         obstacles: for each kernel, the reason why it cannot be used, or None if it can.
-        how: rows, dtype, device and document_mask.
+        config: the configuration with the number and size of heads.
+        rows: rows per forward pass.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in training (pretraining.py); only causal_cudnn turns it on
-    timings: dict[str, float | str] = {}
+    timings: dict[str, float | str] = {name: reason for name, reason in obstacles.items() if reason is not None}
     expected: list[Tensor] = []
     # causal_sdpa first, because its results are the expected ones.
-    for name, reason in sorted(obstacles.items(), key=lambda pair: pair[0] != "causal_sdpa"):
+    for name in sorted(obstacles.keys() - timings.keys(), key=lambda name: (name != "causal_sdpa", name)):
         try:
-            timings[name] = reason or 0.0
-            if reason is None:
-                timings[name], results = _run_kernel(name, config, **how)
-                expected = expected or results
-                if (difference := _difference(results, expected)) > MOST_DIFFERENCE:
-                    timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
-        except KERNEL_FAILURES as error:
+            timings[name], results = _run_kernel(name, machine, config, rows)
+            expected = expected or results
+            if (difference := _difference(results, expected)) > MOST_DIFFERENCE:
+                timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
+        except (ImportError, RuntimeError, ValueError, OSError, AssertionError) as error:
             timings[name] = f"it fails on this machine ({str(error).splitlines()[0][:200]})"
     return timings
 
 
-def _run_kernel(
-    name: str, config: PreTrainedConfig, *, rows: int, dtype: torch.dtype, device: str, document_mask: bool = False
-) -> tuple[float, list[Tensor]]:
+def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int) -> tuple[float, list[Tensor]]:
     """Return a kernel's median time in milliseconds, and its output and gradients."""
+    dtype, device = machine.dtype, "cuda" if machine.cuda else "cpu"
     single = copy.deepcopy(config)
     single.num_hidden_layers, single.vocab_size = 1, 128
     single.bos_token_id = single.eos_token_id = None  # ids outside this small vocabulary cause a warning
@@ -173,7 +175,7 @@ def _run_kernel(
     *drawn, direction = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
     inputs = [tensor.transpose(1, 2).requires_grad_() for tensor in drawn]
     ids = torch.arange(rows * length, device=device).view(rows, length) % 37
-    lengths = Documents(separator=0).attention(model, ids) if document_mask else {}
+    lengths = Documents(separator=0).attention(model, ids) if machine.document_mask else {}
     mask = lengths.pop("attention_mask", None)
     attend = AttentionInterface()[model.config._attn_implementation]
 

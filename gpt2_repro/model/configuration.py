@@ -37,7 +37,7 @@ FAILURES = (
 )
 
 
-def size_keys(args: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
+def size_keys(args: ModelArguments, *, sequence_length: int) -> Keys:
     """Return the keys that make another architecture as large as GPT-2.
 
     The GPT-2 has the same layers, heads, width, row length and vocabulary. The width of the MLP, or of the experts, is
@@ -45,32 +45,27 @@ def size_keys(args: ModelArguments, *, sequence_length: int) -> dict[str, Any]:
     """
     if args.model_type == GPT2:
         return {}
-    kind, overrides = CONFIG_MAPPING[args.model_type], args.config_overrides.values
-    heads = {"num_key_value_heads": args.n_head, "head_dim": args.n_embd // args.n_head}
-    keys: dict[str, Any] = {"tie_word_embeddings": True}
-    keys |= {key: value for key, value in heads.items() if key in own_keys(kind)}
+    declared = own_keys(CONFIG_MAPPING[args.model_type])
+    wanted = {"num_key_value_heads": args.n_head, "head_dim": args.n_embd // args.n_head, "tie_word_embeddings": True}
+    keys: Keys = {key: value for key, value in wanted.items() if key in declared}
     names = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner")
-    widths = [key for key in names if key in own_keys(kind)]
-    if not widths or widths[0] in overrides:
-        return keys | {key: overrides[key] for key in widths[:1]}
+    width = next((key for key in names if key in declared), None)
+    if width is None or width in args.config_overrides.values:
+        return keys
     size = {"sequence_length": sequence_length, "vocab_size": 128}
-    flops = []
-    for width in (64, 128):
-        config = build_config(args, **size, keys=keys | {widths[0]: width})
-        with torch.device("meta"):
-            flops.append(measure(stock_model(config, attention="eager"), sequence_length).flops_per_token)
-    if flops[0] == flops[1]:
+    configs = [build_config(args, **size, keys=keys | {width: number}) for number in (64, 128)]
+    narrow, wide = (measure_config(config).flops_per_token for config in configs)
+    if narrow == wide:
         return keys  # the architecture has no such MLP
-    gpt2 = gpt2_scale(n_layer=args.n_layer, n_embd=args.n_embd, pad_to_multiple_of=config.vocab_size, **size)
-    exact = 64 + 64 * (gpt2.flops_per_token - flops[0]) / (flops[1] - flops[0])
+    gpt2 = gpt2_scale(n_layer=args.n_layer, n_embd=args.n_embd, pad_to_multiple_of=configs[0].vocab_size, **size)
+    exact = 64 + 64 * (gpt2.flops_per_token - narrow) / (wide - narrow)
     if exact < 8:
-        fix = f"Pass {widths[0]} and its other sizes in --config_overrides."
+        fix = f"Pass {width} and its other sizes in --config_overrides."
         raise UserError(f"--model_type {args.model_type} cannot have the FLOPs of a GPT-2 with this shape. {fix}")
     # A power of two suits matrix products. Those of experts need strides of 16 bytes (torch 2.13).
     multiples = (1 << power for power in range(10, 2, -1))
-    near = (multiple for multiple in multiples if abs(round(exact / multiple) * multiple / exact - 1) < 0.005)
-    multiple = next(near, 8)
-    return keys | {widths[0]: max(1, round(exact / multiple)) * multiple}
+    multiple = next((number for number in multiples if abs(round(exact / number) * number / exact - 1) < 0.005), 8)
+    return keys | {width: max(1, round(exact / multiple)) * multiple}
 
 
 def build_config(
@@ -79,7 +74,7 @@ def build_config(
     sequence_length: int,
     vocab_size: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    keys: dict[str, Any] | None = None,
+    keys: Keys | None = None,
 ) -> PreTrainedConfig:
     """Return the training configuration with a padded vocabulary, or raise UserError.
 
@@ -88,7 +83,7 @@ def build_config(
     """
     keys = size_keys(args, sequence_length=sequence_length) if keys is None else keys
     kind = CONFIG_MAPPING[args.model_type]
-    values: dict[str, Any] = {name: getattr(args, option) for option, name in SHAPE.items()}
+    values: Keys = {name: getattr(args, option) for option, name in SHAPE.items()}
     values |= {"vocab_size": padded_size(vocab_size, args.pad_vocab_to_multiple_of), "use_cache": False}
     values |= {"max_position_embeddings": sequence_length, "pad_token_id": None}
     values |= {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id")}
@@ -163,11 +158,9 @@ def measure(model: PreTrainedModel, sequence_length: int) -> ModelScale:
     config, head = model.config, model.get_output_embeddings().weight
     tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     looked_up = sum(table.numel() for table in tables if table is not head)
-    trained, idle = model.num_parameters(), 0
-    experts, chosen = experts_of(config)
-    if experts:  # weights of experts that a single token does not use
-        stacked = [weight for weight in model.parameters() if weight.ndim == 3 and len(weight) == experts]
-        idle = sum(weight.numel() for weight in stacked) * (experts - chosen) // experts
+    trained, (experts, chosen) = model.num_parameters(), experts_of(config)
+    stacked = sum(weight.numel() for weight in model.parameters() if weight.ndim == 3 and len(weight) == experts)
+    idle = stacked * (experts - chosen) // max(1, experts)  # weights of experts that a single token does not use
     padding = (config.vocab_size - config.true_vocab_size) * head.shape[1]
     parameters = trained - padding * (1 if model.get_input_embeddings().weight is head else 2)
     layers, heads = config.num_hidden_layers, config.num_attention_heads
@@ -175,6 +168,12 @@ def measure(model: PreTrainedModel, sequence_length: int) -> ModelScale:
     used = trained - looked_up - idle
     flops = flops_per_token(parameters=used, n_layer=layers, n_embd=width, sequence_length=sequence_length)
     return ModelScale(parameters, parameters - idle, trained, flops, padded_vocab_size=config.vocab_size)
+
+
+def measure_config(config: PreTrainedConfig) -> ModelScale:
+    """Return the parameter count and FLOPs per token of the model with a configuration, for its longest rows."""
+    with torch.device("meta"):
+        return measure(stock_model(config, attention="eager"), config.max_position_embeddings)
 
 
 def reason_of(error: Exception) -> str:

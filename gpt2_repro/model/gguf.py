@@ -10,7 +10,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.model.llmc import BLOCKS, LAYER_NORM_EPSILON, require_gpt2, transposed
 
 
-DTYPES = {"f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0", "float32": "ALL_F32"}
+# Types of the file and of its matrices.
+DTYPES = {"f16": ("MOSTLY_F16", "F16"), "q8_0": ("MOSTLY_Q8_0", "Q8_0"), "float32": ("ALL_F32", "F32")}
 # llama.cpp's names of the modules of a block (gguf-py/gguf/constants.py).
 NAMES = dict(zip(BLOCKS, ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down"), strict=True))
 OUTSIDE = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
@@ -32,7 +33,7 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
         import gguf
     except ImportError:
         raise UserError("A GGUF file needs the package gguf. Run: pip install gguf") from None
-    config, file_type = model.config, gguf.LlamaFileType[DTYPES[dtype]]
+    config, (file_type, matrix_type) = model.config, DTYPES[dtype]
     writer = gguf.GGUFWriter(path, "gpt2")
     writer.add_block_count(config.n_layer)
     writer.add_context_length(config.n_positions)
@@ -40,7 +41,7 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
     writer.add_feed_forward_length(4 * config.n_embd)
     writer.add_head_count(config.n_head)
     writer.add_layer_norm_eps(LAYER_NORM_EPSILON)
-    writer.add_file_type(file_type)
+    writer.add_file_type(gguf.LlamaFileType[file_type])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens["tokens"])
@@ -52,14 +53,13 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
         writer.add_eos_token_id(end)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
-    matrix = {"f16": gguf.GGMLQuantizationType.F16, "q8_0": gguf.GGMLQuantizationType.Q8_0}.get(dtype)
     for name, tensor in transposed(model.transformer.state_dict()).items():
         *parents, part = name.split(".")
         block = ".".join(parents[2:])
         target = f"blk.{parents[1]}.{NAMES[block]}" if block else OUTSIDE[parents[0]]
         array = tensor.contiguous().numpy()
-        is_matrix = matrix is not None and array.ndim == 2 and parents[0] != "wpe"
-        kind = matrix if is_matrix and not (dtype == "q8_0" and array.shape[1] % 32) else gguf.GGMLQuantizationType.F32
+        is_matrix = array.ndim == 2 and parents[0] != "wpe" and not (dtype == "q8_0" and array.shape[1] % 32)
+        kind = gguf.GGMLQuantizationType[matrix_type if is_matrix else "F32"]
         writer.add_tensor(f"{target}.{part}", gguf.quants.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -24,7 +24,6 @@ FREE = {
     *("use_cache", "embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout", "initializer_range"),
     *("reorder_and_upcast_attn", "pretraining_tp"),
     *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
-    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
 }
 
 
@@ -35,13 +34,13 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
     """
     try:
         config = load_config(resolve_checkpoint(model.init_from).source)
+        shape = {option: getattr(config, name) for option, name in SHAPE.items()}
     except (UserError, OSError, *FAILURES):
         return model  # the error is raised later, when the weights are loaded
-    kept = {option for option in SHAPE if option in stated and getattr(model, option)}
-    shape = {option: getattr(config, name, None) for option, name in SHAPE.items() if option not in kept}
-    model = dataclasses.replace(model, **{option: value for option, value in shape.items() if value is not None})
     if config.model_type != model.model_type:
-        return model
+        return model  # as above
+    kept = {option for option in SHAPE if option in stated and getattr(model, option)}
+    model = dataclasses.replace(model, **{option: shape[option] for option in shape.keys() - kept})
     keys = {key: getattr(config, key) for key in size_keys(model, sequence_length=1)}
     overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
     return dataclasses.replace(model, config_overrides=overrides)
@@ -79,7 +78,7 @@ def _check_config(source: PreTrainedConfig, target: PreTrainedConfig, *, name: s
         raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}, and data of this length.")
     source, plain = plain_config(source), plain_config(target)
     shaped = {type(target).attribute_map.get(key, key) for key in SHAPE.values()}
-    keys = sorted(own_keys(type(target)) - shaped - FREE)
+    keys = sorted(key for key in own_keys(type(target)) - shaped - FREE if not key.startswith("summary_"))
     if different := {key: getattr(source, key) for key in keys if getattr(source, key) != getattr(plain, key)}:
         raise UserError(f"{name} needs further keys in --config_overrides: {json.dumps(different)}.")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.size import gpt2_parameters
+from gpt2_repro.model.size import gpt2_parameters, padded_size
 
 
 # The format is that of train_gpt2.py and dev/eval/export_hf.py of llm.c. A file begins with a header of 256 int32
@@ -19,8 +19,6 @@ MAGIC = 20240326
 DTYPES = {"float32": 3, "bfloat16": 5}
 LAYER_NORM_EPSILON = 1e-5
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # the files have none; the default is 0.1
-PADDED_TO = 128  # rows of the token embeddings
-GELU = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the first one is exact, the others are the same approximation
 BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 
 
@@ -30,11 +28,9 @@ def require_gpt2(model: PreTrainedModel, reader: str) -> None:
     if type(model) is not GPT2LMHeadModel or config.n_inner not in (None, 4 * config.n_embd):
         kind = type(model).__name__
         raise UserError(f"{reader} reads only GPT-2 with a feed-forward width of 4 x n_embd, not this {kind}.")
-    if (
-        config.activation_function not in GELU
-        or not config.scale_attn_weights
-        or config.scale_attn_by_inverse_layer_idx
-    ):
+    is_scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
+    # The first one is exact, the others are the same approximation.
+    if config.activation_function not in ("gelu", "gelu_new", "gelu_pytorch_tanh") or not is_scaled:
         raise UserError(f"{reader} reads only GPT-2 with GELU and the usual scale of attention.")
     if config.layer_norm_epsilon != LAYER_NORM_EPSILON:
         raise UserError(f"{reader} reads only GPT-2 with layer_norm_epsilon {LAYER_NORM_EPSILON}.")
@@ -51,7 +47,7 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     """Write a GPT-2 as a model file of llm.c in `dtype`, or raise UserError."""
     require_gpt2(model, "llm.c")
     config = model.config
-    padded = -(-config.vocab_size // PADDED_TO) * PADDED_TO
+    padded = padded_size(config.vocab_size, 128)  # rows of the token embeddings
     header = np.zeros(256, dtype=np.int32)
     shape = (config.n_layer, config.n_head, config.n_embd, padded)
     header[:8] = (MAGIC, DTYPES[dtype], config.n_positions, config.vocab_size, *shape)

@@ -255,12 +255,8 @@ def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrai
 
     Raises ValueError for missing weights, and for weights that the architecture does not have.
     """
-    padded = copy.deepcopy(config)
-    target = plain_config(config)
-    padded._attn_implementation = "sdpa"
-    if hasattr(padded, "activation_function"):
-        # Otherwise the last digits of outputs change after saving and loading.
-        padded.activation_function = target.activation_function
+    padded, target = plain_config(config), plain_config(config)
+    padded.vocab_size = config.vocab_size
     model = AutoModelForCausalLM.from_config(padded, dtype=torch.float32)
     missing, extra = model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
     if wrong := {*missing, *extra} - set(model.all_tied_weights_keys):

@@ -12,10 +12,6 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
     if args.model_type == GPT2 and not args.config_overrides:
         shape = {"n_layer": args.n_layer, "n_embd": args.n_embd, "pad_to_multiple_of": args.pad_vocab_to_multiple_of}
         return gpt2_scale(**shape, sequence_length=sequence_length, vocab_size=vocab_size)
-    import torch
+    from gpt2_repro.model.configuration import build_config, measure_config  # imports torch
 
-    from gpt2_repro.model.configuration import build_config, measure, stock_model
-
-    config = build_config(args, sequence_length=sequence_length, vocab_size=vocab_size)
-    with torch.device("meta"):
-        return measure(stock_model(config, attention="eager"), sequence_length)
+    return measure_config(build_config(args, sequence_length=sequence_length, vocab_size=vocab_size))

@@ -57,11 +57,9 @@ def gpt2_scale(
     *, n_layer: int, n_embd: int, sequence_length: int, vocab_size: int, pad_to_multiple_of: int
 ) -> ModelScale:
     """Return the size and FLOPs of a GPT-2 for rows with `sequence_length` tokens."""
-    shape = {"n_layer": n_layer, "n_embd": n_embd, "n_positions": sequence_length}
     padded = padded_size(vocab_size, pad_to_multiple_of)
-    trained = gpt2_parameters(**shape, vocab_size=padded)
-    multiplying = trained - sequence_length * n_embd
-    parameters = gpt2_parameters(**shape, vocab_size=vocab_size)
+    trained = gpt2_parameters(n_layer=n_layer, n_embd=n_embd, n_positions=sequence_length, vocab_size=padded)
+    multiplying, parameters = trained - sequence_length * n_embd, trained - (padded - vocab_size) * n_embd
     flops = flops_per_token(parameters=multiplying, n_layer=n_layer, n_embd=n_embd, sequence_length=sequence_length)
     return ModelScale(parameters, parameters, trained, flops, padded)
 

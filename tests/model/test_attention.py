@@ -153,7 +153,11 @@ def test_kernels_are_timed_as_the_run_uses_them(precision, dtype, card, monkeypa
     AttentionInterface.register("causal_sdpa", attend)
     monkeypatch.setattr(attention, "TIMING_SECONDS", 0.01)
     run_kernel = attention._run_kernel
-    monkeypatch.setattr(attention, "_run_kernel", lambda *args, **how: run_kernel(*args, **how | {"device": "cpu"}))
+
+    def on_cpu(name: str, machine: Machine, *args: Any) -> Any:
+        return run_kernel(name, machine._replace(cuda=False), *args)
+
+    monkeypatch.setattr(attention, "_run_kernel", on_cpu)
     card(installed=False)
     torch.backends.cuda.enable_cudnn_sdp(True)  # as at the start of a process
     machine = GPU._replace(bf16=precision == "bf16", fp16=precision == "fp16")
@@ -174,8 +178,8 @@ def test_wrong_and_failing_kernels_are_not_used(model_type, overrides, document_
     wrong = {"shifted", "broken_backward", "failing", "flash"} | ({"across_documents"} if document_mask else set())
     right = {"causal_efficient", "causal_sdpa"}
     obstacles = dict.fromkeys(wrong | right) | {"flash": "it is not installed"}
-    how: Any = {"rows": 2, "dtype": torch.bfloat16, "device": "cpu", "document_mask": document_mask}
-    timings = time_kernels(obstacles, config(model_type, **overrides), **how)
+    machine = Machine(cuda=False, bf16=True, length=128, document_mask=document_mask)
+    timings = time_kernels(obstacles, machine, config(model_type, **overrides), rows=2)
     assert {name for name, time in timings.items() if isinstance(time, float)} == right
     assert "differs from causal_sdpa by 1" in timings["shifted"] and "by inf" in timings["broken_backward"]
     assert "no kernel image" in timings["failing"] and fastest(timings, "2 rows").name in right

@@ -33,19 +33,22 @@ def arguments(model_type: str, overrides: str = "", **further) -> ModelArguments
     return ModelArguments(model_type=model_type, config_overrides=Overrides(overrides), **shape)
 
 
+def configuration(model_type: str, overrides: str = "", **further) -> PreTrainedConfig:
+    return build_config(arguments(model_type, overrides, **further), **SIZE)
+
+
 def built(model_type: str, overrides: str = "") -> PreTrainedModel:
     torch.manual_seed(0)
-    config = build_config(arguments(model_type, overrides), sequence_length=16, vocab_size=90)
-    return build_model(config, attention="causal_sdpa")
+    return build_model(configuration(model_type, overrides), attention="causal_sdpa")
 
 
 def test_a_recipe_s_words_reach_the_architecture_by_its_own_names() -> None:
-    config = build_config(arguments("llama", LLAMA, dropout=0.1), sequence_length=16, vocab_size=90)
+    config = configuration("llama", LLAMA, dropout=0.1)
     wanted = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "max_position_embeddings": 16}
     wanted |= {"vocab_size": 128, "true_vocab_size": 90, "use_cache": False, "attention_dropout": 0.1}
     wanted |= {"num_key_value_heads": 2, "intermediate_size": 48, "tie_word_embeddings": True}
     assert type(config) is LlamaConfig and wanted.items() <= config.to_dict().items()
-    gpt2 = build_config(arguments("gpt2", "n_inner=64,activation_function=relu"), sequence_length=16, vocab_size=90)
+    gpt2 = configuration("gpt2", "n_inner=64,activation_function=relu")
     assert (gpt2.n_inner, gpt2.activation_function, gpt2.n_positions) == (64, "relu", 16)
 
 
@@ -70,28 +73,24 @@ def test_experts_are_balanced_by_the_gradient_and_not_in_the_loss() -> None:
 
 def test_gpt2_is_measured_as_it_is_counted() -> None:
     counted = gpt2_scale(n_layer=2, n_embd=32, sequence_length=16, vocab_size=90, pad_to_multiple_of=128)
-    assert measure(built("gpt2"), 16) == counted == scale_of(arguments("gpt2"), sequence_length=16, vocab_size=90)
+    assert measure(built("gpt2"), 16) == counted == scale_of(arguments("gpt2"), **SIZE)
 
 
 def test_the_parts_of_a_model_are_counted_by_what_they_do() -> None:
-    tied = scale_of(arguments("llama", LLAMA), sequence_length=16, vocab_size=90)
-    block = (
-        32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32
-    )  # queries and output, two groups of keys and values, SwiGLU, norms
+    tied = scale_of(arguments("llama", LLAMA), **SIZE)
+    # Queries and output, two groups of keys and values, SwiGLU, norms.
+    block = 32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32
     assert tied.trained == 128 * 32 + 2 * block + 32 and tied.parameters == tied.active == tied.trained - 38 * 32
     assert tied.flops_per_token == 6 * tied.trained + 12 * 2 * 32 * 16
-    apart = scale_of(arguments("llama", LLAMA.replace("true", "false")), sequence_length=16, vocab_size=90)
+    apart = scale_of(arguments("llama", LLAMA.replace("true", "false")), **SIZE)
     assert apart.parameters == tied.parameters + 90 * 32 and apart.flops_per_token == tied.flops_per_token
-    mixture = scale_of(arguments("mixtral", MIXTRAL), sequence_length=16, vocab_size=90)
+    mixture = scale_of(arguments("mixtral", MIXTRAL), **SIZE)
     assert mixture.parameters - mixture.active == 2 * 2 * 3 * 32 * 24  # two of four experts idle in two blocks
     assert mixture.flops_per_token == 6 * (mixture.active + 38 * 32) + 12 * 2 * 32 * 16
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "starcoder2", "arcee", "qwen3", "exaone4", "olmo2"])
-@pytest.mark.parametrize(
-    ("n_layer", "n_head", "n_embd", "length"),
-    [(12, 12, 768, 1024), (2, 4, 128, 16)],
-)
+@pytest.mark.parametrize(("n_layer", "n_head", "n_embd", "length"), [(12, 12, 768, 1024), (2, 4, 128, 16)])
 def test_another_architecture_has_the_size_of_gpt2(
     model_type: str, n_layer: int, n_head: int, n_embd: int, length: int
 ) -> None:
@@ -111,17 +110,16 @@ def test_another_architecture_has_the_size_of_gpt2(
 
 
 def test_size_keys_of_a_checkpoint_replace_the_derived_ones(tmp_path: Path) -> None:
-    LlamaConfig(num_hidden_layers=3, num_attention_heads=2, hidden_size=16, intermediate_size=72).save_pretrained(
-        tmp_path
-    )
+    theirs = LlamaConfig(num_hidden_layers=3, num_attention_heads=2, hidden_size=16, intermediate_size=72)
+    theirs.save_pretrained(tmp_path)
     model = follow_checkpoint(ModelArguments(model_type="llama", init_from=str(tmp_path)), stated=())
     config = build_config(model, sequence_length=8, vocab_size=90)
     assert (config.hidden_size, config.intermediate_size, config.tie_word_embeddings) == (16, 72, False)
     MixtralConfig().save_pretrained(tmp_path)  # with the defaults of transformers
     model = follow_checkpoint(ModelArguments(model_type="mixtral", init_from=str(tmp_path)), stated=())
-    stock = MixtralConfig()
-    keys = size_keys(model, sequence_length=8)
-    assert keys and json.loads(model.config_overrides) == {key: getattr(stock, key) for key in keys}
+    stock, recorded = MixtralConfig(), json.loads(model.config_overrides)
+    assert {"intermediate_size", *size_keys(model, sequence_length=8)} == recorded.keys()
+    assert recorded == {key: getattr(stock, key) for key in recorded}
 
 
 SUITABLE = ["gpt2", "gpt_neox", "starcoder2", "arcee", "llama", "qwen3", "exaone4", "olmo2", "mixtral", "olmoe"]
@@ -129,56 +127,39 @@ SUITABLE = ["gpt2", "gpt_neox", "starcoder2", "arcee", "llama", "qwen3", "exaone
 
 @pytest.mark.parametrize("model_type", SUITABLE)
 def test_an_architecture_with_the_same_loss_is_accepted(model_type: str) -> None:
-    check_architecture(build_config(arguments(model_type), sequence_length=16, vocab_size=90))
+    check_architecture(configuration(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["nanochat", "phi", "bert"])
+def test_an_architecture_with_another_loss_is_refused(model_type: str) -> None:
+    with pytest.raises(UserError, match=f"--model_type {model_type} cannot be trained here"):
+        check_architecture(configuration(model_type))
 
 
 @pytest.mark.parametrize(
-    ("model_type", "problem"),
-    [("nanochat", "logits are capped"), ("phi", "logits are capped, scaled or shifted"), ("bert", "not causal")],
+    ("model_type", "length", "window"), [("qwen3", 16, 4), ("qwen3", 1024, 600), ("gemma3_text", 2048, 1900)]
 )
-def test_an_architecture_with_another_loss_is_refused(model_type: str, problem: str) -> None:
-    config = build_config(arguments(model_type), sequence_length=16, vocab_size=90)
-    with pytest.raises(UserError, match=f"{model_type} cannot be trained here.*{problem}"):
-        check_architecture(config)
-
-
-def test_a_window_in_a_long_row_is_found() -> None:
-    config = build_config(arguments("qwen3"), sequence_length=1024, vocab_size=90)
-    config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], 600
-    with pytest.raises(UserError, match="attention has a mask"):
-        check_architecture(config)
-
-
-def test_a_window_that_is_almost_as_long_as_the_row_is_found() -> None:
-    config = build_config(arguments("gemma3_text"), sequence_length=2048, vocab_size=90)
-    config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], 1900
-    with pytest.raises(UserError, match="attention has a mask"):
+def test_a_window_is_found(model_type: str, length: int, window: int) -> None:
+    config = build_config(arguments(model_type), sequence_length=length, vocab_size=90)
+    config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], window
+    with pytest.raises(UserError, match="attention"):
         check_architecture(config)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "gemma3_text", "olmo3"])
 def test_a_document_mask_separates_documents(model_type: str) -> None:
-    check_architecture(build_config(arguments(model_type), sequence_length=16, vocab_size=90), document_mask=True)
+    check_architecture(configuration(model_type), document_mask=True)
 
 
 @pytest.mark.parametrize(
     ("model_type", "overrides"),
-    [
-        ("jamba", ""),
-        ("olmo_hybrid", ""),
-        ("minimax", ""),
-        ("lfm2", '{"full_attn_idxs": [0]}'),
-        ("lfm3", ""),
-    ],
+    [("jamba", ""), ("olmo_hybrid", ""), ("minimax", ""), ("lfm2", '{"full_attn_idxs": [0]}'), ("lfm3", "")],
 )
 def test_a_document_mask_that_layers_ignore_is_refused(model_type: str, overrides: str) -> None:
-    config = build_config(arguments(model_type, overrides, n_embd=64), sequence_length=16, vocab_size=90)
+    config = configuration(model_type, overrides, n_embd=64)
     check_architecture(config)
     with pytest.raises(UserError, match=f"{model_type}.*--document_mask"):
         check_architecture(config, document_mask=True)
-    opt = build_config(arguments("opt"), **SIZE)
-    with pytest.raises(UserError, match="opt"):  # takes positions from the mask
-        check_architecture(opt, document_mask=True)
 
 
 @pytest.mark.parametrize(
@@ -193,23 +174,28 @@ def test_a_document_mask_that_layers_ignore_is_refused(model_type: str, override
 )
 def test_a_window_is_not_ignored(model_type: str, overrides: str) -> None:
     with pytest.raises(UserError, match="sliding_window"):
-        build_config(arguments(model_type, overrides), sequence_length=16, vocab_size=90)
+        configuration(model_type, overrides)
+
+
+def test_positions_that_follow_from_a_document_mask_are_refused() -> None:
+    with pytest.raises(UserError, match="opt"):
+        check_architecture(configuration("opt"), document_mask=True)
 
 
 def test_an_override_chooses_the_layers_that_others_are_derived_from() -> None:
-    config = build_config(arguments("exaone4", "sliding_window_pattern=2"), sequence_length=16, vocab_size=90)
+    config = configuration("exaone4", "sliding_window_pattern=2")
     assert config.layer_types == ["sliding_attention", "full_attention"] and config.sliding_window >= 16
-    config = build_config(arguments("exaone4"), sequence_length=16, vocab_size=90)
+    config = configuration("exaone4")
     assert config.layer_types == ["full_attention", "full_attention"]
-    config = build_config(arguments("afmoe", "global_attn_every_n_layers=2,moe_intermediate_size=8"), **SIZE)
+    config = configuration("afmoe", "global_attn_every_n_layers=2,moe_intermediate_size=8")
     assert config.layer_types == ["sliding_attention", "full_attention"]
-    assert build_config(arguments("minimax"), **SIZE).layer_types == ["full_attention", "linear_attention"]
+    assert configuration("minimax").layer_types == ["full_attention", "linear_attention"]
 
 
 @pytest.mark.parametrize("model_type", ["fuyu", "gemma4_text", "falcon", "lfm2_moe", "roberta", "gemma3", "musicgen"])
 def test_the_refusal_of_an_architecture_has_no_text_of_python(model_type: str) -> None:
     with pytest.raises(UserError, match=f"--model_type {model_type} (is not supported|cannot be trained)") as refusal:
-        check_architecture(build_config(arguments(model_type), **SIZE))
+        check_architecture(configuration(model_type))
     assert not re.search("object|NoneType|argument|'", str(refusal.value))
 
 
@@ -219,27 +205,18 @@ EXPERTS = (
 
 
 def test_experts_that_are_balanced_without_a_loss_are_refused() -> None:
-    config = build_config(arguments("glm4_moe", EXPERTS), sequence_length=16, vocab_size=90)
     with pytest.raises(UserError, match="no load-balancing loss"):
-        check_architecture(config)
+        check_architecture(configuration("glm4_moe", EXPERTS))
 
 
-def test_an_architecture_that_is_larger_than_gpt2_is_refused() -> None:
-    with pytest.raises(UserError, match="cannot have the FLOPs of a GPT-2"):
-        build_config(arguments("qwen2_moe"), sequence_length=16, vocab_size=90)
-
-
-def test_an_unknown_architecture_is_refused() -> None:
+def test_an_unknown_architecture_and_one_larger_than_gpt2_are_refused() -> None:
     with pytest.raises(UserError, match="no causal architecture 'lama'. Did you mean 'llama'"):
         check_model(arguments("lama"), packing="concat", separator="before")
+    with pytest.raises(UserError, match="cannot have the FLOPs of a GPT-2"):
+        configuration("qwen2_moe")
 
 
-def test_a_window_and_an_idle_weight_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = build_config(arguments("qwen3"), sequence_length=16, vocab_size=90)
-    config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], 4
-    with pytest.raises(UserError, match="attention has a mask"):
-        check_architecture(config)
-
+def test_an_idle_weight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_idle(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
         model = stock_model(config, attention=attention)
         model.base_model.idle = torch.nn.Linear(2, 2)
@@ -247,20 +224,15 @@ def test_a_window_and_an_idle_weight_are_refused(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(architecture, "stock_model", with_idle)
     with pytest.raises(UserError, match=r"idle\.weight gets no gradient"):
-        check_architecture(build_config(arguments("llama"), sequence_length=16, vocab_size=90))
+        check_architecture(configuration("llama"))
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "mixtral", "gpt_neox", "opt"])
 def test_residual_projections_start_smaller_as_in_gpt2(model_type: str) -> None:
-    model = build_model(
-        build_config(arguments(model_type, n_embd=128), sequence_length=16, vocab_size=90), attention="causal_sdpa"
-    )
+    model = build_model(configuration(model_type, n_embd=128), attention="causal_sdpa")
     spread = {name: weight.std().item() for name, weight in model.named_parameters() if weight.ndim > 1}
-    residual = {
-        name
-        for name in spread
-        if re.search(r"c_proj|o_proj|out_proj|down_proj|fc2|attention\.dense|dense_4h_to_h", name)
-    }
+    projections = r"c_proj|o_proj|out_proj|down_proj|fc2|attention\.dense|dense_4h_to_h"
+    residual = {name for name in spread if re.search(projections, name)}
     assert len(residual) == 4
     for name, value in spread.items():
         assert value == pytest.approx(0.02 / 2 if name in residual else 0.02, rel=0.1), name

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, modeling_flash_attention_utils
 
-from gpt2_repro.model.attention import time_kernels
+from gpt2_repro.model.attention import Machine, time_kernels
 from gpt2_repro.model.build import compile_loss
 from gpt2_repro.model.document_mask import Documents
 from tests.model import families
@@ -124,8 +124,8 @@ def test_flash_attention_with_document_lengths_is_timed_and_compared() -> None:
     AttentionInterface.register("flash_stand_in", flash)
     AttentionInterface.register("flash_across", lambda *args, cu_seq_lens_q=None, **kwargs: flash(*args, **kwargs))
     names = dict.fromkeys(("flash_stand_in", "flash_across", "causal_sdpa"))
-    how = {"rows": 4, "dtype": torch.float32, "device": "cpu", "document_mask": True}
-    timings = time_kernels(names, CONFIGS["llama"], **how)
+    machine = Machine(cuda=False, bf16=False, length=LENGTH, document_mask=True)
+    timings = time_kernels(names, machine, CONFIGS["llama"], rows=4)
     assert isinstance(timings["flash_stand_in"], float) and "differs" in timings["flash_across"]
 
 

@@ -6,15 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoConfig,
-    OPTConfig,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoConfig, OPTConfig
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_object
 from gpt2_repro.model.load import load_model
 from gpt2_repro.model.pretraining import plain_model
 from tests.model.families import NO_DROPOUT, SHAPE, VOCABULARY, build
@@ -36,16 +31,13 @@ def theirs(trained, tmp_path: Path) -> Path:
 
 
 def change(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+    path.write_text(json.dumps(read_object(path) | changes), encoding="utf-8")
 
 
 def test_the_config_is_what_stock_transformers_saves(theirs: Path, tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(**SHAPE | {"vocab_size": VOCABULARY}, **NO_DROPOUT)).save_pretrained(tmp_path / "stock")
     for name in ("config.json", "generation_config.json"):
-        ours, stock = (
-            json.loads((folder / name).read_text(encoding="utf-8")) for folder in (theirs, tmp_path / "stock")
-        )
-        assert ours == stock
+        assert read_object(theirs / name) == read_object(tmp_path / "stock" / name)
 
 
 def test_weights_that_do_not_fit_their_config_are_refused(theirs: Path) -> None:
@@ -127,7 +119,7 @@ def test_weights_outside_of_the_folder_are_refused(trained, tmp_path: Path, plac
     plain_model(trained.config, trained.state_dict()).save_pretrained(folder, max_shard_size="10KB")
     load_model(str(folder))
     path = folder / "model.safetensors.index.json"
-    weights = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    weights = read_object(path)["weight_map"]
     first = next(iter(weights))
     (folder / weights[first]).rename(tmp_path / "elsewhere.safetensors")
     change(path, weight_map=weights | {first: place})
