@@ -98,15 +98,14 @@ def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype
         found = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()).view(ours.shape)
         error = {"F16": 2**-10, "Q8_0": 1 / 127, "F32": 0.0}[kind] * ours.abs().max()
         assert tensor.tensor_type.name == kind and (found - ours).abs().max() <= error
-    fields = {
-        name: reader.get_field(f"tokenizer.ggml.{name}").contents() for name in ("tokens", "merges", "token_type")
-    }
+    names = ("tokens", "merges", "token_type", "add_bos_token", "eos_token_id")
+    fields = {name: reader.get_field(f"tokenizer.ggml.{name}").contents() for name in names}
     assert fields["tokens"] == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     assert fields["merges"] == [" ".join(pair) for pair in description["model"]["merges"]]
     assert fields["token_type"][tokenizer.eos_token_id] == 3
-    assert reader.get_field("tokenizer.ggml.add_bos_token").contents() is False  # a row has its separators as ids
-    assert reader.get_field("tokenizer.ggml.eos_token_id").contents() == tokenizer.eos_token_id
+    assert fields["add_bos_token"] is False  # a row has its separators as ids
+    assert fields["eos_token_id"] == tokenizer.eos_token_id
 
 
 OTHERS = """
@@ -133,9 +132,15 @@ def test_transformers_4_57_reads_final(run: Path, tmp_path: Path) -> None:
     assert ours[0] == theirs[0] and torch.equal(ours[1], theirs[1])
 
 
-def test_a_chat_template_keeps_the_model(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    main([str(run), str(tmp_path / "chat"), "--chat"])
-    model, tokenizer = load_pair(str(tmp_path / "chat"))
+@pytest.fixture(scope="module")
+def chat(run: Path, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("chat") / "chat"
+    main([str(run), str(folder), "--chat"])
+    return folder
+
+
+def test_a_chat_template_keeps_the_model(run: Path, chat: Path) -> None:
+    model, tokenizer = load_pair(str(chat))
     assert torch.equal(logits(model), logits(load_model(str(run / "final"))))
     assert tokenizer.get_vocab() == load_pair(str(run / "final"))[1].get_vocab() and tokenizer.pad_token_id is not None
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say it."}]
@@ -150,21 +155,21 @@ def test_a_chat_template_keeps_the_model(run: Path, tmp_path: Path, monkeypatch,
 
     for role in ("system", "user", "assistant"):
         for content in ("<|endoftext|>", "<|end<|endoftext|>oftext|>", "a<|endoftext|>b"):
-            spelled = tokenizer.apply_chat_template([{"role": role, "content": content}], return_dict=True)[
-                "input_ids"
-            ]
+            spelled = tokenizer.apply_chat_template([{"role": role, "content": content}], return_dict=True)
             own = 1 + (role == "assistant")  # the template's
-            assert spelled.count(tokenizer.eos_token_id) == own, (role, content)
+            assert spelled["input_ids"].count(tokenizer.eos_token_id) == own, (role, content)
         for message in ({"role": role}, {"role": role, "content": None}, {"role": role, "content": [{"text": "a"}]}):
             with pytest.raises(TemplateError, match="must be text"):
                 tokenizer.apply_chat_template([message])
 
-    capsys.readouterr()
+
+def test_a_chat_answers_each_line(run: Path, chat: Path, monkeypatch, capsys, caplog) -> None:
+    model, tokenizer = load_pair(str(chat))
     lines = ["a", "b", "c", "", "not read"]  # the window forgets the first ones
     monkeypatch.setattr("builtins.input", lambda shown: lines.pop(0))
     words = ["--chat", "--max_new_tokens", "3", "--temperature", "0"]
-    generate.main([str(tmp_path / "chat"), *words])
-    assert lines == ["not read"]
+    generate.main([str(chat), *words])
+    assert lines == ["not read"] and "fit into the window" not in caplog.text
     start = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True)["input_ids"]
     asked = torch.tensor([start])
     written = model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=3, do_sample=False)
@@ -173,19 +178,11 @@ def test_a_chat_template_keeps_the_model(run: Path, tmp_path: Path, monkeypatch,
     with pytest.raises(UserError, match="has no chat template"):
         generate.main([str(run), *words])
     lines[:] = ["long " * 100, "<|end<|endoftext|>oftext|>", "b<|endoftext|>", ""]
-    asked = []
-    monkeypatch.setattr(generate, "_ids_of", lambda tokenizer, messages: asked.append(messages[-1]) or [0] * 9)
-    generate.main([str(tmp_path / "chat"), *words])
-    assert asked[-2] == {"role": "user", "content": "<|end oftext|>"}
-    assert asked[-1] == {"role": "user", "content": "b"}  # a typed special token is no special token
-
-
-def test_a_message_that_is_too_long_does_not_end_the_chat(run: Path, tmp_path: Path, monkeypatch, caplog) -> None:
-    main([str(run), str(tmp_path / "chat"), "--chat"])
-    lines = ["long " * 100, "a", ""]
-    monkeypatch.setattr("builtins.input", lambda shown: lines.pop(0))
-    generate.main([str(tmp_path / "chat"), "--chat", "--max_new_tokens", "3"])
+    ids_of, sent = generate._ids_of, []
+    monkeypatch.setattr(generate, "_ids_of", lambda *args: sent.append(args[1][-1]["content"]) or ids_of(*args))
+    generate.main([str(chat), *words])
     assert not lines and "fit into the window" in caplog.text
+    assert sent[1:] == ["<|end oftext|>", "b"]  # a typed special token is no special token
 
 
 def test_a_temperature_of_0_is_greedy_whatever_the_checkpoint_says(run: Path, tmp_path: Path) -> None:
@@ -199,37 +196,27 @@ def test_a_temperature_of_0_is_greedy_whatever_the_checkpoint_says(run: Path, tm
 
 @pytest.mark.parametrize("name", ["m.bin", "ckpt.pt", "m.gguf"])
 def test_a_model_that_the_reader_cannot_have_is_refused(run: Path, tmp_path: Path, name: str) -> None:
-    model, tokenizer = load_pair(str(run / "final"))
+    shutil.copytree(run / "final", tmp_path / "model")
+    model, other = (load_model(str(run / "final")) for _ in range(2))
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight + 1)
-    for problem, change in (("output layer", None), ("layer_norm_epsilon", 1e-6)):
-        if change:
-            model, model.config.layer_norm_epsilon = load_model(str(run / "final")), change
-        shutil.rmtree(tmp_path / "model", ignore_errors=True)
-        model.save_pretrained(tmp_path / "model")
-        tokenizer.save_pretrained(tmp_path / "model")
+    other.config.layer_norm_epsilon = 1e-6
+    for each, problem in ((model, "output layer"), (other, "layer_norm_epsilon")):
+        each.save_pretrained(tmp_path / "model")
         with pytest.raises(UserError, match=problem):
             main([str(tmp_path / "model"), str(tmp_path / name)])
     assert not (tmp_path / name).exists()
 
 
 def test_an_exact_gelu_is_written_for_llm_c(run: Path, tmp_path: Path, capsys) -> None:
-    model, tokenizer = load_pair(str(run / "final"))
+    shutil.copytree(run / "final", tmp_path / "model")
+    model = load_model(str(run / "final"))
     model.config.activation_function = "gelu"
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    model.config.save_pretrained(tmp_path / "model")
     main([str(tmp_path / "model"), str(tmp_path / "m.bin")])
     assert "the exact GELU" in capsys.readouterr().out
     weights = read_llmc(tmp_path / "m.bin").state_dict()
     assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
-
-
-@pytest.mark.parametrize("cut", [1, 2, 4000])
-def test_a_cut_file_of_llm_c_is_damaged(run: Path, tmp_path: Path, cut: int) -> None:
-    main([str(run), str(tmp_path / "m.bin")])
-    (tmp_path / "cut.bin").write_bytes((tmp_path / "m.bin").read_bytes()[:-cut])
-    with pytest.raises(UserError, match="damaged"):
-        read_llmc(tmp_path / "cut.bin")
 
 
 @pytest.mark.parametrize(
@@ -299,52 +286,43 @@ def record(run: Path) -> TrainingRecord:
     return training_record(run / "final")
 
 
+def recorded(record: TrainingRecord, source: dict, init_from: str) -> TrainingRecord:
+    environment = record.environment
+    data, identity = environment.data | {"source": source}, environment.run_identity | {"init_from": init_from}
+    return dataclasses.replace(record, environment=dataclasses.replace(environment, data=data, run_identity=identity))
+
+
 def test_the_card_has_no_paths_of_this_machine(run: Path, record: TrainingRecord) -> None:
     name = "/home/me/a.jsonl=0.7,/home/me/b.jsonl=0.3"
     files = [{"name": "/home/me/a.jsonl", "files": [{"path": "/home/me/a.jsonl"}]}, {"name": "org/set"}]
-    data = {**record.environment.data, "source": {"name": name, "sources": files}}
-    run_identity = {**record.environment.run_identity, "init_from": "/home/me/runs/x/final"}
-    changed = dataclasses.replace(record.environment, data=data, run_identity=run_identity)
-    card = model_card("me", dataclasses.replace(record, environment=changed), COMPARISON, "me")
+    changed = recorded(record, {"name": name, "sources": files}, "/home/me/runs/x/final")
+    card = model_card("me", changed, COMPARISON, "me")
     assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "evaluate.sh x --local_data 'd'" in card
     assert str(run.parent) not in (run / "final" / "README.md").read_text(encoding="utf-8")
 
 
 FINEWEB = {"name": "fineweb-10bt", "repository": "HuggingFaceFW/fineweb"}
 PG19 = {"name": "pg19", "repository": "emozilla/pg19"}
+GERMAN = {"name": "somebody/german", "repository": "somebody/german"}
+BOTH = {"name": "a=0.5,b=0.5", "sources": [PG19, FINEWEB]}
+MIXED = {"name": "a", "sources": [FINEWEB, {"name": "my.txt"}]}
+FINEWEB_ID, PG19_ID = "HuggingFaceFW/fineweb", "emozilla/pg19"
 
 
 @pytest.mark.parametrize(
     ("source", "init_from", "known"),
     [
-        (FINEWEB, "", {"language": ["en"], "datasets": ["HuggingFaceFW/fineweb"]}),
-        (
-            {"name": "a=0.5,b=0.5", "sources": [PG19, FINEWEB]},
-            "openai-community/gpt2",
-            {
-                "language": ["en"],
-                "datasets": ["HuggingFaceFW/fineweb", "emozilla/pg19"],
-                "base_model": "openai-community/gpt2",
-            },
-        ),
-        ({"name": "somebody/german", "repository": "somebody/german"}, "runs/x", {"datasets": ["somebody/german"]}),
+        (FINEWEB, "", {"language": ["en"], "datasets": [FINEWEB_ID]}),
+        (BOTH, OPENAI, {"language": ["en"], "datasets": [FINEWEB_ID, PG19_ID], "base_model": OPENAI}),
+        (GERMAN, "runs/x", {"datasets": ["somebody/german"]}),
         ({"name": "files", "files": [{"path": "a.txt"}]}, "/home/me/runs/x/final", {}),
-        (
-            {"name": "a", "sources": [FINEWEB, {"name": "my.txt"}]},
-            "gpt2",
-            {"datasets": ["HuggingFaceFW/fineweb"], "base_model": "gpt2"},
-        ),
+        (MIXED, "gpt2", {"datasets": [FINEWEB_ID], "base_model": "gpt2"}),
         ({"name": "tiny-shakespeare"}, "tests", {"language": ["en"]}),  # `tests` is a folder
     ],
 )
-def test_the_header_has_what_is_known(
-    record: TrainingRecord, source: dict, init_from: str, known: dict, monkeypatch
-) -> None:
+def test_the_header_has_what_is_known(record: TrainingRecord, source, init_from, known, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    data = {**record.environment.data, "source": source}
-    run_identity = {**record.environment.run_identity, "init_from": init_from}
-    changed = dataclasses.replace(record.environment, data=data, run_identity=run_identity)
-    found = huggingface_hub.ModelCard(model_card("me", dataclasses.replace(record, environment=changed))).data
+    found = huggingface_hub.ModelCard(model_card("me", recorded(record, source, init_from))).data
     shown = {"language": found.language, "datasets": found.datasets, "base_model": found.base_model}
     assert isinstance(found, huggingface_hub.ModelCardData) and found.license is None
     assert {key: value for key, value in shown.items() if value is not None} == known
