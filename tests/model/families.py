@@ -1,8 +1,18 @@
 """Tiny GPT-2, Llama and Mixtral models with enlarged initial weights."""
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
+from gpt2_repro.config import JsonObject
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.pretraining import make_pretraining
 
 
@@ -18,6 +28,20 @@ CONFIGS = {
     "llama": LlamaConfig(**SHAPE, **GROUPED),
     "mixtral": MixtralConfig(**SHAPE, **GROUPED, **EXPERTS),
 }
+
+
+def arguments(model_type: str = "gpt2", overrides: str = "", **further) -> ModelArguments:
+    """Return the section `model:` of a small model."""
+    shape = {"n_layer": 2, "n_head": 4, "n_embd": 32} | further
+    return ModelArguments(model_type=model_type, config_overrides=JsonObject(overrides), **shape)
+
+
+def configuration(
+    model_type: str = "gpt2", overrides: str = "", *, sequence_length: int = 16, vocab_size: int = 90, **further
+) -> PreTrainedConfig:
+    """Return the configuration of a small model for training."""
+    args = arguments(model_type, overrides, **further)
+    return build_config(args, sequence_length=sequence_length, vocab_size=vocab_size)
 
 
 def build(family: str, attention="causal_sdpa", *, dtype=torch.float32, documents=None) -> PreTrainedModel:

@@ -1,6 +1,6 @@
 """The fastest attention kernel that gives correct results on this machine is used."""
 
-import json
+import functools
 import logging
 from typing import Any
 
@@ -9,32 +9,17 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import attention, pretraining
-from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.model.attention import (
-    AMD_KERNEL,
-    HUB_KERNEL,
-    PACKAGE,
-    Machine,
-    choose_attention,
-    fastest,
-    obstacle,
-    time_kernels,
-)
+from gpt2_repro.model.attention import AMD_KERNEL, HUB_KERNEL, PACKAGE, Machine, choose_attention, obstacle
 from gpt2_repro.model.build import build_model, compile_loss
-from gpt2_repro.model.configuration import build_config
+from tests.model.families import configuration
 
 
 GPU = Machine(cuda=True, bf16=True, length=1024)
 
 
-def config(model_type: str = "gpt2", **overrides: Any):
-    args = ModelArguments(
-        model_type=model_type, n_layer=2, n_head=2, n_embd=32, config_overrides=JsonObject(json.dumps(overrides))
-    )
-    return build_config(args, sequence_length=128, vocab_size=300)
+config = functools.partial(configuration, n_head=2, sequence_length=128, vocab_size=300)
 
 
 def shifted(*args, **kwargs):
@@ -69,9 +54,7 @@ for function in (shifted, broken_backward, across_documents, failing, untraceabl
 def card(monkeypatch: pytest.MonkeyPatch):
     """Return a function that pretends that a GPU and attention packages exist."""
 
-    def use(
-        *, installed: bool = True, kernels: bool = False, capability: tuple[int, int] = (9, 0), rocm: str | None = None
-    ) -> None:
+    def use(*, installed=True, kernels=False, capability=(9, 0), rocm=None) -> None:
         monkeypatch.setattr(torch.version, "hip", rocm)
         monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name if installed else None)
         monkeypatch.setattr(attention, "is_kernels_available", lambda: kernels)
@@ -162,7 +145,7 @@ def test_kernels_are_timed_as_the_run_uses_them(precision, dtype, card, monkeypa
     torch.backends.cuda.enable_cudnn_sdp(True)  # as at the start of a process
     machine = GPU._replace(bf16=precision == "bf16", fp16=precision == "fp16")
     try:
-        choose_attention("auto", machine, config("qwen3", head_dim=32, intermediate_size=32), rows=1)
+        choose_attention("auto", machine, config("qwen3", "head_dim=32,intermediate_size=32"), rows=1)
     finally:
         AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
     assert set(seen) == {(f"torch.{dtype}", 32, False)}
@@ -171,7 +154,7 @@ def test_kernels_are_timed_as_the_run_uses_them(precision, dtype, card, monkeypa
 @pytest.mark.parametrize("document_mask", [False, True])
 @pytest.mark.parametrize(
     ("model_type", "overrides"),
-    [("gpt2", {}), ("llama", {"num_key_value_heads": 1}), ("mixtral", {"num_key_value_heads": 2})],
+    [("gpt2", ""), ("llama", "num_key_value_heads=1"), ("mixtral", "num_key_value_heads=2")],
 )
 def test_wrong_and_failing_kernels_are_not_used(model_type, overrides, document_mask, monkeypatch) -> None:
     monkeypatch.setattr(attention, "TIMING_SECONDS", 0.01)
@@ -179,11 +162,11 @@ def test_wrong_and_failing_kernels_are_not_used(model_type, overrides, document_
     right = {"causal_efficient", "causal_sdpa"}
     obstacles = dict.fromkeys(wrong | right) | {"flash": "it is not installed"}
     machine = Machine(cuda=False, bf16=True, length=128, document_mask=document_mask)
-    timings = time_kernels(obstacles, machine, config(model_type, **overrides), rows=2)
+    timings = attention.time_kernels(obstacles, machine, config(model_type, overrides), rows=2)
     assert {name for name, time in timings.items() if isinstance(time, float)} == right
     assert "differs from causal_sdpa by 1" in timings["shifted"] and "by inf" in timings["broken_backward"]
-    assert "no kernel image" in timings["failing"] and fastest(timings, "2 rows").name in right
-    assert fastest({"causal_sdpa": "it fails"}, "2 rows").name == "causal_sdpa"
+    assert "no kernel image" in timings["failing"] and attention.fastest(timings, "2 rows").name in right
+    assert attention.fastest({"causal_sdpa": "it fails"}, "2 rows").name == "causal_sdpa"
 
 
 def loss_of(name: str, *, compiled: bool = False, bf16: bool = False) -> torch.Tensor:

@@ -7,9 +7,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
-from gpt2_repro.model.configuration import build_config
+from tests.model.families import configuration
 
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -25,9 +24,8 @@ def checkpoint_of(folder: Path, *, model_type: str = "gpt2", **changes: object) 
     return folder
 
 
-def start(folder: Path, *, sequence_length: int = 16, vocab_size: int = 90, **changes: object):
-    args = ModelArguments(**{"n_layer": 2, "n_head": 2, "n_embd": 32} | changes)
-    config = build_config(args, sequence_length=sequence_length, vocab_size=vocab_size)
+def start(folder: Path, **changes):
+    config = configuration(**{"n_head": 2} | changes)
     return build_model(config, attention="causal_sdpa", init_from=str(folder))
 
 

@@ -10,11 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from gpt2_repro.config import JsonObject as Overrides
 from gpt2_repro.model import build as building
-from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model, compile_loss
-from gpt2_repro.model.configuration import build_config
+from tests.model.families import configuration
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +31,7 @@ KINDS = {
 
 def build(kind: str = "gpt2") -> PreTrainedModel:
     torch.manual_seed(0)
-    args = ModelArguments(n_layer=2, n_head=2, n_embd=32, model_type=kind, config_overrides=Overrides(KINDS[kind]))
-    return build_model(build_config(args, sequence_length=16, vocab_size=200), attention="causal_sdpa").train()
+    return build_model(configuration(kind, KINDS[kind], vocab_size=200), attention="causal_sdpa").train()
 
 
 @pytest.fixture

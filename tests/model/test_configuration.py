@@ -9,7 +9,6 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, MixtralConfig, PreTrainedConfig, PreTrainedModel
 
-from gpt2_repro.config import JsonObject as Overrides
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import architecture
 from gpt2_repro.model.architecture import check_architecture
@@ -19,6 +18,7 @@ from gpt2_repro.model.configuration import build_config, measure, size_keys, sto
 from gpt2_repro.model.initial_weights import follow_checkpoint
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_scale
+from tests.model.families import arguments, configuration
 
 
 LLAMA = "num_key_value_heads=2,intermediate_size=48,tie_word_embeddings=true"
@@ -26,15 +26,6 @@ MIXTRAL = "num_local_experts=4,num_key_value_heads=2,intermediate_size=24,router
 
 
 SIZE = {"sequence_length": 16, "vocab_size": 90}
-
-
-def arguments(model_type: str, overrides: str = "", **further) -> ModelArguments:
-    shape = {"n_layer": 2, "n_head": 4, "n_embd": 32} | further
-    return ModelArguments(model_type=model_type, config_overrides=Overrides(overrides), **shape)
-
-
-def configuration(model_type: str, overrides: str = "", **further) -> PreTrainedConfig:
-    return build_config(arguments(model_type, overrides, **further), **SIZE)
 
 
 def built(model_type: str, overrides: str = "") -> PreTrainedModel:
@@ -140,7 +131,7 @@ def test_an_architecture_with_another_loss_is_refused(model_type: str) -> None:
     ("model_type", "length", "window"), [("qwen3", 16, 4), ("qwen3", 1024, 600), ("gemma3_text", 2048, 1900)]
 )
 def test_a_window_is_found(model_type: str, length: int, window: int) -> None:
-    config = build_config(arguments(model_type), sequence_length=length, vocab_size=90)
+    config = configuration(model_type, sequence_length=length)
     config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], window
     with pytest.raises(UserError, match="attention"):
         check_architecture(config)
