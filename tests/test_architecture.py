@@ -48,6 +48,10 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 class WithoutTyping(ast.NodeTransformer):
     """Remove the blocks `if TYPE_CHECKING:`."""
 
@@ -58,8 +62,7 @@ class WithoutTyping(ast.NodeTransformer):
 def imports(path: Path, *, typing: bool = True) -> list[str]:
     """Return all names that a file imports, for example `gpt2_repro.hardware`. `typing`: also those of types only."""
     found: list[str] = []
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree if typing else WithoutTyping().visit(tree)):
+    for node in ast.walk(tree_of(path) if typing else WithoutTyping().visit(tree_of(path))):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -102,7 +105,7 @@ def texts_of(path: Path) -> list[str]:
     """
     if path.suffix != ".py":
         return [path.read_text(encoding="utf-8")]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
     docstrings = {id(node.body[0].value) for node in nodes if node.body and isinstance(node.body[0], ast.Expr)}
     strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)]
@@ -131,7 +134,7 @@ def test_pure_modules_use_no_torch_network_or_environment(name: str) -> None:
 
 def test_functions_are_short() -> None:
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 most = 40 if node.name == "main" and layer_of(module_of(path)) == 3 else 70
                 assert (node.end_lineno or 0) - node.lineno < most, f"{node.name} of {path.relative_to(ROOT)}"
@@ -140,7 +143,7 @@ def test_functions_are_short() -> None:
 def test_text_files_are_opened_as_utf_8() -> None:
     # ruff's PLW1514 checks `open`, but does not see the methods of a path whose type it cannot infer.
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 text = {"read_text": 0, "write_text": 1}.get(node.func.attr, len(node.args) + 1) == len(node.args)
                 mode = ast.unparse(node.args[0]).strip("'\"") if node.args else "r"

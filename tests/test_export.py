@@ -41,12 +41,14 @@ def test_a_checkpoint_becomes_a_plain_folder(run: Path, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("tokenizer").mkdir()  # has nothing to do with the checkpoint
     folder = tmp_path / "out" / "step4"
-    main([str(run / "checkpoint-4"), str(folder)])
+    main([str(run / "checkpoint-4"), str(folder), "--license", "apache-2.0"])
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(logits(model), logits(load_model(str(run / "checkpoint-4"))))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert config["vocab_size"] == len(AutoTokenizer.from_pretrained(folder)) and "true_vocab_size" not in config
-    assert "| tokens | 1,024 |" in (folder / "README.md").read_text(encoding="utf-8")
+    card = huggingface_hub.ModelCard.load(folder / "README.md")
+    assert "| tokens | 1,024 |" in card.content
+    assert (card.data.license, card.data.library_name) == ("apache-2.0", "transformers")
     assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
     assert [path.name for path in folder.parent.iterdir()] == ["step4"], "no partly written files remain"
 
@@ -326,12 +328,6 @@ def test_the_header_has_what_is_known(record: TrainingRecord, source, init_from,
     shown = {"language": found.language, "datasets": found.datasets, "base_model": found.base_model}
     assert isinstance(found, huggingface_hub.ModelCardData) and found.license is None
     assert {key: value for key, value in shown.items() if value is not None} == known
-
-
-def test_the_license_is_the_one_that_was_passed(run: Path, tmp_path: Path) -> None:
-    main([str(run), str(tmp_path / "folder"), "--license", "apache-2.0"])
-    card = huggingface_hub.ModelCard.load(tmp_path / "folder" / "README.md")
-    assert card.data.license == "apache-2.0" and card.data.library_name == "transformers"
 
 
 def test_results_stand_in_the_card_in_the_hubs_form(record: TrainingRecord) -> None:

@@ -116,9 +116,9 @@ def test_size_keys_of_a_checkpoint_replace_the_derived_ones(tmp_path: Path) -> N
 SUITABLE = ["gpt2", "gpt_neox", "starcoder2", "arcee", "llama", "qwen3", "exaone4", "olmo2", "mixtral", "olmoe"]
 
 
-@pytest.mark.parametrize("model_type", SUITABLE)
-def test_an_architecture_with_the_same_loss_is_accepted(model_type: str) -> None:
-    check_architecture(configuration(model_type))
+@pytest.mark.parametrize("model_type", [*SUITABLE, "gemma3_text", "olmo3"])
+def test_an_architecture_with_the_same_loss_and_separate_documents_is_accepted(model_type: str) -> None:
+    check_architecture(configuration(model_type), document_mask=True)
 
 
 @pytest.mark.parametrize("model_type", ["nanochat", "phi", "bert"])
@@ -135,11 +135,6 @@ def test_a_window_is_found(model_type: str, length: int, window: int) -> None:
     config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], window
     with pytest.raises(UserError, match="attention"):
         check_architecture(config)
-
-
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "gemma3_text", "olmo3"])
-def test_a_document_mask_separates_documents(model_type: str) -> None:
-    check_architecture(configuration(model_type), document_mask=True)
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,15 @@ def model() -> GPT2LMHeadModel:
     return made
 
 
-def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
-    """A model file has the tensors that llm.c expects, in the order of llm.c."""
+@pytest.fixture
+def path(model: GPT2LMHeadModel, tmp_path: Path) -> Path:
     write_llmc(model, tmp_path / "m.bin", dtype="float32")
-    content = (tmp_path / "m.bin").read_bytes()
+    return tmp_path / "m.bin"
+
+
+def test_the_file_is_llm_cs(model: GPT2LMHeadModel, path: Path) -> None:
+    """A model file has the tensors that llm.c expects, in the order of llm.c."""
+    content = path.read_bytes()
     header = np.frombuffer(content[:1024], dtype=np.int32)
     assert header[:8].tolist() == [20240326, 3, WINDOW, VOCABULARY, LAYERS, 2, WIDTH, 128] and not header[8:].any()
     # The shapes are those of llm.c's dev/eval/export_hf.py.
@@ -69,30 +74,24 @@ def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
     ],
 )
 def test_a_false_header_is_refused_before_anything_is_built(
-    model: GPT2LMHeadModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[int, int]
+    path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[int, int]
 ) -> None:
-    write_llmc(model, tmp_path / "m.bin", dtype="float32")
-    content = np.fromfile(tmp_path / "m.bin", dtype=np.int32)
-    for place, value in changes.items():
-        content[place] = value
-    content.tofile(tmp_path / "m.bin")
+    content = np.fromfile(path, dtype=np.int32)
+    content[list(changes)] = list(changes.values())
+    content.tofile(path)
     monkeypatch.setattr("gpt2_repro.model.llmc.GPT2LMHeadModel", None)
     with pytest.raises(UserError, match=r"m\.bin"):
-        read_llmc(tmp_path / "m.bin")
+        read_llmc(path)
 
 
-@pytest.mark.parametrize("size", [0, 5, 1023, 1024, 1027, -1, -4])
-def test_a_short_file_is_refused(model: GPT2LMHeadModel, tmp_path: Path, size: int) -> None:
-    write_llmc(model, tmp_path / "m.bin", dtype="float32")
-    (tmp_path / "m.bin").write_bytes((tmp_path / "m.bin").read_bytes()[:size])
-    with pytest.raises(UserError, match=r"m\.bin"):
-        read_llmc(tmp_path / "m.bin")
-
-
-def test_a_file_of_many_tiny_layers_is_refused(tmp_path: Path) -> None:
-    header = np.zeros(256, dtype=np.int32)
+def test_a_short_file_and_one_of_many_tiny_layers_are_refused(path: Path) -> None:
+    content, header = path.read_bytes(), np.zeros(256, dtype=np.int32)
     header[:8] = (20240326, 5, 1, 1, 100_000, 1, 1, 1)
     weights = np.zeros(25 * 100_000 + 4, dtype=np.int16)  # the length fits
-    (tmp_path / "m.bin").write_bytes(header.tobytes() + weights.tobytes())
-    with pytest.raises(UserError, match=r"m\.bin"):
-        read_llmc(tmp_path / "m.bin")
+    for damaged in (
+        *(content[:size] for size in (0, 5, 1023, 1024, 1027, -1, -4)),
+        header.tobytes() + weights.tobytes(),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"m\.bin"):
+            read_llmc(path)
