@@ -26,7 +26,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, error_number, in_a_line
-from gpt2_repro.run_record.supervision import MISTAKE, note
+from gpt2_repro.run_record.notes import MISTAKE, note
 
 
 DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

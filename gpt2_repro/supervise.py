@@ -25,9 +25,9 @@ import psutil
 from gpt2_repro import checkpoints, cli
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.notes import ENDED, FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.run_record.status import RunStatus
-from gpt2_repro.run_record.supervision import ENDED, FOLDER, MISTAKE, RUN, SINCE, noted
-from gpt2_repro.training.launcher import adopt_orphans
+from gpt2_repro.training.launch_checks import adopt_orphans
 
 
 logger = logging.getLogger("gpt2_repro.supervise")

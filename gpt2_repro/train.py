@@ -18,7 +18,7 @@ from gpt2_repro import cli
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.launchers import check_variables
 from gpt2_repro.manifest import MANIFEST
-from gpt2_repro.training.launcher import end_with_launcher
+from gpt2_repro.training.launch_checks import end_with_launcher
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

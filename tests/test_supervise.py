@@ -19,24 +19,24 @@ from gpt2_repro.supervise import main
 FAKE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from gpt2_repro.run_record import supervision
+from gpt2_repro.run_record import notes
 from gpt2_repro.checkpoints import seal
 run, plan = Path(sys.argv[1]), sys.argv[2].split(",")
 run.mkdir(exist_ok=True)
 attempt = len(list(run.glob("attempt-*")))
-(run / f"attempt-{attempt}").write_text(str(supervision.noted(supervision.WENT_BACK)))
+(run / f"attempt-{attempt}").write_text(str(notes.noted(notes.WENT_BACK)))
 why = "SIGTERM" if "stopped" in plan else "why"
 what, _, number = plan[min(attempt, len(plan) - 1)].partition(":")
 status = lambda state: (run / "run_status.json").write_text(json.dumps({"state": state, "reason": why}))
 if what == "mistake":
-    supervision.note(supervision.MISTAKE, "there is no recipe")
+    notes.note(notes.MISTAKE, "there is no recipe")
     raise RuntimeError("as a launcher does")
 if what == "nothing":
     sys.exit(0)  # like --dry_run, or the command of a complete run
-supervision.note(supervision.RUN, str(run))
+notes.note(notes.RUN, str(run))
 status("running")
 if number:
-    supervision.note(supervision.WENT_BACK, number)
+    notes.note(notes.WENT_BACK, number)
     (run / f"checkpoint-{number}").mkdir()
     seal(run / f"checkpoint-{number}", {})
 if what == "orphan":

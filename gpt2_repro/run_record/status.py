@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 import gpt2_repro
-from gpt2_repro.run_record.supervision import ENDED, SINCE, noted
+from gpt2_repro.run_record.notes import ENDED, SINCE, noted
 from gpt2_repro.run_record.time_breakdown import PARTS
 
 

@@ -20,7 +20,7 @@ from gpt2_repro.launchers import deepspeed_json
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STATUS
-from gpt2_repro.run_record.supervision import RUN, WENT_BACK, note
+from gpt2_repro.run_record.notes import RUN, WENT_BACK, note
 from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, rotation_of, run_identity_of
 from gpt2_repro.training.settings import resolve_settings, settings_from, to_training_arguments

@@ -15,7 +15,7 @@ from gpt2_repro import ranks
 from gpt2_repro.checkpoints.saving import CheckpointSaver
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.training.launcher import LAUNCHER_DIED
+from gpt2_repro.training.launch_checks import LAUNCHER_DIED
 from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 

@@ -19,8 +19,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.run_record import HOLDER, RunRecord, events
 from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.notes import ENDED, FOLDER, SINCE
 from gpt2_repro.run_record.status import process_seconds
-from gpt2_repro.run_record.supervision import ENDED, FOLDER, SINCE
 from gpt2_repro.run_record.time_breakdown import breakdown, goodput
 from gpt2_repro.training.meter import Meter
 

@@ -17,7 +17,7 @@ from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import settings
 from gpt2_repro.training.arguments import load_recipe
 from gpt2_repro.training.engine import check_engine
-from gpt2_repro.training.launcher import check_deepspeed_json, check_launcher
+from gpt2_repro.training.launch_checks import check_deepspeed_json, check_launcher
 from gpt2_repro.training.settings import resolve_settings
 
 
