@@ -60,7 +60,7 @@ def dry_run(requested: Any) -> None:
     tokenizer's name must determine the vocabulary size.
     """
     from gpt2_repro.data.tokenizer import expected_vocab_size
-    from gpt2_repro.preflight.plan import run_lines
+    from gpt2_repro.planning.plan import run_lines
     from gpt2_repro.training.sizing import follow_data, plans_of
     from gpt2_repro.training.workload import check_strategy, workload_of
 

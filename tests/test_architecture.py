@@ -15,18 +15,20 @@ ROOT = PACKAGE.parent
 SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
 # Modules of layer 3 besides the scripts and every __main__.py. Modules that are in no other layer are in layer 0.
 ENTRY_POINTS = {"api", "diagnose", "export", "generate", "prepare", "supervise", "train"}
-SUBPACKAGES = {"checkpoints", "data", "model", "optim", "evaluation", "report", "preflight"}
+SUBPACKAGES = {"checkpoints", "data", "model", "optim", "evaluation", "planning", "report", "preflight"}
 # The imports within layer 1.
 BESIDE = {
     "model": ("checkpoints",),
     "evaluation": ("data", "model", "checkpoints"),
-    "preflight": ("data", "model"),
+    "planning": ("data", "model"),
+    "preflight": ("planning",),
     "report": ("evaluation", "checkpoints"),
 }
 PURE = [
     *("errors", "batch_plan", "manifest", "text", "model/size", "data/packing", "data/preparation/splits"),
     *("data/sources/presets", "evaluation/comparison", "evaluation/references", "evaluation/model_card"),
     *("evaluation/scores", "run_record/time_breakdown", "checkpoints/checkpoint", "run_record/environment"),
+    *("planning/cost", "planning/memory", "planning/compute_optimal"),
 ]
 RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")
 

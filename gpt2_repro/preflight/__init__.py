@@ -1,1 +1,1 @@
-"""Check a machine before a run, and estimate the time and cost of the run."""
+"""Check a machine before a run."""

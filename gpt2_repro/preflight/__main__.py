@@ -25,7 +25,9 @@ from gpt2_repro.files import to_json, write_whole
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.launchers import EVALUATE, INSTALLED, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
 from gpt2_repro.manifest import MANIFEST
-from gpt2_repro.preflight import cost, environment, memory
+from gpt2_repro.planning import cost, memory
+from gpt2_repro.preflight import environment
+from gpt2_repro.preflight.memory_trial import try_training
 from gpt2_repro.text import Finding
 
 
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.workload import workload_of
 
     requested = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
-    from gpt2_repro.preflight.plan import division, measure_cpu, run_lines
+    from gpt2_repro.planning.plan import division, measure_cpu, run_lines
 
     options = requested.options
     device, notes = _device_of(requested)
@@ -122,7 +124,7 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
 
     Raises UserError if more than half of the time would be spent on other things than training steps.
     """
-    from gpt2_repro.preflight.compute_optimal import choose
+    from gpt2_repro.planning.compute_optimal import choose
     from gpt2_repro.training.arguments import load_recipe
     from gpt2_repro.training.sizing import follow_data
     from gpt2_repro.training.workload import workload_of
@@ -313,7 +315,7 @@ def _find_micro_batch(
             launch = RECOMMENDED.command("--num_processes", str(device.count))
             start = launch if _is_launched(recipe, device) else [sys.executable]
             command = [*start, *script, str(path), *cli.words_of(varied | silent | short)]
-            if finding := memory.try_training(command, trial):
+            if finding := try_training(command, trial):
                 return finding, trial if finding.mark == "✓" else None
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU"), None
 

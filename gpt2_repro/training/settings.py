@@ -12,7 +12,7 @@ from gpt2_repro.config import values_of
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.launchers import LAUNCHERS, RECOMMENDED, current_launcher
 from gpt2_repro.optim import MUON
-from gpt2_repro.preflight.cost import price_of
+from gpt2_repro.planning.cost import price_of
 from gpt2_repro.run_record.notes import WENT_BACK, noted
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.training.launch_checks import check_launcher

@@ -12,8 +12,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import checkpoint_bytes, state_bytes, tokens_per_chunk
-from gpt2_repro.preflight.cost import Workload
-from gpt2_repro.preflight.memory import MemoryEstimate
+from gpt2_repro.planning.cost import Workload
+from gpt2_repro.planning.memory import MemoryEstimate
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, count_steps
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.size import gpt2_scale
-from gpt2_repro.preflight.compute_optimal import Choice, choose, expected_loss
-from gpt2_repro.preflight.cost import CARDS, PRICES, Workload, budget_lines, cards_named, plan_on, price_of
-from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
+from gpt2_repro.planning.compute_optimal import Choice, choose, expected_loss
+from gpt2_repro.planning.cost import CARDS, PRICES, Workload, budget_lines, cards_named, plan_on, price_of
+from gpt2_repro.planning.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.training.workload import workload_of
 from tests.sections import parse_for_training
 

@@ -18,7 +18,7 @@ import jinja2
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.size import ModelScale, gpt2_scale
-from gpt2_repro.preflight.cost import GPT2_FLOPS_PER_TOKEN
+from gpt2_repro.planning.cost import GPT2_FLOPS_PER_TOKEN
 
 
 TEMPLATE = Path(__file__).with_name("budget.yaml.j2")

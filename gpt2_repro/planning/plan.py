@@ -14,7 +14,7 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
-from gpt2_repro.preflight.cost import Workload
+from gpt2_repro.planning.cost import Workload
 from gpt2_repro.text import Cell, Table, size
 
 

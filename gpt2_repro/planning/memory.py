@@ -1,18 +1,9 @@
-"""Estimate GPU memory for training, and find the largest micro-batch that fits."""
+"""Estimate GPU memory for training, and list the micro-batches to try."""
 
-import logging
-import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpt2_repro.batch_plan import micro_batches
-from gpt2_repro.preflight.environment import error_in, run_command
 from gpt2_repro.text import Finding, size
-
-
-logger = logging.getLogger(__name__)
-OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|(allocate|enough) memory|MemoryError|SIGKILL", re.IGNORECASE)
-TRIAL_SECONDS = 600.0  # timeout of a training of two steps
 
 
 class MemoryTrial(NamedTuple):
@@ -125,16 +116,3 @@ def trials_of(most: MemoryTrial, rows: int) -> list[MemoryTrial]:
         sizes.append(micro_batches(rows, limit)[0])
         limit = sizes[-1] // 2
     return [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]
-
-
-def try_training(command: Sequence[str], trial: MemoryTrial) -> Finding | None:
-    """Return the result of a training command with the setting `trial`, or None if the memory is too small."""
-    # A new process for each memory setting, because a process frees all its memory when it ends (llm.c, discussion 481).
-    code, output = run_command([*command, *trial.options.split()], TRIAL_SECONDS)
-    # Exit codes -9 and 137: the kernel killed the process because the machine ran out of memory.
-    is_full = code in (-9, 137) or (code != 0 and OUT_OF_MEMORY.search(output) is not None)
-    logger.info("  %s: %s", trial.options, "out of memory" if is_full else "failed" if code else "fits")
-    if is_full:
-        return None
-    words = f"{trial.options} failed: {error_in(output)}" if code else f"fits: {trial.options}"
-    return Finding("✗" if code else "✓", "memory", words)

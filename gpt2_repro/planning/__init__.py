@@ -1,0 +1,1 @@
+"""Estimate what a recipe means in bytes, hours and dollars."""
