@@ -10,26 +10,19 @@ import json
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
+from gpt2_repro.fields import settings_of
 from gpt2_repro.launchers import ROOT
 
 
 DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is passed
 SECTIONS = ("data", "model", "training", "evaluation")
-# Fields that do not change a run: its places, limits, saves and messages. They are not in its title.
-UNTITLED = {
-    *("dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data", "sync_to", "sync_from"),
-    *("usd_per_hour", "max_usd", "max_hours", "stop_at_step", "hang_timeout", "allow_resume_change", "use_cpu"),
-    *("save_strategy", "save_steps", "save_minutes", "save_rolling_minutes", "background_save", "accept_any_hardware"),
-    *("keep_checkpoints", "keep_best_checkpoint", "keep_every_steps", "logging_steps", "disable_tqdm"),
-    *("dataloader_num_workers", "tasks", "baseline", "max_length"),
-}
 
 R = TypeVar("R", bound="Recipe")
 Options = Mapping[str, dict[str, Any]]
@@ -38,13 +31,17 @@ Options = Mapping[str, dict[str, Any]]
 class JsonObject(str):
     """A JSON object as text, with sorted keys. `key=value,key=value` is accepted too. "" is the empty object."""
 
+    values: dict[str, Any]
+
     def __new__(cls, text: str) -> "JsonObject":
         if not text.strip() or text.lstrip().startswith("{"):
             values = json.loads(text or "{}")
         else:
             pairs = [part.split("=") for part in text.split(",")]
             values = {key.strip(): cls._value(value.strip()) for key, value in pairs}
-        return super().__new__(cls, json.dumps(values, sort_keys=True) if values else "")
+        json_object = super().__new__(cls, json.dumps(values, sort_keys=True) if values else "")
+        json_object.values = values
+        return json_object
 
     @staticmethod
     def _value(text: str) -> Any:
@@ -52,11 +49,6 @@ class JsonObject(str):
             return json.loads(text)
         except ValueError:
             return text
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The object's keys and values."""
-        return json.loads(self or "{}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +78,9 @@ class Recipe:
     @property
     def title(self) -> str:
         """The name of the recipe and the overrides that change the run, such as `gpt2_124m seed=43`."""
-        return " ".join([self.path.stem, *(f"{k}={v}" for k, v in self.overrides.items() if k not in UNTITLED)])
+        settings = settings_of(*self.sections.values())
+        named = (f"{key}={value}" for key, value in self.overrides.items() if settings[key].role != "unnamed")
+        return " ".join([self.path.stem, *named])
 
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML text, which is a valid recipe."""
@@ -164,7 +158,7 @@ def parse_recipe(kind: type[R], argv: Sequence[str], *, options: Options | None 
         parser.set_defaults(**_defaults(path, name, written.get(name, {}), fields))
     values = vars(parser.parse(flags))
     for key, field in (item for section in fields.values() for item in section.items()):
-        choices = typing.get_args(field.type) if typing.get_origin(field.type) is typing.Literal else None
+        choices = typing.get_args(field.type) if typing.get_origin(field.type) is Literal else None
         if choices and values[key] not in choices:
             raise UserError(f"{key} cannot be {values[key]!r}. {did_you_mean(str(values[key]), choices)}")
     names = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in flags if word.startswith("--")}

@@ -4,8 +4,11 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from transformers import TrainingArguments
 
 import train
 from gpt2_repro.batch_plan import TokenCount
@@ -19,6 +22,7 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.preflight.__main__ import main as preflight
+from gpt2_repro.training.arguments import DERIVED, run_identity_of
 from gpt2_repro.training.deviations import compare_with_default
 from gpt2_repro.training.workload import plan_run
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_preparation, parse_for_training, values_of
@@ -277,3 +281,27 @@ def test_only_a_run_on_llmcs_curve_has_a_reference(words: str, follows: bool) ->
     name, *options = words.split()
     run = parse_for_training(ROOT / "recipes" / f"{name}.yaml", *options)
     assert compare_with_default(run)["reference"] == ("llm.c" if follows else None)
+
+
+def test_what_is_known_of_each_field() -> None:
+    """A run that was started by an earlier version resumes only if its identity still has the same names."""
+    recipe = parse_for_training()
+    data, plan = (
+        SimpleNamespace(sha256={"train": ""}, tokenizer_sha256=""),
+        plan_run(recipe.training, recipe.data, num_processes=1),
+    )
+    identity = run_identity_of(recipe.training, plan, data=cast("Any", data), model=recipe.model)
+    changeable = {
+        "learning_rate",
+        "warmup_steps",
+        "final_learning_rate_fraction",
+        "lr_scheduler_type",
+        "decay_fraction",
+    }
+    changeable |= {"seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z", "max_grad_norm"}
+    changeable |= {"data", "max_steps", "bf16", "precision", "dropout"}
+    fixed = {"optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon_momentum", "ema_steps"}
+    fixed |= {"model_type", "config_overrides", "n_layer", "n_head", "n_embd", "pad_vocab_to_multiple_of"}
+    fixed |= {"document_mask", "init_from", "tokenizer", "sequence_length", "tokens_per_step"}
+    assert identity.changeable == changeable and identity.values.keys() == changeable | fixed
+    assert DERIVED.keys() <= {field.name for field in dataclasses.fields(TrainingArguments)}

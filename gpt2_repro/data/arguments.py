@@ -5,25 +5,15 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.errors import UserError
+from gpt2_repro.fields import changeable, fixed, option, unnamed
 from gpt2_repro.files import expand
 
 
 MOST_WORKERS = 1024  # the largest machines that can be rented have fewer cores
-
-
-def option(default: Any, help: str, **keywords: Any) -> Any:
-    """Return a dataclass field whose metadata has a help text and argparse keywords.
-
-    If `default` is a list, every instance gets a new empty list. Therefore, `default` must be empty in this case.
-    """
-    metadata = {"help": help, **keywords}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=list, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass
@@ -32,48 +22,52 @@ class DataArguments:
 
     _argument_group_name: ClassVar[str] = "section data of the recipe"
 
-    source: str = option(
+    source: str = changeable(
         "fineweb-10bt",
         "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob of local files. Add "
         "#COLUMN to select the text column. Mix sources by their share of tokens: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
-    data_files: list[str] = option(
+    data_files: list[str] = changeable(
         [],
         "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin .ds.",
     )
-    text_column: str = option("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
-    sample_by: Literal["document", "paragraph", "line"] = option(
+    text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
+    sample_by: Literal["document", "paragraph", "line"] = changeable(
         "document", "Documents of a .txt file: the complete file (document), its paragraphs, or its lines."
     )
-    source_split: str = option("train", "The split to read from a Hub dataset OWNER/NAME.")
-    tokenizer: str = option(
+    source_split: str = changeable("train", "The split to read from a Hub dataset OWNER/NAME.")
+    tokenizer: str = fixed(
         "openai-community/gpt2",
         "Hub id or folder of a tokenizer, char (one id per character), train:N (train a BPE with N ids), train "
         "(train a BPE with a size that suits the text), or none:N (N ids without text).",
     )
-    dataset_dir: str = option("", "Path of the prepared folder. (default: data/NAME, named after the files or source)")
-    packing: Literal["concat", "wrap"] = option(
+    dataset_dir: str = unnamed(
+        "", "Path of the prepared folder. (default: data/ plus the name of the files or source)"
+    )
+    packing: Literal["concat", "wrap"] = changeable(
         "concat", "concat cuts rows of equal length from the joined documents; wrap cuts each document separately."
     )
-    sequence_length: int = option(1024, "Predicted tokens (targets) per row. --packing wrap also makes shorter rows.")
-    min_length: int = option(0, "With --packing wrap, drop rows with fewer predicted tokens than this.")
-    separator: Literal["before", "after", "none"] = option(
+    sequence_length: int = fixed(1024, "Predicted tokens (targets) per row. --packing wrap also makes shorter rows.")
+    min_length: int = changeable(0, "With --packing wrap, drop rows with fewer predicted tokens than this.")
+    separator: Literal["before", "after", "none"] = changeable(
         "before", "Where to add end-of-text ids: before each document, after each document, or nowhere (none)."
     )
-    split: Literal["head", "hash", "source"] = option(
+    split: Literal["head", "hash", "source"] = changeable(
         "head",
         "Validation documents: the first documents (head), those that a hash of the text chooses (hash), or the "
         "validation files of the source, such as files with val in the name (source).",
     )
-    validation_tokens: TokenCount = option(
+    validation_tokens: TokenCount = changeable(
         TokenCount(100_000_000),
         "Tokens that --split head uses for validation (at most 10 % of all), and the maximum of each validation set.",
     )
-    validation_fraction: float = option(0.01, "Fraction of the documents that --split hash uses for validation.")
-    split_seed: int = option(2357, "Seed of the hash that --split hash uses.")
+    validation_fraction: float = changeable(0.01, "Fraction of the documents that --split hash uses for validation.")
+    split_seed: int = changeable(2357, "Seed of the hash that --split hash uses.")
     validation_text: bool = option(False, "Also write the text of the validation split to text/validation.jsonl.")
-    validation_sets: list[str] = option([], "More validation sets as NAME=SOURCE, e.g. books=pg19 mine='notes/*.txt'.")
-    max_tokens: TokenCount = option(TokenCount(0), "Stop after reading this many tokens of text; 0 means no limit.")
+    validation_sets: list[str] = changeable(
+        [], "More validation sets: NAME=SOURCE, e.g. books=pg19 mine='notes/*.txt'."
+    )
+    max_tokens: TokenCount = changeable(TokenCount(0), "Stop after reading this many tokens. 0: no limit.")
 
     def __post_init__(self) -> None:
         # ./a.txt is a.txt, and books/ is books.

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from transformers.hf_argparser import HfArg
-
 from gpt2_repro.cli import CommandParser, positive_count
 from gpt2_repro.config import Recipe, parse_recipe, values_of
 from gpt2_repro.errors import UserError
+from gpt2_repro.fields import unnamed
 from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.run_record.layout import RECIPE
 
@@ -29,15 +28,15 @@ class EvaluationArguments:
 
     _argument_group_name: ClassVar[str] = "section evaluation of the recipe"
 
-    tasks: list[str] = HfArg(
-        default_factory=lambda: list(SUITES["quick"]),
-        help="lm-eval tasks to score. last_word and document_perplexity use the run's validation documents.",
+    tasks: list[str] = unnamed(
+        SUITES["quick"],
+        "lm-eval tasks to score. last_word and document_perplexity use the run's validation documents.",
     )
-    baseline: str = HfArg(
-        default="openai-community/gpt2",
-        help="Model to compare with: Hub id, folder, untrained (the same model with random weights) or none.",
+    baseline: str = unnamed(
+        "openai-community/gpt2",
+        "Model to compare with: Hub id, folder, untrained (the same model with random weights) or none.",
     )
-    max_length: int = HfArg(default=1024, help="Window in tokens. By default at most the length of the training rows.")
+    max_length: int = unnamed(1024, "Window in tokens. By default at most the length of the training rows.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,9 @@
 import dataclasses
 from typing import ClassVar, Literal
 
-from transformers.hf_argparser import HfArg
-
 from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.fields import ABOVE_0, BELOW_1, changeable, check_ranges, fixed, option
 
 
 GPT2 = "gpt2"
@@ -25,28 +24,23 @@ class ModelArguments:
 
     _argument_group_name: ClassVar[str] = "section model of the recipe"
 
-    model_type: str = HfArg(default=GPT2, help="Causal architecture of transformers, for example llama or qwen3.")
-    config_overrides: JsonObject = HfArg(
-        default=JsonObject(""), help="Further keys of the model's configuration: a mapping, JSON or key=value,…"
+    model_type: str = fixed(GPT2, "Causal architecture of transformers, for example llama or qwen3.")
+    config_overrides: JsonObject = fixed(
+        JsonObject(""), "Further keys of the model's configuration: a mapping, JSON or key=value,…"
     )
-    n_layer: int = HfArg(default=12, help="Number of transformer blocks. 0: chosen to suit the text and the machine.")
-    n_head: int = HfArg(default=12, help="Attention heads per block. 0: chosen to suit the text and the machine.")
-    n_embd: int = HfArg(default=768, help="Width of the residual stream. 0: chosen to suit the text and the machine.")
-    dropout: float = HfArg(default=0.0, help="Dropout of embeddings, attention and residuals.")
-    pad_vocab_to_multiple_of: int = HfArg(default=128, help="Pad the vocabulary to a multiple of this number of ids.")
-    attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "eager"] = HfArg(
-        default="auto", help="Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA."
+    n_layer: int = fixed(12, "Number of transformer blocks. 0: chosen to suit the text and the machine.")
+    n_head: int = fixed(12, "Attention heads per block. 0: chosen to suit the text and the machine.")
+    n_embd: int = fixed(768, "Width of the residual stream. 0: chosen to suit the text and the machine.")
+    dropout: float = changeable(0.0, "Dropout of embeddings, attention and residuals.", BELOW_1)
+    pad_vocab_to_multiple_of: int = fixed(128, "Pad the vocabulary to a multiple of this number.", ABOVE_0)
+    attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "eager"] = option(
+        "auto", "Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA."
     )
-    document_mask: bool = HfArg(
-        default=False, help="No attention between documents of a row. Slower without flash-attn."
-    )
-    init_from: str = HfArg(default="", help="Folder, Hub id, or .pt of nanoGPT, to take weights and shape from.")
+    document_mask: bool = fixed(False, "No attention between documents of a row. Slower without flash-attn.")
+    init_from: str = fixed("", "Folder, Hub id, or .pt of nanoGPT, to take weights and shape from.")
 
     def __post_init__(self) -> None:
-        if min(self.n_layer, self.n_head, self.n_embd) < 0 or self.pad_vocab_to_multiple_of < 1:
-            raise UserError("--n_layer, --n_head, --n_embd must be at least 0, --pad_vocab_to_multiple_of at least 1.")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1. Example: --dropout 0.1.")
+        check_ranges(self)
 
 
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:

@@ -2,66 +2,57 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from gpt2_repro.batch_plan import BatchPlan, SamplingStrategy, TokenCount
 from gpt2_repro.checkpoints.resuming import RunIdentity
-from gpt2_repro.config import JsonObject, Recipe, parse_recipe
+from gpt2_repro.config import JsonObject, Recipe, parse_recipe, values_of
 from gpt2_repro.data.arguments import DataArguments, name_folder
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
+from gpt2_repro.fields import ABOVE_0, FRACTION, Range, changeable, check_ranges, fixed, option, settings_of, unnamed
 from gpt2_repro.files import expand
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.arguments import ModelArguments, check_model
 from gpt2_repro.optim import Schedule
 
 
-# Fields of TrainingArguments that this project derives. `trainer:` cannot set them, nor the fields of the section.
+# Fields of TrainingArguments that `trainer:` cannot set, with the reason. Nor can it set the fields of the section.
+LAUNCHER = "the files in accelerate_configs/ set it"
+BATCHES = "it follows from tokens_per_step, total_tokens and the data"
+CHECKPOINTS = "checkpoints have other options (save_*, keep_*, resume_from)"
+HUB = "final/ is pushed after the training"
+LOSS = "the loss is the plain negative log-likelihood"
+SECTION = "the section training has another field for it"
 DERIVED = {
-    "the files in accelerate_configs/ set it": "deepspeed fsdp fsdp_config parallelism_config accelerator_config "
-    "local_rank",
-    "it follows from tokens_per_step, total_tokens and the data": "gradient_accumulation_steps num_train_epochs "
-    "auto_find_batch_size average_tokens_across_devices dataloader_drop_last dataloader_persistent_workers "
-    "dataloader_multiprocessing_context remove_unused_columns label_names length_column_name",
-    "checkpoints have other options (save_*, keep_*, resume_from)": "load_best_model_at_end metric_for_best_model "
-    "greater_is_better save_total_limit save_only_model save_on_each_node enable_jit_checkpoint ignore_data_skip "
-    "resume_from_checkpoint restore_callback_states_from_checkpoint",
-    "final/ is pushed after the training": "push_to_hub hub_model_id hub_strategy hub_token hub_private_repo "
-    "hub_always_push hub_revision",
-    "the loss is the plain negative log-likelihood": "label_smoothing_factor neftune_noise_alpha use_liger_kernel "
-    "liger_kernel_config prediction_loss_only include_for_metrics batch_eval_metrics eval_accumulation_steps "
-    "eval_do_concat_batches eval_use_gather_object include_num_input_tokens_seen debug",
-    "the section training has another field for it": "fp16 fp16_full_eval bf16_full_eval lr_scheduler_kwargs optim_args "
-    "gradient_checkpointing gradient_checkpointing_kwargs torch_compile_backend torch_compile_mode do_train do_eval "
-    "do_predict use_cache",
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "accelerator_config"), LAUNCHER),
+    **dict.fromkeys(("local_rank",), LAUNCHER),
+    **dict.fromkeys(("gradient_accumulation_steps", "num_train_epochs", "auto_find_batch_size"), BATCHES),
+    **dict.fromkeys(("average_tokens_across_devices", "dataloader_drop_last"), BATCHES),
+    **dict.fromkeys(("dataloader_persistent_workers", "dataloader_multiprocessing_context"), BATCHES),
+    **dict.fromkeys(("remove_unused_columns", "label_names", "length_column_name"), BATCHES),
+    **dict.fromkeys(("load_best_model_at_end", "metric_for_best_model", "greater_is_better"), CHECKPOINTS),
+    **dict.fromkeys(("save_total_limit", "save_only_model", "save_on_each_node"), CHECKPOINTS),
+    **dict.fromkeys(("enable_jit_checkpoint", "ignore_data_skip", "resume_from_checkpoint"), CHECKPOINTS),
+    **dict.fromkeys(("restore_callback_states_from_checkpoint",), CHECKPOINTS),
+    **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"), HUB),
+    **dict.fromkeys(("hub_always_push", "hub_revision"), HUB),
+    **dict.fromkeys(("label_smoothing_factor", "neftune_noise_alpha", "use_liger_kernel"), LOSS),
+    **dict.fromkeys(("liger_kernel_config", "prediction_loss_only", "include_for_metrics"), LOSS),
+    **dict.fromkeys(("batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches"), LOSS),
+    **dict.fromkeys(("eval_use_gather_object", "include_num_input_tokens_seen", "debug"), LOSS),
+    **dict.fromkeys(("fp16", "fp16_full_eval", "bf16_full_eval", "lr_scheduler_kwargs", "optim_args"), SECTION),
+    **dict.fromkeys(("gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile_backend"), SECTION),
+    **dict.fromkeys(("torch_compile_mode", "do_train", "do_eval", "do_predict", "use_cache"), SECTION),
 }
-# Valid ranges. Checks that need several options or the machine are in other functions.
-AT_LEAST_0 = (
-    *("tokens_per_step", "total_tokens", "epochs", "max_steps", "stop_at_step", "eval_steps", "ema_steps"),
-    *("per_device_train_batch_size", "max_grad_norm", "skip_loss_z", "skip_grad_z", "warmup_steps", "max_usd"),
-    *("hellaswag_steps", "sample_steps", "sample_tokens", "save_steps", "save_minutes", "keep_checkpoints"),
-    *("save_rolling_minutes", "keep_every_steps", "max_hours", "usd_per_hour", "hang_timeout", "weight_decay", "seed"),
-)
-ABOVE_0 = ("adam_epsilon", "per_device_eval_batch_size", "logging_steps", "learning_rate")
-SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
-OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon_momentum", "ema_steps")
-ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
-TRAJECTORY = (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER, "precision")  # fields of the section that change a run
-# Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The other fields determine the shapes or
-# the optimizer state of the checkpoint. tokens_per_step determines the position in the data, which is counted in
-# steps.
-CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "precision", "dropout"}
-FRACTIONS = ("final_learning_rate_fraction", "decay_fraction", "adam_beta1", "adam_beta2", "muon_momentum")
-
-
-def _field(default: Any, help: str, **parsing: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help} | parsing)
+RATE = Range("above 0 and less than 1", lambda value: 0 < value < 1)
+SEED = Range("at least 0 and less than 2**32", lambda value: 0 <= value < 2**32)  # numpy's seeds
 
 
 def _switch(help: str) -> Any:
-    return _field(None, help, nargs="?", const=True)
+    return option(None, help, nargs="?", const=True)
 
 
 @dataclasses.dataclass
@@ -70,84 +61,86 @@ class TrainingSection:
 
     _argument_group_name: ClassVar[str] = "section training of the recipe"
 
-    output_dir: str | None = _field(None, "Run directory. (default: runs/ plus the name of the recipe or data folder)")
-    tokens_per_step: TokenCount = _field(
+    output_dir: str | None = unnamed(
+        None, "Run directory. (default: runs/ plus the name of the recipe or data folder)"
+    )
+    tokens_per_step: TokenCount = fixed(
         TokenCount(524_288), "Target tokens per optimizer step on all devices together. 0: derive it from the text."
     )
-    total_tokens: TokenCount = _field(
+    total_tokens: TokenCount = changeable(
         TokenCount(9_890_693_120), "Target tokens of the run. 0: derive it from the text, usually 4 epochs or fewer."
     )
-    epochs: float = _field(0.0, "Passes over the training rows; replaces total_tokens. 0: use total_tokens.")
-    max_steps: int = _field(0, "Optimizer steps, for short tests; replaces total_tokens. 0: use total_tokens.")
-    stop_at_step: int = _field(0, "Save a checkpoint and stop after this step. The schedule stays the same. 0: never.")
-    per_device_train_batch_size: int = _field(
+    epochs: float = option(0.0, "Passes over the training rows; replaces total_tokens. 0: use total_tokens.")
+    max_steps: int = changeable(0, "Optimizer steps, for short tests; replaces total_tokens. 0: use total_tokens.")
+    stop_at_step: int = unnamed(0, "Stop with a checkpoint after this step. The schedule stays the same. 0: never.")
+    per_device_train_batch_size: int = option(
         64, "Rows per device in one forward pass (micro-batch). 0: derive it from tokens_per_step and the memory."
     )
-    learning_rate: float = _field(6e-4, "Peak learning rate.")
-    warmup_steps: float = _field(700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.")
-    lr_scheduler_type: Schedule = _field("cosine", "Learning-rate schedule after the warm-up.")
-    final_learning_rate_fraction: float = _field(0.0, "Final learning rate, as a fraction of the peak.")
-    decay_fraction: float = _field(0.2, "For warmup_stable_decay: fraction of steps at the end with a falling rate.")
-    optim: str = _field("adamw_torch_fused", "An optimizer of transformers, or muon (not under ZeRO-3 or FSDP).")
-    muon_momentum: float = _field(0.95, "Momentum of Muon. Small steps can need less.")
-    ema_steps: int = _field(0, "Also average the weights over about N steps; final/ is the average. 0: never.")
-    adam_beta1: float = _field(0.9, "AdamW's first beta.")
-    adam_epsilon: float = _field(1e-8, "AdamW's epsilon.")
-    weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
-    adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")
-    max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
-    bf16: bool = _field(True, "Compute in bf16, with fp32 master weights. CPUs without bf16 instructions use fp32.")
-    precision: Literal["", "auto", "bf16", "fp16", "fp32"] = _field(
+    learning_rate: float = changeable(6e-4, "Peak learning rate.", RATE)
+    warmup_steps: float = changeable(700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.")
+    lr_scheduler_type: Schedule = changeable("cosine", "Learning-rate schedule after the warm-up.")
+    final_learning_rate_fraction: float = changeable(0.0, "Final learning rate, as a fraction of the peak.", FRACTION)
+    decay_fraction: float = changeable(0.2, "For warmup_stable_decay: share of steps that decay.", FRACTION)
+    optim: str = fixed("adamw_torch_fused", "An optimizer of transformers, or muon (not under ZeRO-3 or FSDP).")
+    muon_momentum: float = fixed(0.95, "Momentum of Muon. Small steps can need less.", FRACTION)
+    ema_steps: int = fixed(0, "Also average the weights over about N steps; final/ is the average. 0: never.")
+    adam_beta1: float = fixed(0.9, "AdamW's first beta.", FRACTION)
+    adam_epsilon: float = fixed(1e-8, "AdamW's epsilon.", ABOVE_0)
+    weight_decay: float = fixed(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
+    adam_beta2: float = fixed(0.95, "AdamW's second beta. The default of transformers is 0.999.", FRACTION)
+    max_grad_norm: float = changeable(1.0, "Clip gradients to this global norm.")
+    bf16: bool = changeable(
+        True, "Compute in bf16, with fp32 master weights. CPUs without bf16 instructions use fp32."
+    )
+    precision: Literal["", "auto", "bf16", "fp16", "fp32"] = changeable(
         "", "Replaces bf16 if set. auto: bf16 if the device supports it, otherwise fp16 on GPUs and fp32 on CPUs."
     )
-    use_cpu: bool = _field(False, "Train on the CPU.")
-    accept_any_hardware: bool = _field(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
-    eval_strategy: Literal["steps", "no"] = _field("steps", "steps: validate every eval_steps steps. no: never.")
-    eval_steps: int = _field(250, "Steps between validations, besides those at the start and the end. 0: never.")
-    eval_on_start: bool = _field(True, "Validate before the first step.")
-    eval_tokens: TokenCount = _field(TokenCount(10_485_760), "Tokens per validation. 0: the complete split.")
-    per_device_eval_batch_size: int = _field(64, "Rows per device in one validation pass.")
-    hellaswag_steps: int = _field(0, "Score HellaSwag every N steps, with the next validation. 0: never.")
-    hellaswag_data: str = _field("Rowan/hellaswag", "HellaSwag's validation split: a Hub id or a .jsonl(.gz) file.")
-    sample_steps: int = _field(1000, "Sample text every N steps, with the next validation. 0: never.")
-    sample_tokens: int = _field(64, "Tokens per text sample. 0: no samples.")
-    sample_prompt: str = _field("", "Prompt of the text samples. Empty: begin a new document.")
-    logging_steps: int = _field(10, "Steps between log lines with training metrics.")
-    save_strategy: Literal["steps", "no"] = _field("steps", "steps: save at intervals. no: only at an early stop.")
-    save_steps: int = _field(2000, "Steps between checkpoints. 0: save after save_minutes and at the end.")
-    save_minutes: float = _field(15.0, "Save if the last checkpoint is N minutes old. 0: save by save_steps only.")
-    save_rolling_minutes: float = _field(2.0, "Also save every N minutes, and replace the last such save. 0: never.")
-    background_save: bool = _field(True, "Train while a checkpoint is written from a copy in host memory.")
-    keep_checkpoints: int = _field(2, "Number of newest complete checkpoints to keep. 0 keeps all.")
-    keep_best_checkpoint: bool = _field(True, "Also keep the checkpoint with the lowest validation loss at its step.")
-    keep_every_steps: int = _field(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")
-    sync_to: str = _field(
+    use_cpu: bool = unnamed(False, "Train on the CPU.")
+    accept_any_hardware: bool = unnamed(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
+    eval_strategy: Literal["steps", "no"] = option("steps", "steps: validate every eval_steps steps. no: never.")
+    eval_steps: int = option(250, "Steps between validations, besides those at the start and the end. 0: never.")
+    eval_on_start: bool = option(True, "Validate before the first step.")
+    eval_tokens: TokenCount = option(TokenCount(10_485_760), "Tokens per validation. 0: the complete split.")
+    per_device_eval_batch_size: int = option(64, "Rows per device in one validation pass.", ABOVE_0)
+    hellaswag_steps: int = option(0, "Score HellaSwag every N steps, with the next validation. 0: never.")
+    hellaswag_data: str = unnamed("Rowan/hellaswag", "HellaSwag's validation split: a Hub id or a .jsonl(.gz) file.")
+    sample_steps: int = option(1000, "Sample text every N steps, with the next validation. 0: never.")
+    sample_tokens: int = option(64, "Tokens per text sample. 0: no samples.")
+    sample_prompt: str = option("", "Prompt of the text samples. Empty: begin a new document.")
+    logging_steps: int = unnamed(10, "Steps between log lines with training metrics.", ABOVE_0)
+    save_strategy: Literal["steps", "no"] = unnamed("steps", "steps: save at intervals. no: only at an early stop.")
+    save_steps: int = unnamed(2000, "Steps between checkpoints. 0: save after save_minutes and at the end.")
+    save_minutes: float = unnamed(15.0, "Save if the last checkpoint is N minutes old. 0: save by save_steps only.")
+    save_rolling_minutes: float = unnamed(2.0, "Also save every N minutes, and replace the last such save. 0: never.")
+    background_save: bool = unnamed(True, "Train while a checkpoint is written from a copy in host memory.")
+    keep_checkpoints: int = unnamed(2, "Number of newest complete checkpoints to keep. 0 keeps all.")
+    keep_best_checkpoint: bool = unnamed(True, "Also keep the checkpoint with the lowest validation loss at its step.")
+    keep_every_steps: int = unnamed(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")
+    sync_to: str = unnamed(
         "", "Copy the run here after each save: a folder, HOST:PATH (SFTP), s3://…, hf://buckets/… or another URL."
     )
-    sync_from: str = _field("", "Restore the run from here on an empty machine. (default: sync_to)")
-    resume_from: str = _field("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")
-    allow_resume_change: bool = _field(False, "Resume even if the data, schedule, dropout or seed changed.")
-    extend_to: TokenCount = _field(TokenCount(0), "Extend the run to N target tokens, with a new warm-up. 0: never.")
-    max_hours: float = _field(0.0, "Save a checkpoint and stop after N hours in all attempts together. 0: no limit.")
-    max_usd: float = _field(0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.")
-    usd_per_hour: float = _field(0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.")
-    hang_timeout: float = _field(600.0, "End all ranks with stack traces after N seconds without progress. 0: never.")
-    skip_loss_z: float = _field(
+    sync_from: str = unnamed("", "Restore the run from here on an empty machine. (default: sync_to)")
+    resume_from: str = unnamed("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")
+    allow_resume_change: bool = unnamed(False, "Resume even if the data, schedule, dropout or seed changed.")
+    extend_to: TokenCount = option(TokenCount(0), "Extend the run to N target tokens, with a new warm-up. 0: never.")
+    max_hours: float = unnamed(0.0, "Save a checkpoint and stop after N hours in all attempts together. 0: no limit.")
+    max_usd: float = unnamed(0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.")
+    usd_per_hour: float = unnamed(0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.")
+    hang_timeout: float = unnamed(600.0, "End all ranks with stack traces after N seconds without progress. 0: never.")
+    skip_loss_z: float = changeable(
         0.0, "Skip an update if its loss is N standard deviations above the mean of the last 128 losses. 0: never."
     )
-    skip_grad_z: float = _field(0.0, "Apply the rule of --skip_loss_z to the gradient norm before clipping. 0: never.")
-    seed: int = _field(42, "Seed of the weights and of the order of rows.")
-    data_seed: int | None = _field(None, "Seed of the order of rows. (default: seed)")
-    train_sampling_strategy: SamplingStrategy = _field("random", "Order of rows. group_by_length needs packing wrap.")
-    dataloader_num_workers: int = _field(2, "Processes per device that load rows in advance.")
+    skip_grad_z: float = changeable(0.0, "The same for the gradient norm before clipping. 0: never.")
+    seed: int = changeable(42, "Seed of the weights and of the order of rows.", SEED)
+    data_seed: int | None = changeable(None, "Seed of the order of rows. (default: seed)", SEED)
+    train_sampling_strategy: SamplingStrategy = changeable("random", "Row order. group_by_length needs packing wrap.")
+    dataloader_num_workers: int = unnamed(2, "Processes per device that load rows in advance.")
     torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
     activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
-    report_to: list[str] = dataclasses.field(
-        default_factory=list, metadata={"help": "Tracking services, such as wandb, tensorboard, trackio or mlflow."}
-    )
-    run_name: str | None = _field(None, "Name for tracking services. (default: the recipe and its overrides)")
-    disable_tqdm: bool = _field(False, "Print no progress bar.")
-    trainer: JsonObject = _field(
+    report_to: list[str] = unnamed([], "Tracking services, such as wandb, tensorboard, trackio or mlflow.")
+    run_name: str | None = unnamed(None, "Name for tracking services. (default: the recipe and its overrides)")
+    disable_tqdm: bool = unnamed(False, "Print no progress bar.")
+    trainer: JsonObject = option(
         JsonObject(""),
         "Other fields of transformers.TrainingArguments. In a recipe: a mapping. On the command line: JSON or key=value,…",
     )
@@ -164,20 +157,10 @@ class TrainingSection:
 
     def __post_init__(self) -> None:
         """Raise UserError if a value is out of its range."""
-        tests = {"at least 0": AT_LEAST_0, "above 0": ABOVE_0, "from 0 to 1": FRACTIONS}
-        for text, names in tests.items():
-            for name in names:
-                value = getattr(self, name)
-                # Infinity and NaN fail each test.
-                if not (value > 0 if names is ABOVE_0 else 0 <= value <= (1 if names is FRACTIONS else 1e18)):
-                    raise UserError(f"--{name} {value} must be {text}.")
-        for name, limit in (("learning_rate", 1), ("seed", 2**32)):  # numpy's seeds
-            if getattr(self, name) >= limit:
-                raise UserError(f"--{name} {getattr(self, name)} must be less than {limit}.")
+        check_ranges(self)
         if not self.eval_steps:
             self.eval_strategy = "no"
-        reasons = {name: reason for reason, names in DERIVED.items() for name in names.split()}
-        reasons |= dict.fromkeys(self.__dataclass_fields__, "it is a field of the section training")
+        reasons = DERIVED | dict.fromkeys(self.__dataclass_fields__, "it is a field of the section training")
         for name in self.trainer.values:
             if name in reasons:
                 raise UserError(f"trainer cannot set {name}: {reasons[name]}.")
@@ -249,24 +232,21 @@ def check_warmup(training: TrainingSection) -> None:
 
 
 def run_identity_of(
-    settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
+    settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: ModelArguments
 ) -> RunIdentity:
-    """Return the settings of a run that must not change on a resume.
-
-    Args:
-        model: the section `model:` of the recipe.
-    """
-    values = {
+    """Return the settings of a run that must not change on a resume."""
+    fields = settings_of(settings, model)
+    del fields["total_tokens"]  # max_steps follows from it
+    fields = {name: setting for name, setting in fields.items() if setting.is_trajectory}
+    values = {name: value for name, value in (values_of(settings) | values_of(model)).items() if name in fields} | {
         "data": data.sha256["train"],
         "tokenizer": data.tokenizer_sha256,
         "sequence_length": plan.sequence_length,
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
-        "bf16": settings.bf16,
-        **{key: value for key, value in model.items() if key != "attn_implementation"},
-        **{name: getattr(settings, name) for name in TRAJECTORY},
     }
-    return RunIdentity(values, CHANGEABLE, settings.allow_resume_change)
+    can_change = {"data", *(name for name, setting in fields.items() if setting.role == "changeable")}
+    return RunIdentity(values, can_change, settings.allow_resume_change)
 
 
 def rotation_of(settings: TrainingSection) -> dict[str, Any]:

@@ -6,15 +6,13 @@ from typing import Any
 from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import references
+from gpt2_repro.fields import settings_of
 from gpt2_repro.launchers import ROOT
-from gpt2_repro.training.arguments import TRAJECTORY, TrainingRecipe, count_steps, load_recipe
+from gpt2_repro.training.arguments import TrainingRecipe, count_steps, load_recipe
 from gpt2_repro.training.sizing import follow_data
 
 
 DEFAULT_RECIPE = ROOT / DEFAULT
-LENGTH = ("tokens_per_step", "total_tokens", "max_steps", "bf16")
-# Fields of the sections data and model that change no loss, except for rounding.
-PLACES = ("dataset_dir", "validation_text", "attn_implementation")
 # A run stays on the loss curve of its recipe if only these fields change: another seed, or less text.
 SAME_CURVE = {"seed", "max_tokens"}
 
@@ -38,15 +36,15 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
     the name of the published loss curve that the run should follow, or None if the changed fields change the curve.
     """
     default = load_recipe([str(DEFAULT_RECIPE)])
-    same: tuple[str, ...] = PLACES
+    same, settings = set[str](), settings_of(*run.sections.values())
     if count_steps(run.training) == count_steps(default.training):
-        same += ("max_steps", "total_tokens")
+        same |= {"max_steps", "total_tokens"}
     if run.training.asked_precision == default.training.asked_precision:
-        same += ("bf16", "precision")
+        same |= {"bf16", "precision"}
     changed = [
         {"field": f"{section}.{key}", "run": _shown(ours), "recipe": _shown(theirs)}
         for section, key, ours, theirs in run.differences(default)
-        if (key in (*TRAJECTORY, *LENGTH) or section in ("data", "model")) and key not in same
+        if settings[key].is_trajectory and key not in same
     ]
     curve = {row["field"].partition(".")[2] for row in changed} - SAME_CURVE
     if run.training.eval_tokens != default.training.eval_tokens:

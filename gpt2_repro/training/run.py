@@ -11,7 +11,6 @@ from gpt2_repro import checkpoints, ranks
 from gpt2_repro.checkpoints.copying import RunCopier
 from gpt2_repro.checkpoints.restoring import restore_copies
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start, choose_start, loadable, prepare_run_directory
-from gpt2_repro.config import values_of
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import sync, write_whole
@@ -53,7 +52,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     settings, plan = resolve_settings(recipe)
     run = RunRecord(str(settings.output_dir))
     data.check()
-    identity = run_identity_of(settings, plan, data=data.manifest, model=values_of(recipe.model))
+    identity = run_identity_of(settings, plan, data=data.manifest, model=recipe.model)
 
     # --- Where to start
     def restore_and_choose() -> Start:
