@@ -186,8 +186,8 @@ def plan_on(
     }
 
 
-def budget_lines(planned: dict[str, Any]) -> list[str]:
-    """Return the time and cost in the result of `plan_on` as lines of text."""
+def budget_lines(planned: dict[str, Any], *, offers: int | None = None) -> list[str]:
+    """Return the time and cost in the result of `plan_on` as lines of text, with so many of the cheapest offers."""
     machine, minutes = planned["machine"], planned["minutes"]
     heading = f"Time and cost on {machine['cards']} x {machine['card']}"
     if minutes:
@@ -203,11 +203,11 @@ def budget_lines(planned: dict[str, Any]) -> list[str]:
     else:
         fix = "" if machine["memory_gb"] else ", or --gpu CARD to plan for another machine"
         lines = [f"{heading}: the speed of this run is not known. Pass --tokens_per_second{fix}."]
-    offers = [
+    cells = [
         [Cell(f"${offer['usd']:,.2f}", "number"), Cell(f"{offer['hours']:.1f} h", "number")]
         + [Cell(offer["card"] + "*" * offer["speed"].startswith("estimated"))]
         + [Cell(f"${offer['usd_per_hour']:.2f} an hour, {offer['provider']}, {offer['date']}")]
-        for offer in planned["ranking"]
+        for offer in planned["ranking"][:offers]
     ]
     title = "Cost of training GPT-2 124M on 10B tokens with one GPU, training steps only (*: estimated speed):"
-    return [*lines, "", title, *Table(["cost", "time", "GPU", "list price"], offers).lines()]
+    return [*lines, "", title, *Table(["cost", "time", "GPU", "list price"], cells).lines()]

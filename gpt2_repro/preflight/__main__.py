@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2_repro import cli, hardware
-from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.batch_plan import BatchPlan, TokenCount
 from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json, write_whole
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpt2_repro.preflight")
 DIST_SECONDS = 30.0
+OFFERS = 10
 CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
@@ -46,6 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hours": {"type": cli.positive_number, "help": "Write a recipe for this number of hours."},
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
+    "all_offers": {"action": "store_true", "help": "Print the list prices of all offers, not of the ten best."},
     "volume_gb": {"type": cli.positive_number, "help": "Rented size of the network volume with the data, in GB."},
     "json": {"action": "store_true", "help": "Print the results as one JSON object."},
 }
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> None:
     if any(note.about == "precision" for note in notes):
         requested = _with_options(requested, precision="fp16")
     memory_findings, needed = _check_memory(recipe := follow_data(requested, device=device), device)
-    requested, recipe = (_with_options(each, **needed) for each in (requested, recipe))
+    requested, recipe = (_with_options(each, **needed or {}) for each in (requested, recipe))
     work, plans = workload_of(recipe), plans_of(recipe, requested, device)
     is_divided = isinstance(plan := plans[device.count], BatchPlan)
     findings = notes if options.gpu else [*packages, *_check_machine(recipe, work)]
@@ -89,7 +91,8 @@ def main(argv: list[str]) -> None:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
         lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
-        print("\n".join([*lines, *cost.budget_lines(planned), *(_commands(requested, device) if is_divided else [])]))
+        lines += cost.budget_lines(planned, offers=None if options.all_offers else OFFERS)
+        print("\n".join([*lines, *(_commands(requested, device) if is_divided and needed is not None else [])]))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
@@ -126,56 +129,66 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
     """
     from gpt2_repro.planning.compute_optimal import choose
     from gpt2_repro.training.arguments import load_recipe
-    from gpt2_repro.training.sizing import follow_data
     from gpt2_repro.training.workload import workload_of
 
-    options, price = requested.options, requested.training.usd_per_hour
-    card, known = next(iter(cost.cards_named(device.name)), None), cost.price_of(device.name)
-    paid = price or (known.usd_per_hour * device.count if known else 0)
-    if requested.path != DEFAULT:
-        raise UserError(f"--budget and --hours write their own recipe. Leave out {requested.path}.")
-    if unused := sorted(requested.typed - {*OPTIONS, "usd_per_hour", "accept_any_hardware", "use_cpu"}):
-        raise UserError(f"--budget and --hours write their own recipe. Pass --{unused[0]} to train.py afterwards.")
-    if options.budget and not paid:
-        raise UserError("--budget needs the price of the machine. Pass --usd_per_hour, or --hours instead.")
-    speed = options.tokens_per_second or (card.tokens_per_second * device.count if card else 0)
-    if not speed:
-        raise UserError("The speed of this machine is not known. Pass --gpu, or --tokens_per_second for GPT-2 124M.")
-    minutes = {"hours": 60 * options.hours} if options.hours else {}
-    minutes |= {"budget": 60 * options.budget / paid} if options.budget else {}
-    asked = min(minutes.values())
-    name = f"budget_{options.budget:g}usd" if minutes.get("budget") == asked else f"budget_{options.hours:g}h"
+    options = requested.options
+    minutes, speed = _limits(requested, device)
+    limit = min(minutes, key=lambda option: minutes[option])
+    asked, flops = minutes[limit], 60 * speed * cost.GPT2_FLOPS_PER_TOKEN  # of a minute
+
+    def others(training: float) -> float:
+        """Return the minutes that a run needs besides so many minutes of training steps."""
+        choice = choose(flops * training, device.count)
+        model = dataclasses.replace(
+            requested.model, n_layer=choice.depth, n_head=choice.depth, n_embd=64 * choice.depth
+        )
+        sizes = {"tokens_per_step": TokenCount(choice.tokens_per_step), "total_tokens": TokenCount(choice.tokens)}
+        work = workload_of(dataclasses.replace(requested.with_training(**sizes, warmup_steps=0), model=model))
+        entries = cost.budget(work, speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops, basis="estimated")
+        return sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
+
+    least = asked
+    while 2 * others(least / 2) > least:
+        least = 2 * others(least / 2) + 0.01
+    if least > asked:
+        fixes = [
+            f"--{name} {getattr(options, name) * least / time + 0.005:.2f}"
+            for name, time in minutes.items()
+            if time < least
+        ]
+        problem = f"More than half would be spent on {least / 2:.0f} minutes around the training"
+        raise UserError(f"{problem}. Pass {' '.join(fixes)} or more.")
+    training = asked / 2
+    for _ in range(5):  # the time of validations and checkpoints depends on the run
+        training = asked - others(training)
+    name = f"budget_{options.budget:g}usd" if limit == "budget" else f"budget_{options.hours:g}h"
+    path, card = Path(f"{name}.yaml"), next(iter(cost.cards_named(device.name)), None)
     heading = f"A GPT-2 for {asked / 60:.1f} hours on {device.count} x {card.card if card else device.name}."
-    path, least = Path(f"{name}.yaml"), asked
-    with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder, path.name)
-
-        def sized(training: float) -> float:
-            """Write the draft for so many minutes of training steps. Return all other minutes."""
-            choice = choose(60 * training * speed * cost.GPT2_FLOPS_PER_TOKEN, device.count)
-            draft.write_text(choice.recipe(name, heading, hours=asked / 60), encoding="utf-8")
-            work = workload_of(follow_data(load_recipe([str(draft)]), device=device))
-            per_second = speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
-            entries = cost.budget(work, per_second, basis="estimated")
-            return sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
-
-        while 2 * (rest := sized(least / 2)) > least:
-            least = 2 * rest + 0.01
-        if least > asked:
-            enough = {"hours": least / 60, "budget": least / 60 * paid}
-            too_small = [option for option in minutes if minutes[option] < least]
-            fix = " ".join(f"--{option} {enough[option] + 0.005:.2f}" for option in too_small)
-            problem = f"More than half would be spent on {rest:.0f} minutes around the training"
-            raise UserError(f"{problem}. Pass {fix} or more.")
-        for _ in range(4):  # the time of validations and checkpoints depends on the run
-            rest = sized(asked - rest)
-        text = draft.read_text(encoding="utf-8")
+    text = choose(flops * training, device.count).recipe(name, heading, hours=asked / 60)
     if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
         raise UserError(f"{path} exists with other values. Delete or rename it.")
     write_whole(path, text)
     header = [line for line in text.splitlines() if line.startswith("#")]
     print("\n".join([f"wrote {path}", *header, ""]), file=sys.stderr if options.json else sys.stdout)
     return dataclasses.replace(load_recipe([str(path), *cli.words_of(requested.overrides)]), options=options)
+
+
+def _limits(requested: "TrainingRecipe", device: Accelerator) -> tuple[dict[str, float], float]:
+    """Return the minutes that --budget and --hours allow, and the speed of GPT-2 124M. Raises UserError."""
+    options = requested.options
+    card, known = next(iter(cost.cards_named(device.name)), None), cost.price_of(device.name)
+    paid = requested.training.usd_per_hour or (known.usd_per_hour * device.count if known else 0)
+    speed = options.tokens_per_second or (card.tokens_per_second * device.count if card else 0)
+    if requested.path != DEFAULT:
+        raise UserError(f"--budget and --hours write their own recipe. Leave out {requested.path}.")
+    if unused := sorted(requested.typed - {*OPTIONS, "usd_per_hour", "accept_any_hardware", "use_cpu"}):
+        raise UserError(f"--budget and --hours write their own recipe. Pass --{unused[0]} to train.py afterwards.")
+    if options.budget and not paid:
+        raise UserError("--budget needs the price of the machine. Pass --usd_per_hour, or --hours instead.")
+    if not speed:
+        raise UserError("The speed of this machine is not known. Pass --gpu, or --tokens_per_second for GPT-2 124M.")
+    minutes = {"hours": 60 * options.hours} if options.hours else {}
+    return minutes | ({"budget": 60 * options.budget / paid} if options.budget else {}), speed
 
 
 def _with_options(recipe: "TrainingRecipe", **values: Any) -> "TrainingRecipe":
@@ -203,8 +216,11 @@ def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
     return ["", "Commands:", *(f"  {line}" for line in lines)]
 
 
-def _check_memory(recipe: "TrainingRecipe", device: Accelerator) -> tuple[list[Finding], dict[str, Any]]:
-    """Check that a micro-batch fits on a GPU. Return the finding, if any, and the fields that must change."""
+def _check_memory(recipe: "TrainingRecipe", device: Accelerator) -> tuple[list[Finding], dict[str, Any] | None]:
+    """Check that a micro-batch fits on a GPU. Return the finding, if any, and the fields that must change.
+
+    The fields are None if no micro-batch fits.
+    """
     from gpt2_repro.training.workload import estimate_memory, workload_of
 
     training, memory_bytes = recipe.training, device.memory_bytes
@@ -219,7 +235,7 @@ def _check_memory(recipe: "TrainingRecipe", device: Accelerator) -> tuple[list[F
     else:
         return [], {}
     if fitting in (None, asked):
-        return [finding], {}
+        return [finding], None if finding.mark == "✗" else {}
     checkpointing = {"activation_checkpointing": True} if fitting.checkpointing else {}
     return [finding], {"per_device_train_batch_size": fitting.micro_batch} | checkpointing
 

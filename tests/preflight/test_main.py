@@ -12,6 +12,7 @@ import pytest
 from gpt2_repro import train as train_command
 from gpt2_repro.data.arguments import name_folder
 from gpt2_repro.errors import UserError
+from gpt2_repro.planning.cost import PRICES
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.training.arguments import load_recipe, output_dir_of
 from tests.sections import ROOT, parse_for_preparation, parse_for_training
@@ -39,8 +40,6 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     assert {line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")} == {"step", "memory", "card"}
     for number in ("18,865", "9,890,693,120", "113.2 min", "$14.00", "20.7 GB", "10.5 GB"):
         assert number in out, number
-    code, out = look("--gpu", "H100 SXM", "--n", 3)
-    assert code == 1 and "✗ step" in out
 
 
 @pytest.mark.parametrize(
@@ -80,9 +79,16 @@ def test_the_printed_commands_do_what_is_planned(look, capsys, words: str, start
     assert len(lines) >= 5 and not set(lines) - set(out.splitlines())
 
 
-def test_a_step_that_does_not_divide_has_no_commands(look) -> None:
-    code, out = look("--gpu", "H100 SXM", "--n", 3)
-    assert code == 1 and "train.py" not in out
+def test_a_run_that_fails_has_no_commands(look) -> None:
+    for words in ("--gpu H100 --n 3", "--gpu 4090 --sequence_length 262144 --tokens_per_step 262144"):
+        code, out = look(*words.split())
+        assert code == 1 and "✗" in out and "Commands:" not in out
+
+
+def test_the_best_offers_come_first(look) -> None:
+    for options, count in (([], 10), (["--all_offers"], len(PRICES))):
+        offers = re.findall(r"^ *\$([\d.]+) +[\d.]+ h ", look("--gpu", "H100 SXM", *options)[1], re.MULTILINE)
+        assert len(offers) == count and offers == sorted(offers, key=float)
 
 
 def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
