@@ -41,9 +41,7 @@ class DataArguments:
         "Hub id or folder of a tokenizer, char (one id per character), train:N (train a BPE with N ids), train "
         "(train a BPE with a size that suits the text), or none:N (N ids without text).",
     )
-    dataset_dir: str = unnamed(
-        "", "Path of the prepared folder. (default: data/ plus the name of the files or source)"
-    )
+    dataset_dir: str = unnamed("", "Prepared folder. (default: data/NAME, named after the files or source)")
     packing: Literal["concat", "wrap"] = changeable(
         "concat", "concat cuts rows of equal length from the joined documents; wrap cuts each document separately."
     )

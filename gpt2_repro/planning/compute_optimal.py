@@ -29,6 +29,9 @@ BATCH, RATE, WIDTH = 1 << 19, 6e-4, 768
 CONTEXT, VOCABULARY = 1024, 50_257
 # The fit is not more exact than this (nats). The smallest model in this range is the cheapest to sample and to score.
 TOLERANCE = 0.02
+HELD_OUT = 100_000_000  # tokens for validation
+FINEWEB = "HuggingFaceFW/fineweb"
+SOURCES = {9.8e9: "fineweb-10bt", 98e9: f"{FINEWEB}:sample-100BT", 349e9: f"{FINEWEB}:sample-350BT"}
 
 
 class Choice(NamedTuple):
@@ -57,28 +60,21 @@ class Choice(NamedTuple):
 
         `name` is the name of its data folder. Raises UserError if no sample of FineWeb has so many tokens.
         """
-        held_out = 100_000_000
-        needed = int(1.01 * self.tokens) + held_out  # a row less at the end of each shard
-        sources = {9.8e9: "fineweb-10bt", 98e9: "HuggingFaceFW/fineweb:sample-100BT"}
-        sources[349e9] = "HuggingFaceFW/fineweb:sample-350BT"
-        source = next((source for tokens, source in sources.items() if needed < tokens), None)
-        if source is None:
+        needed = int(1.01 * self.tokens) + HELD_OUT  # a row less at the end of each shard
+        if not (source := next((source for tokens, source in SOURCES.items() if needed < tokens), None)):
             raise UserError(f"{self.tokens / 1e9:.0f}B tokens are more than FineWeb's sample of 350B has. Pay less.")
         template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), keep_trailing_newline=True)
-        run = {"name": name, "heading": heading, "hours": hours, "source": source}
-        data = {"needed": needed, "held_out": held_out, "tolerance": TOLERANCE, "tokens": TOKENS, "loss": LOSS}
         share = TOKENS * GPT2_FLOPS_PER_TOKEN / (self.tokens * self.scale.flops_per_token)
         is_fitted = self.scale.parameters >= SMALLEST and self.tokens >= FEWEST
-        return template.render(choice=self, share=share, is_fitted=is_fitted, **run, **data)
+        constants = {"held_out": HELD_OUT, "tolerance": TOLERANCE, "tokens": TOKENS, "loss": LOSS}
+        run = {"name": name, "heading": heading, "hours": hours, "source": source, "needed": needed}
+        return template.render(choice=self, share=share, is_fitted=is_fitted, **run, **constants)
 
 
 def expected_loss(parameters: float, tokens: float) -> float:
     """Return the expected validation loss on FineWeb, in nats per token of GPT-2."""
-
-    def formula(n: float, d: float) -> float:
-        return A / n**ALPHA + B / d**BETA
-
-    return LOSS + formula(parameters, tokens) - formula(GPT2_124M, TOKENS)
+    of_size = A / parameters**ALPHA - A / GPT2_124M**ALPHA
+    return LOSS + of_size + B / tokens**BETA - B / TOKENS**BETA
 
 
 def choose(flops: float, gpus: int) -> Choice:

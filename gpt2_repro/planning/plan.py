@@ -30,7 +30,6 @@ def run_lines(data: DataArguments, model: ModelArguments, work: Workload, plans:
     scale = scale_of(model, sequence_length=length, vocab_size=vocabulary)
     divided = [plan for plan in plans.values() if isinstance(plan, BatchPlan)]
     by_length = any(plan.by_length for plan in divided)
-
     padded = f" ({scale.trained:,} while training, with the vocabulary of {vocabulary:,} ids padded)"
     lines = [("parameters", f"{scale.parameters:,}{padded * (scale.padded_vocab_size > vocabulary)}")]
     if not known:

@@ -15,24 +15,27 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpt2_repro import cli, hardware
 from gpt2_repro.batch_plan import BatchPlan, TokenCount
 from gpt2_repro.config import DEFAULT
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json, write_whole
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.launchers import EVALUATE, INSTALLED, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
+from gpt2_repro.planning.compute_optimal import choose
+from gpt2_repro.planning.plan import division, measure_cpu, run_lines
 from gpt2_repro.preflight import environment
+from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.preflight.memory_trial import try_training
 from gpt2_repro.text import Finding
-
-
-if TYPE_CHECKING:
-    from gpt2_repro.training.arguments import TrainingRecipe
+from gpt2_repro.training.arguments import TrainingRecipe, load_recipe, output_dir_of
+from gpt2_repro.training.sizing import follow_data, plans_of
+from gpt2_repro.training.workload import estimate_memory, workload_of
 
 
 logger = logging.getLogger("gpt2_repro.preflight")
@@ -60,13 +63,7 @@ def main(argv: list[str]) -> None:
     if any(finding.words.startswith("is not installed") for finding in packages):
         print("\n".join(map(str, packages)))
         sys.exit(1)
-    from gpt2_repro.training.arguments import load_recipe
-    from gpt2_repro.training.sizing import follow_data, plans_of
-    from gpt2_repro.training.workload import workload_of
-
     requested = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
-    from gpt2_repro.planning.plan import division, measure_cpu, run_lines
-
     options = requested.options
     device, notes = _device_of(requested)
     if options.budget or options.hours:
@@ -96,7 +93,7 @@ def main(argv: list[str]) -> None:
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
-def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]:
+def _device_of(requested: TrainingRecipe) -> tuple[Accelerator, list[Finding]]:
     """Return the devices to plan for: those of this machine, or those of --gpu.
 
     Raises UserError if the speed of --gpu is not known.
@@ -122,15 +119,11 @@ def _device_of(requested: "TrainingRecipe") -> tuple[Accelerator, list[Finding]]
     return Accelerator("cuda", options.gpu, options.n or 1, None, memory_bytes), notes
 
 
-def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "TrainingRecipe":
+def _recipe_within(requested: TrainingRecipe, device: Accelerator) -> TrainingRecipe:
     """Write the recipe for --budget or --hours on a machine, and return it.
 
     Raises UserError if more than half of the time would be spent on other things than training steps.
     """
-    from gpt2_repro.planning.compute_optimal import choose
-    from gpt2_repro.training.arguments import load_recipe
-    from gpt2_repro.training.workload import workload_of
-
     options = requested.options
     minutes, speed = _limits(requested, device)
     limit = min(minutes, key=lambda option: minutes[option])
@@ -173,7 +166,7 @@ def _recipe_within(requested: "TrainingRecipe", device: Accelerator) -> "Trainin
     return dataclasses.replace(load_recipe([str(path), *cli.words_of(requested.overrides)]), options=options)
 
 
-def _limits(requested: "TrainingRecipe", device: Accelerator) -> tuple[dict[str, float], float]:
+def _limits(requested: TrainingRecipe, device: Accelerator) -> tuple[dict[str, float], float]:
     """Return the minutes that --budget and --hours allow, and the speed of GPT-2 124M. Raises UserError."""
     options = requested.options
     card, known = next(iter(cost.cards_named(device.name)), None), cost.price_of(device.name)
@@ -187,24 +180,22 @@ def _limits(requested: "TrainingRecipe", device: Accelerator) -> tuple[dict[str,
         raise UserError("--budget needs the price of the machine. Pass --usd_per_hour, or --hours instead.")
     if not speed:
         raise UserError("The speed of this machine is not known. Pass --gpu, or --tokens_per_second for GPT-2 124M.")
-    minutes = {"hours": 60 * options.hours} if options.hours else {}
-    return minutes | ({"budget": 60 * options.budget / paid} if options.budget else {}), speed
+    hours = {"hours": options.hours, "budget": options.budget and options.budget / paid}
+    return {option: 60 * time for option, time in hours.items() if time}, speed
 
 
-def _with_options(recipe: "TrainingRecipe", **values: Any) -> "TrainingRecipe":
+def _with_options(recipe: TrainingRecipe, **values: Any) -> TrainingRecipe:
     """Return a recipe as if these fields of the section training were passed as options."""
     return dataclasses.replace(recipe.with_training(**values), typed=recipe.typed | values.keys())
 
 
-def _is_launched(recipe: "TrainingRecipe", device: Accelerator) -> bool:
+def _is_launched(recipe: TrainingRecipe, device: Accelerator) -> bool:
     """Return whether accelerate starts the run. On one GPU without bf16, `python train.py` does (docs/machines.md)."""
     return device.count > 1 or (device.kind == "cuda" and recipe.training.precision != "fp16")
 
 
-def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
+def _commands(recipe: TrainingRecipe, device: Accelerator) -> list[str]:
     """Return the commands that prepare, train and evaluate, with the options that were passed."""
-    from gpt2_repro.training.arguments import output_dir_of
-
     count, options = str(device.count), recipe.overrides
     train = training_command("--num_processes", count, on_gpu=_is_launched(recipe, device))
     of_data = cli.words_of({name: value for name, value in options.items() if hasattr(recipe.data, name)})
@@ -216,13 +207,11 @@ def _commands(recipe: "TrainingRecipe", device: Accelerator) -> list[str]:
     return ["", "Commands:", *(f"  {line}" for line in lines)]
 
 
-def _check_memory(recipe: "TrainingRecipe", device: Accelerator) -> tuple[list[Finding], dict[str, Any] | None]:
+def _check_memory(recipe: TrainingRecipe, device: Accelerator) -> tuple[list[Finding], dict[str, Any] | None]:
     """Check that a micro-batch fits on a GPU. Return the finding, if any, and the fields that must change.
 
     The fields are None if no micro-batch fits.
     """
-    from gpt2_repro.training.workload import estimate_memory, workload_of
-
     training, memory_bytes = recipe.training, device.memory_bytes
     asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
     rows = max(1, training.tokens_per_step // recipe.data.sequence_length // device.count)
@@ -240,12 +229,9 @@ def _check_memory(recipe: "TrainingRecipe", device: Accelerator) -> tuple[list[F
     return [finding], {"per_device_train_batch_size": fitting.micro_batch} | checkpointing
 
 
-def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Finding]:
+def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]:
     """Check the devices, limits, data, disks and (with --dist) links of this machine."""
     import torch
-
-    from gpt2_repro.data.prepared import PreparedData
-    from gpt2_repro.preflight.links import check_all_reduce
 
     options, folder = recipe.options, Path(recipe.data.dataset_dir)
     needs = [environment.Need("data", folder, work.missing_bytes)]
@@ -258,13 +244,13 @@ def _check_machine(recipe: "TrainingRecipe", work: cost.Workload) -> list[Findin
     is_prepared = (folder / MANIFEST).is_file()
     data = _judge("data", fit) if is_prepared else Finding("!", "data", f"{folder} is not prepared yet")
     findings = [*_check_devices(recipe), *environment.check_limits(), data]
-    findings += environment.check_room(needs, volume_bytes=options.volume_gb and int(options.volume_gb * 1e9))
+    findings += environment.check_room(needs, volume_bytes=options.volume_gb and options.volume_gb * 1e9)
     if options.dist:
         findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
     return findings
 
 
-def _check_devices(recipe: "TrainingRecipe") -> list[Finding]:
+def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
     """Check the driver, the devices, and whether they support precision, torch.compile and attention of a recipe."""
     import torch
 
@@ -303,7 +289,7 @@ def _judge(about: str, rule: Callable[[], object]) -> Finding:
 
 
 def _find_micro_batch(
-    recipe: "TrainingRecipe", asked: memory.MemoryTrial, rows: int, device: Accelerator
+    recipe: TrainingRecipe, asked: memory.MemoryTrial, rows: int, device: Accelerator
 ) -> tuple[Finding, memory.MemoryTrial | None]:
     """Train two steps with smaller and smaller micro-batches until one fits. Return the finding, and what fits.
 
@@ -317,11 +303,11 @@ def _find_micro_batch(
     logger.info("Searching for the largest micro-batch. Each attempt takes 2 to 3 minutes (assumed).")
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         path = Path(scratch, "probe.yaml")
-        path.write_text(recipe.to_yaml(), encoding="utf-8")
-        silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": "true"}
-        silent |= {"sync_to": "", "sync_from": ""}
+        silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": [], "disable_tqdm": True}
         # Two steps: the optimizer state is allocated before the second one.
-        short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
+        short = {"epochs": 0.0, "max_steps": 2, "warmup_steps": 1, "extend_to": TokenCount(0), "stop_at_step": 0}
+        alone = {"sync_to": "", "sync_from": "", "resume_from": ""}
+        path.write_text(recipe.with_training(**silent, **short, **alone).to_yaml(), encoding="utf-8")
         for trial in memory.trials_of(asked, rows):
             tokens = 2 * trial.micro_batch * data.sequence_length * device.count  # two forward passes per step
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
@@ -330,7 +316,7 @@ def _find_micro_batch(
             script = ["-m", "gpt2_repro.train"] if INSTALLED else [str(ROOT / "train.py")]
             launch = RECOMMENDED.command("--num_processes", str(device.count))
             start = launch if _is_launched(recipe, device) else [sys.executable]
-            command = [*start, *script, str(path), *cli.words_of(varied | silent | short)]
+            command = [*start, *script, str(path), *cli.words_of(varied)]
             if finding := try_training(command, trial):
                 return finding, trial if finding.mark == "✓" else None
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU"), None

@@ -71,7 +71,7 @@ class Need(NamedTuple):
     bytes: float
 
 
-def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> list[Finding]:
+def check_room(needs: Sequence[Need], *, volume_bytes: float | None = None) -> list[Finding]:
     """Check that each file system has enough free space for the folders stored on it.
 
     Args:
@@ -85,7 +85,7 @@ def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> lis
     return [_check_disk(needs, None if number else volume_bytes) for number, needs in enumerate(disks.values())]
 
 
-def _check_disk(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
+def _check_disk(needs: Sequence[Need], volume_bytes: float | None) -> Finding:
     there = _existing(needs[0].folder)
     for need in needs:
         inside = need.folder.resolve()
@@ -99,7 +99,7 @@ def _check_disk(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
         mount = next(path for path in (there, *there.parents) if path.is_mount())
         command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
         used = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0]
-        free, how = volume_bytes - int(used), f"free of the volume's {size(volume_bytes)}"
+        free, how = int(volume_bytes) - int(used), f"free of the volume's {size(volume_bytes)}"
     to_come = " and ".join(f"{size(need.bytes)} for {need.what} in {need.folder}" for need in needs)
     said = f"{size(max(0, free))} {how}; needed: {to_come}"
     if free >= sum(need.bytes for need in needs):

@@ -64,18 +64,12 @@ class TrainingSection:
     output_dir: str | None = unnamed(
         None, "Run directory. (default: runs/ plus the name of the recipe or data folder)"
     )
-    tokens_per_step: TokenCount = fixed(
-        TokenCount(524_288), "Target tokens per optimizer step on all devices together. 0: derive it from the text."
-    )
-    total_tokens: TokenCount = changeable(
-        TokenCount(9_890_693_120), "Target tokens of the run. 0: derive it from the text, usually 4 epochs or fewer."
-    )
+    tokens_per_step: TokenCount = fixed(TokenCount(524_288), "Target tokens per step on all devices. 0: derive them.")
+    total_tokens: TokenCount = changeable(TokenCount(9_890_693_120), "Target tokens of the run. 0: derive them.")
     epochs: float = option(0.0, "Passes over the training rows; replaces total_tokens. 0: use total_tokens.")
     max_steps: int = changeable(0, "Optimizer steps, for short tests; replaces total_tokens. 0: use total_tokens.")
     stop_at_step: int = unnamed(0, "Stop with a checkpoint after this step. The schedule stays the same. 0: never.")
-    per_device_train_batch_size: int = option(
-        64, "Rows per device in one forward pass (micro-batch). 0: derive it from tokens_per_step and the memory."
-    )
+    per_device_train_batch_size: int = option(64, "Rows per device in one forward pass (micro-batch). 0: derive it.")
     learning_rate: float = changeable(6e-4, "Peak learning rate.", RATE)
     warmup_steps: float = changeable(700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.")
     lr_scheduler_type: Schedule = changeable("cosine", "Learning-rate schedule after the warm-up.")
@@ -127,9 +121,7 @@ class TrainingSection:
     max_usd: float = unnamed(0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.")
     usd_per_hour: float = unnamed(0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.")
     hang_timeout: float = unnamed(600.0, "End all ranks with stack traces after N seconds without progress. 0: never.")
-    skip_loss_z: float = changeable(
-        0.0, "Skip an update if its loss is N standard deviations above the mean of the last 128 losses. 0: never."
-    )
+    skip_loss_z: float = changeable(0.0, "Skip updates with a loss N deviations above the last 128. 0: never.")
     skip_grad_z: float = changeable(0.0, "The same for the gradient norm before clipping. 0: never.")
     seed: int = changeable(42, "Seed of the weights and of the order of rows.", SEED)
     data_seed: int | None = changeable(None, "Seed of the order of rows. (default: seed)", SEED)

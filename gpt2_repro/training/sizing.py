@@ -53,10 +53,8 @@ def follow_data(
     passed = recipe.typed & {"epochs", "max_steps", "total_tokens"}
     if len(both := sorted(name for name in passed if getattr(recipe.training, name))) > 1:
         raise UserError(f"--{both[0]} and --{both[1]} both set the length of the run. Pass one of them.")
-    if passed:
-        # A length on the command line replaces the length in the recipe.
-        replaced: dict[str, Any] = {"epochs": 0.0, "max_steps": 0}
-        recipe = recipe.with_training(**{key: replaced[key] for key in replaced.keys() - passed})
+    if passed:  # a length on the command line replaces the length in the recipe
+        recipe = recipe.with_training(**{name: 0 for name in {"epochs", "max_steps"} - passed})
     elif recipe.training.epochs and recipe.training.max_steps:
         raise UserError(f"{recipe.path} sets both epochs and max_steps. Remove one of them.")
     epochs, sizes = recipe.training.epochs, [getattr(recipe.model, name) for name in SHAPE]
@@ -73,9 +71,7 @@ def follow_data(
     if epochs:
         recipe = recipe.with_training(total_tokens=TokenCount(int(epochs * counts.row_tokens)), epochs=0.0)
     if not all(sizes):
-        processes = device.count if device else int(os.environ.get("WORLD_SIZE", "1"))
-        kind = (device or find_accelerator(use_cpu=recipe.training.use_cpu)).kind
-        recipe = _derive(recipe, counts, on_gpu=kind == "cuda", processes=processes)
+        recipe = _derive(recipe, counts, device or _devices(recipe))
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     recipe = _with_micro_batch(_record_size_keys(recipe), device)
     _check_epoch(recipe, counts)
@@ -87,31 +83,32 @@ def follow_data(
     return recipe
 
 
-def _with_micro_batch(recipe: TrainingRecipe, device: Accelerator | None, count: int = 0) -> TrainingRecipe:
+def _devices(recipe: TrainingRecipe) -> Accelerator:
+    """Return the devices of all processes of this run."""
+    device = find_accelerator(use_cpu=recipe.training.use_cpu)
+    return dataclasses.replace(device, count=int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def _with_micro_batch(recipe: TrainingRecipe, device: Accelerator | None) -> TrainingRecipe:
     """Replace a micro-batch size of 0 by all rows of a step, as far as they fit into the memory.
 
     A stored value is not used, because it may be for another number of processes.
-
-    Args:
-        device: None: the device of this process.
-        count: number of devices. 0: that of `device`, or the number of processes.
     """
-    if recipe.training.per_device_train_batch_size:
-        return recipe
     training = recipe.training
-    count = count or (device.count if device else int(os.environ.get("WORLD_SIZE", "1")))
-    device = device or find_accelerator(use_cpu=training.use_cpu)
+    if training.per_device_train_batch_size:
+        return recipe
+    device = device or _devices(recipe)
     memory = device.memory_bytes or math.inf  # of an unknown GPU
     if on_cpu := device.kind == "cpu":
         memory = total_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # which the processes share
-    estimate = estimate_memory(recipe, workload_of(recipe), memory, count)
+    estimate = estimate_memory(recipe, workload_of(recipe), memory, device.count)
     if on_cpu:  # most CPUs compute in fp32
         estimate = estimate._replace(bf16=False, compiled=False)
     estimates = [estimate._replace(sharded=sharded) for sharded in (True, False)]  # with and without DeepSpeed
-    sizes = micro_batches(training.tokens_per_step // (recipe.data.sequence_length * count))
-    trials = [MemoryTrial(size, bool(training.activation_checkpointing)) for size in sizes]
-    fitting = [trial.micro_batch for trial in trials if all(each.fits(trial, memory) for each in estimates)]
-    return recipe.with_training(per_device_train_batch_size=max(fitting, default=1))
+    sizes = micro_batches(training.tokens_per_step // (recipe.data.sequence_length * device.count))
+    trials = (MemoryTrial(size, bool(training.activation_checkpointing)) for size in sizes)
+    fitting = (trial.micro_batch for trial in trials if all(each.fits(trial, memory) for each in estimates))
+    return recipe.with_training(per_device_train_batch_size=next(fitting, 1))
 
 
 def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
@@ -134,13 +131,14 @@ def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
 
 def _check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
     """Raise UserError if all training rows together are fewer than one step needs."""
-    training, length, processes = recipe.training, recipe.data.sequence_length, int(os.environ.get("WORLD_SIZE", "1"))
+    training, processes, option = recipe.training, int(os.environ.get("WORLD_SIZE", "1")), ""
     if training.train_sampling_strategy == BY_LENGTH:
-        most, option = counts.row_tokens, ""
+        most = counts.row_tokens
     elif micro_batch := min(training.per_device_train_batch_size, counts.rows // processes):
-        most = counts.rows // (micro_batch * processes) * micro_batch * processes * length
-        is_smaller = micro_batch < training.per_device_train_batch_size
-        option = f" --per_device_train_batch_size {micro_batch}" if is_smaller else ""
+        rows = micro_batch * processes
+        most = counts.rows // rows * rows * recipe.data.sequence_length
+        if micro_batch < training.per_device_train_batch_size:
+            option = f" --per_device_train_batch_size {micro_batch}"
     else:
         raise UserError(f"{processes} processes need more training rows than {counts.rows}. Prepare more text.")
     if training.tokens_per_step > most:
@@ -150,9 +148,9 @@ def _check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
         )
 
 
-def _derive(recipe: TrainingRecipe, counts: SplitCounts, *, on_gpu: bool, processes: int) -> TrainingRecipe:
+def _derive(recipe: TrainingRecipe, counts: SplitCounts, device: Accelerator) -> TrainingRecipe:
     """Replace each size of 0 in a recipe, as `follow_data` describes."""
-    run = RunRecord(output_dir_of(recipe))
+    run, on_gpu = RunRecord(output_dir_of(recipe)), device.kind == "cuda"
     stored = run.recipe()
     length, tokens = recipe.data.sequence_length, counts.row_tokens
 
@@ -167,7 +165,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, *, on_gpu: bool, proces
     total = recipe.training.total_tokens or min(EPOCHS * tokens, TOKENS_PER_PARAMETER * parameters)
     most_rows = min(MOST_TOKENS_PER_STEP / length, counts.rows)
     wanted = min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows)
-    rows = processes << max(0, int(wanted / processes).bit_length() - 1)  # a power of two on each process
+    rows = device.count << max(0, int(wanted / device.count).bit_length() - 1)  # a power of two on each process
     tokens_per_step = fill("training", {"tokens_per_step": TokenCount(rows * length)}).tokens_per_step
     total = TokenCount(max(total, FEWEST_STEPS * tokens_per_step))
     training = fill("training", {"tokens_per_step": tokens_per_step, "total_tokens": total})
@@ -186,14 +184,15 @@ def plans_of(
 
     Args:
         requested: the recipe before sizes of 0 were derived.
-        device: None: as the device of this process.
     """
     plans: dict[int, BatchPlan | UserError] = {}
     recipe = recipe.with_training(per_device_train_batch_size=requested.training.per_device_train_batch_size)
+    if not recipe.training.per_device_train_batch_size:
+        device = device or _devices(recipe)
     for count in sorted({1, 2, 4, 8, device.count if device else 1}):
-        training = _with_micro_batch(recipe, device, count).training
+        sized = _with_micro_batch(recipe, device and dataclasses.replace(device, count=count))
         try:
-            plans[count] = plan_run(training, recipe.data, num_processes=count)
+            plans[count] = plan_run(sized.training, recipe.data, num_processes=count)
         except UserError as error:
             plans[count] = error
     return plans
