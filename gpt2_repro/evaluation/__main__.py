@@ -29,8 +29,7 @@ from gpt2_repro.evaluation.core import core_score
 from gpt2_repro.evaluation.harness import choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_average, open_model
 from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents, training_data
-from gpt2_repro.evaluation.references import SCORES
-from gpt2_repro.evaluation.scores import compare, join_seeds, published_baseline
+from gpt2_repro.evaluation.scores import compare, join_seeds
 from gpt2_repro.evaluation.tasks import open_tasks
 from gpt2_repro.launchers import EVALUATE, forget_variables
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -71,9 +70,6 @@ def main(argv: list[str]) -> Comparison:
             columns = [(model, add_clean(one, flagged or ()) + core_score(one, tasks.bundle)) for model, one in scored]
             columns = join_seeds(columns, {model.column.name: model.setting for model in models})
             base = baseline and next(column for column, _ in columns if baseline.name in (column.name, *column.seeds))
-            if not base and (published := published_baseline(arguments.baseline, window, columns[0][1])):
-                base = published[0]
-                columns.append(published)
             metadata = output.run_metadata(EVALUATE, argv)
             return _write(compare(columns, base, settings, metadata, flagged), output_dir)
 
@@ -85,8 +81,6 @@ def _write(comparison: Comparison, output_dir: Path) -> Comparison:
     table = output.comparison_markdown(comparison)
     print(f"\n{table}")  # first, because the scores took hours and the disk may be full
     print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
-    for line in comparison.warnings:
-        logger.error(line)
     return comparison
 
 
@@ -107,7 +101,7 @@ def _find_baseline(name: str, first: Checkpoint) -> Checkpoint | None:
 def _open_models(
     options: argparse.Namespace, checkpoints: list[Checkpoint], reference: Checkpoint | None
 ) -> tuple[list[LoadedModel], ComparedModel | None]:
-    """Return all models to score, and the baseline's properties for the table (None without a measured baseline)."""
+    """Return all models to score, and the baseline's properties for the table (None without a baseline)."""
     models = [open_model(checkpoint) for checkpoint in checkpoints]
     models += [open_average(name, options.average) for name in options.checkpoints if options.average]
     if reference is None:
@@ -117,10 +111,7 @@ def _open_models(
         try:
             models.append(open_model(reference, load))
         except UserError as error:
-            if reference.name not in SCORES or Path(reference.name).exists():
-                raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
-            logger.warning("%s The table compares with published scores, if there are any, without verdicts.", error)
-            return models, None
+            raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
     if len({model.setting for model in models}) == 1:
         logger.warning("The baseline and all models are one column, so the table has no differences.")
     return models, next(model.column for model in models if model.column.name == reference.name)

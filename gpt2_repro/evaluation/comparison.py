@@ -43,6 +43,7 @@ class Score:
     value: float | None
     stderr: float | None = None
     seeds: list[float] = dataclasses.field(default_factory=list)  # the scores of several seeds, whose mean `value` is
+    published: float | None = None  # this model's score in references.yaml
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +88,7 @@ class ComparedModel:
     source: str = ""  # a folder, a Hub id or "untrained"
     parameters: int | None = None
     tokens_trained: int | None = None  # None if unknown
-    revision: str | None = None  # None if the numbers are published and were not measured
-    published_by: list[str] = dataclasses.field(default_factory=list)
+    revision: str = ""
     seeds: list[str] = dataclasses.field(default_factory=list)  # the names of the models whose mean this is
     has_separator: bool = True  # if not, the first token of each document is context and is not scored
 
@@ -130,6 +130,8 @@ class ComparisonRow:
         error = "" if number.stderr is None else f" ± {number.stderr:,.{decimals}f}"
         if isinstance(number, Score) and len(number.seeds) > 1:
             error += f"; {len(number.seeds)} seeds ± {statistics.stdev(number.seeds):,.{decimals}f}"
+        if isinstance(number, Score) and number.published is not None:
+            error += f" (published {number.published:,.{decimals}f})"
         return (f"{number.value:{sign},.{decimals}f}" + error).replace("-", "−")
 
     def change(self, model: str) -> Cell:
@@ -173,7 +175,6 @@ class Comparison(EvaluationSettings):
     dtype: str = "float32"
     baseline: str | None = None
     models: list[ComparedModel] = dataclasses.field(default_factory=list)
-    warnings: list[str] = dataclasses.field(default_factory=list)
     rows: list[ComparisonRow]
 
     @classmethod

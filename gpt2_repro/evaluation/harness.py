@@ -62,7 +62,7 @@ def score_models(
     scored = []
     for model in models:
         scores: list[Metric] = []
-        load, name, revision = functools.cache(model.load), model.column.name, str(model.column.revision)
+        load, name, revision = functools.cache(model.load), model.column.name, model.column.revision
         for task, source in tasks.sources.items():
             # Everything that the scores depend on.
             key = dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING}

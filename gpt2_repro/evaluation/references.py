@@ -30,29 +30,18 @@ class Baseline:
     losses: Mapping[str, float]  # nats per token on llm.c's validation shards of "fineweb" and "fineweb-edu"
 
 
-@dataclasses.dataclass(frozen=True)
-class PublishedScore:
-    """A published score of lm-eval, and how much a measured score may differ from it."""
-
-    task: str
-    metric: str
-    value: float
-    tolerance: float
-    source: str
-    stderr: float | None = None
-    window: int | None = None  # None: the same score for any window of 256 tokens or more
-
-
 # Number of documents in each complete data set. Another split, or a part of the set, has different scores.
 DOCUMENTS: dict[str, int] = _TABLES["documents"]
-SCORES = {model: [PublishedScore(**row) for row in rows] for model, rows in _TABLES["scores"].items()}
+SCORES: dict[str, list[dict[str, Any]]] = _TABLES["scores"]
 
 
-def published_scores(model: str, window: int, documents: Mapping[str, int | None]) -> list[PublishedScore]:
-    """Return a Hub id's published scores for this window and these documents per task."""
-    whole = [task for task, number in documents.items() if number == DOCUMENTS.get(task, number)]
-    scores = [score for score in SCORES.get(model, ()) if score.task in whole]
-    return [score for score in scores if score.window == window or (score.window is None and window >= 256)]
+def published_score(model: str, task: str, metric: str, window: int, documents: int | None) -> float | None:
+    """Return a Hub id's published score of a task with this number of documents, or None if unknown."""
+    for score in SCORES.get(model, ()):
+        same = (score["task"], score["metric"]) == (task, metric) and documents == DOCUMENTS.get(task, documents)
+        if same and (window == score.get("window") or ("window" not in score and window >= 256)):
+            return float(score["value"])
+    return None
 
 
 BASELINES = tuple(Baseline(**row) for row in _TABLES["baselines"])

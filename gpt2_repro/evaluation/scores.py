@@ -22,7 +22,7 @@ from gpt2_repro.evaluation.comparison import (
     Score,
     TaskDetails,
 )
-from gpt2_repro.evaluation.references import published_scores
+from gpt2_repro.evaluation.references import published_score
 from gpt2_repro.tokenization import encode, start_id
 
 
@@ -155,7 +155,7 @@ def join_seeds(scored: Sequence[ScoredModel], settings: Mapping[str, str]) -> li
 def _joined(members: Sequence[ScoredModel]) -> ScoredModel:
     models = [model for model, _ in members]
     name = f"{models[0].name}, {len(models)} seeds"
-    hashes = "+".join(str(model.revision)[:12] for model in models)
+    hashes = "+".join(model.revision[:12] for model in models)
     metrics = []
     for same in zip(*(metrics for _, metrics in members), strict=True):
         first, seeds = same[0], [metric.value for metric in same if metric.value is not None]
@@ -230,7 +230,7 @@ def compare(
         metadata: the result of `run_metadata`.
         flagged: hashes of the documents that overlap with the training data, None if unknown.
     """
-    first, judged, window = scored[0][1], settings.limit is None, settings.max_length
+    first = scored[0][1]
     return Comparison(
         **dataclasses.asdict(settings),
         **metadata,
@@ -238,10 +238,7 @@ def compare(
         task_details={one.task: _details(one, flagged) for one in first if not one.name.endswith(CLEAN)},
         baseline=baseline.name if baseline else None,
         models=[model for model, _ in scored],
-        warnings=[
-            line for model, metrics in scored for line in find_deviations(model.source, window, metrics) if judged
-        ],
-        rows=[_row(metric, scored, baseline, judged) for metric in first],
+        rows=[_row(metric, scored, baseline, settings) for metric in first],
     )
 
 
@@ -251,15 +248,19 @@ def _details(metric: Metric, flagged: Collection[str] | None) -> TaskDetails:
     return TaskDetails(metric.version, metric.num_documents, metric.data, None if flagged is None else len(overlap))
 
 
-def _row(metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel | None, judged: bool) -> ComparisonRow:
+def _row(
+    metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel | None, settings: EvaluationSettings
+) -> ComparisonRow:
     """Return the row of one metric of one task."""
     key = metric.task, metric.name
     measured = {model.name: one for model, metrics in scored for one in metrics if (one.task, one.name) == key}
     base = measured.get(baseline.name) if baseline else None
-    values, differences = {}, {}
+    values, differences, judged = {}, {}, settings.limit is None
     for model, _ in scored:
-        ours = measured.get(model.name)
-        values[model.name] = Score(ours.value, ours.stderr, ours.seeds) if ours else NO_SCORE
+        values[model.name] = NO_SCORE
+        if ours := measured.get(model.name):
+            known = published_score(model.source, *key, settings.max_length, ours.num_documents) if judged else None
+            values[model.name] = Score(ours.value, ours.stderr, ours.seeds, known)
         if baseline and base and ours and ours is not base and (difference := _difference(ours, base)):
             # Without a separator, the first token of each document is not scored.
             comparable = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
@@ -281,23 +282,3 @@ def _difference(ours: Metric, theirs: Metric) -> Difference | None:
     spread = statistics.seed_interval(ours.seeds, theirs.seeds)
     better = ours.higher_is_better
     return statistics.paired(ours.name, ours.aggregation, mine, base, higher_is_better=better, spread=spread)
-
-
-def find_deviations(model: str, window: int, scores: Sequence[Metric]) -> list[str]:
-    """Return a message for each score outside the tolerance of the published score."""
-    measured = {(metric.task, metric.name): metric.value for metric in scores}
-    lines = []
-    for number in published_scores(model, window, {metric.task: metric.num_documents for metric in scores}):
-        value = measured.get((number.task, number.metric))
-        if value is not None and abs(value - number.value) > number.tolerance:
-            known = f"{number.value:.4f} ± {number.tolerance:g} ({number.source})"
-            lines.append(f"BROKEN SETUP: {number.task} {number.metric} of {model} is {value:.4f}. Published: {known}")
-    return lines
-
-
-def published_baseline(model: str, window: int, scores: Sequence[Metric]) -> ScoredModel | None:
-    """Return the published scores comparable with `scores` as a baseline, if any."""
-    numbers = published_scores(model, window, {metric.task: metric.num_documents for metric in scores})
-    metrics = [Metric(one.task, one.metric, one.value, one.stderr, None, data="published") for one in numbers]
-    sources = list(dict.fromkeys(one.source for one in numbers))
-    return (ComparedModel(f"{model} (published)", model, published_by=sources), metrics) if numbers else None

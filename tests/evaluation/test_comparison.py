@@ -12,7 +12,7 @@ from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, Differen
 from gpt2_repro.evaluation.output import comparison_markdown
 from gpt2_repro.evaluation.references import DOCUMENTS
 from gpt2_repro.evaluation.scorer import Rolling
-from gpt2_repro.evaluation.scores import Metric, compare, find_deviations, join_seeds, read_scores
+from gpt2_repro.evaluation.scores import Metric, compare, join_seeds, read_scores
 
 
 OURS, GPT2 = "final (runs/demo)", "openai-community/gpt2"
@@ -68,10 +68,10 @@ def test_only_the_same_documents_and_tokens_are_paired() -> None:
 
 
 def test_json_and_markdown_hold_what_a_reader_needs() -> None:
-    result = dataclasses.replace(comparison(), warnings=["BROKEN SETUP: x"])
+    result = comparison()
     assert Comparison.from_json(result.to_json()) == result and result.tasks == ["hellaswag", "wikitext"]
-    warning, _, head, rule, accuracy, perplexity, *rest = comparison_markdown(result).splitlines()
-    assert "BROKEN SETUP: x" in warning and rule == "| --- | --- | ---: | ---: | ---: |"
+    head, rule, accuracy, perplexity, *rest = comparison_markdown(result).splitlines()
+    assert rule == "| --- | --- | ---: | ---: | ---: |"
     assert head == f"| task | metric | {OURS} | {GPT2} | difference |"
     own, base = (score.value for score in result.rows[0].values.values())
     assert accuracy.startswith(f"| hellaswag | acc ↑ | {own:.4f} ± 0.0102 | {base:.4f} ± 0.0102 | −{base - own:.4f} ±")
@@ -121,19 +121,33 @@ def test_scores_that_are_not_finite_are_rejected(answer) -> None:
         read_scores(results("t", {"acc,none": 0.5}), logged, None)
 
 
-def test_published_numbers_check_what_is_measured() -> None:
-    def measured(task: str, metric: str, value: float, part: int = 0) -> list[Metric]:
-        return [Metric(task, metric, value, None, True, num_documents=DOCUMENTS[task] - part)]
-
-    for model, window, scores, broken in (
-        (GPT2, 1024, measured("hellaswag", "acc", 0.2892), False),
-        (GPT2, 1024, measured("hellaswag", "acc", 0.2504), True),
-        (GPT2, 1024, measured("hellaswag", "acc", 0.2504, part=42), False),  # not for a part of the documents
-        (GPT2, 512, measured("wikitext", "word_perplexity", 42.5), False),
-        (GPT2, 1024, measured("wikitext", "word_perplexity", 42.5), True),
-        ("somebody/else", 1024, measured("hellaswag", "acc", 0.5), False),
-    ):
-        assert len(find_deviations(model, window, scores)) == broken, (model, window, scores)
+@pytest.mark.parametrize(
+    ("model", "window", "missing", "limit", "published"),
+    [
+        (GPT2, 1024, 0, None, [0.2892, 37.3698]),
+        (GPT2, 512, 0, None, [0.2892, 42.5]),
+        (GPT2, 256, 0, None, [0.2892, None]),
+        (GPT2, 128, 0, None, [None, None]),
+        (GPT2, 1024, 42, None, [None, 37.3698]),  # not for a part of the documents
+        (GPT2, 1024, 0, 10_042, [None, None]),
+        ("somebody/else", 1024, 0, None, [None, None]),
+    ],
+)
+def test_published_scores_are_next_to_the_measured_ones(
+    model: str, window: int, missing: int, limit: int | None, published: list[float | None]
+) -> None:
+    hellaswag, wikitext, _ = scores(RIGHT, 37.3)
+    measured = [
+        dataclasses.replace(one, num_documents=DOCUMENTS[one.task] - part)
+        for one, part in ((hellaswag, missing), (wikitext, 0))
+    ]
+    settings = dataclasses.replace(SETTINGS, max_length=window, limit=limit)
+    scored = [(MODELS[OURS], measured), (ComparedModel(model, model, 1, None, "a"), measured)]
+    result = compare(scored, None, settings, METADATA)
+    assert [row.values[model].published for row in result.rows] == published
+    assert {row.values[OURS].published for row in result.rows} == {None}
+    for row, known, decimals in zip(result.table().rows, published, (4, 2), strict=True):
+        assert row[-1].text.endswith(f"(published {known:.{decimals}f})") if known else "(" not in row[-1].text
 
 
 def test_seeds_are_one_column_and_enter_the_interval() -> None:

@@ -21,12 +21,9 @@ from gpt2_repro.evaluation import harness
 from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.core import read_bundle
 from gpt2_repro.evaluation.models import open_average
-from gpt2_repro.evaluation.references import DOCUMENTS, SCORES, PublishedScore
 from tests.evaluation.test_scorer import write_bundle
 
 
-PUBLISHED = PublishedScore("last_word", "acc", 0.3, 0.001, "somebody", stderr=0.01, window=64)
-GPT2 = "openai-community/gpt2"
 NAME = "final (runs/tiny)"
 
 
@@ -176,27 +173,6 @@ def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
     comparison = evaluate("--all_checkpoints --baseline untrained")
     assert [m["tokens_trained"] for m in comparison["models"]] == [1536, 3072, 6144, 5000, 0]
     assert "| model | tokens trained | document_perplexity" in Path("out/comparison.md").read_text(encoding="utf-8")
-
-
-def test_published_numbers_stand_in_for_gpt2_if_it_cannot_be_loaded(tiny_run, monkeypatch, caplog):
-    monkeypatch.setitem(SCORES, GPT2, [PUBLISHED])
-    comparison = evaluate(f"--baseline {GPT2}", tasks="last_word")
-    assert comparison["baseline"] == (name := f"{GPT2} (published)")
-    accuracy = next(row for row in comparison["rows"] if row["metric"] == "acc")
-    assert accuracy["values"][name] == {"value": 0.3, "stderr": 0.01, "seeds": []}
-    difference = accuracy["difference"][NAME]
-    assert difference["stderr"] is None and difference["verdict"] is None
-    assert "published by somebody" in Path("out/comparison.md").read_text(encoding="utf-8")
-    monkeypatch.setitem(DOCUMENTS, "last_word", 5153)  # published for other documents
-    comparison = evaluate(f"--baseline {GPT2}", tasks="last_word")
-    assert comparison["baseline"] is None and len(comparison["models"]) == 1 and GPT2 in caplog.text
-
-
-def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeypatch, caplog):
-    monkeypatch.setitem(SCORES, "runs/tiny/final", [PUBLISHED])
-    (warning,) = evaluate(tasks="last_word")["warnings"]
-    assert "runs/tiny/final" in warning and "0.3000 ± 0.001" in warning and warning in caplog.text
-    assert evaluate("--baseline none --limit 2", tasks="last_word")["warnings"] == []
 
 
 @pytest.mark.parametrize(
@@ -391,6 +367,12 @@ def test_an_unfinished_run_is_a_baseline_as_it_is_a_model(tiny_run, later_checkp
     comparison = evaluate("--baseline runs/tiny")  # the model itself
     assert len(comparison["models"]) == 1 and comparison["rows"][0]["difference"] == {}
     assert [record for record in caplog.records if "no differences" in record.message]
+
+
+def test_a_baseline_that_cannot_be_downloaded_is_an_error(tiny_run) -> None:
+    with pytest.raises(UserError, match="--baseline none"):
+        evaluate("--baseline openai-community/gpt2")
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("baseline", ["runs/tiny/checkpoint-4", "runs/empty"])
