@@ -49,8 +49,8 @@ class LocalTask:
 _TABLE = yaml.safe_load(Path(__file__).with_name("tasks.yaml").read_text(encoding="utf-8"))
 LOCAL_TASKS = {name: LocalTask(**row) for name, row in _TABLE.items()}
 OWN_TASKS = ("last_word", "document_perplexity")  # made from validation documents
-# Prefixes of tasks with a perplexity per document. The harness would bootstrap the standard error 100,000 times in
-# Python, which takes minutes. scores.py computes all standard errors of these tasks. The harness's JSON has "N/A".
+# Prefixes of tasks with a perplexity per document, whose standard error lm-eval would bootstrap for minutes. scores.py
+# computes all standard errors of these tasks. The harness's JSON has "N/A".
 OWN_STANDARD_ERRORS = ("lambada", "last_word")
 
 
