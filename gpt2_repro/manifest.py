@@ -8,7 +8,6 @@ from gpt2_repro.files import from_json
 
 MANIFEST = "manifest.json"
 SPLITS = "dataset_dict.json"  # names the splits, for datasets.load_from_disk
-OVERLAP = "overlap.json"  # documents of evaluation tasks that share text with the training rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,8 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import CLEAN
-from gpt2_repro.evaluation.output import try_write
 from gpt2_repro.evaluation.scores import Metric
 from gpt2_repro.evaluation.tasks import TaskFiles, load_task
-from gpt2_repro.files import read_object
-from gpt2_repro.manifest import OVERLAP
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.tokenization import encode
 
@@ -42,21 +38,11 @@ def training_data(run: Path | None) -> PreparedData:
 
 
 def overlapping_documents(prepared: PreparedData, tasks: TaskFiles) -> set[str]:
-    """Return the hashes of the documents of tasks that share text with training rows.
-
-    The result is stored in overlap.json in the prepared folder.
-    """
-    path = prepared.path / OVERLAP
-    stored = read_object(path)
-    keys = {task: f"{task} {tasks.hashes.get(task, version('lm_eval'))}" for task in tasks.sources}
-    if missing := [task for task, key in keys.items() if key not in stored]:
-        texts = {task: texts_of(task, tasks.folder) for task in missing}
-        ids = {name: encode(prepared.tokenizer, both) for each in texts.values() for name, both in each.items()}
-        total = prepared.manifest.counts["train"].row_tokens
-        flagged = find_overlaps(ids, prepared.rows("train").pieces(), total=total)
-        stored |= {keys[task]: sorted(flagged & texts[task].keys()) for task in missing}
-        try_write(path, json.dumps(stored))
-    return {name for key in keys.values() for name in stored[key]}
+    """Return the hashes of the documents of tasks that share text with training rows."""
+    texts = {name: both for task in tasks.sources for name, both in texts_of(task, tasks.folder).items()}
+    ids = {name: encode(prepared.tokenizer, both) for name, both in texts.items()}
+    total = prepared.manifest.counts["train"].row_tokens
+    return find_overlaps(ids, prepared.rows("train").pieces(), total=total)
 
 
 def texts_of(task: str, folder: Path) -> dict[str, list[str]]:

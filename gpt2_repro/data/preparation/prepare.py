@@ -23,7 +23,7 @@ from gpt2_repro.data.sources.token_files import CHECKED_IDS, TOKENS, read_header
 from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, write_whole
-from gpt2_repro.manifest import MANIFEST, OVERLAP
+from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.text import size
 
 
@@ -83,7 +83,7 @@ def _is_prepared(target: Path, *, overwrite: bool) -> bool:
     If it is to be replaced (`overwrite`), it may have only files of this project and hidden files.
     """
     manifest = read_object(target / MANIFEST)
-    known = {MANIFEST, OVERLAP, *(Path(name).parts[0] for name in manifest.get("files", ()))}
+    known = {MANIFEST, *(Path(name).parts[0] for name in manifest.get("files", ()))}
     names = [path.name for path in target.iterdir()] if target.is_dir() else [target.name] * target.exists()
     if others := [n for n in names if "request" not in manifest or (overwrite and n not in known and n[0] != ".")]:
         raise UserError(f"{target} is not only a prepared folder: it has {others[0]}. Pass another --dataset_dir.")
