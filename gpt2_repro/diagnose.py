@@ -72,14 +72,12 @@ def main(argv: list[str]) -> None:
 
 def _parse(argv: list[str]) -> Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.diagnose", description=__doc__)
-    data = "Prepared folder with validation text. (default for a run: the run's data)"
-    folder = "Folder for the results. (default: diagnosis/ in the folder that evaluate.sh would use)"
     parser.add_argument("run", metavar="RUN", help="Run directory (final/ is used), checkpoint-N/, final/ or Hub id.")
     parser.add_argument("--baseline", help="Model with RUN's tokenizer. (default: the recipe's, or GPT-2 124M)")
-    parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help=data)
+    parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help="Prepared folder. (default: the run's)")
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
     parser.add_argument("--max_length", type=int, help="Context in tokens. (default: 1024, or a model's positions)")
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help=folder)
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="(default: RUN/evaluation/diagnosis)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N or mps. (default: first GPU, otherwise cpu)")
     parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Number of tokens to score in each text.")
     options = parser.parse(argv)

@@ -51,15 +51,15 @@ def main(argv: list[str]) -> Comparison:
     arguments = override_arguments(arguments_of_run(run), options)
     reference = _find_baseline(arguments.baseline, checkpoints[0])
     prepared = training_data(run) if options.check_overlap else None
-    device, smoke_test = choose_device(options.device), options.limit is not None
+    device, limit = choose_device(options.device), options.limit
     # A temporary folder, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         tasks = open_tasks(options, arguments.tasks, run, Path(folder))
         models, baseline = _open_models(options, checkpoints, reference)
         window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
-        sizes = {"max_length": window, "batch_size": options.batch_size or (1 if device == "cpu" else 32)}
-        settings = EvaluationSettings(**sizes, seed=SEED, device=device, limit=options.limit)
-        output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=smoke_test)
+        rows = options.batch_size or (1 if device == "cpu" else 32)
+        settings = EvaluationSettings(max_length=window, batch_size=rows, seed=SEED, device=device, limit=limit)
+        output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=limit is not None)
         output.check_output(output_dir)
 
         # --- Scores
@@ -70,18 +70,14 @@ def main(argv: list[str]) -> Comparison:
             columns = [(model, add_clean(one, flagged or ()) + core_score(one, tasks.bundle)) for model, one in scored]
             columns = join_seeds(columns, {model.column.name: model.setting for model in models})
             base = baseline and next(column for column, _ in columns if baseline.name in (column.name, *column.seeds))
-            metadata = output.run_metadata(EVALUATE, argv)
-            return _write(compare(columns, base, settings, metadata, flagged), output_dir)
+            comparison = compare(columns, base, settings, output.run_metadata(EVALUATE, argv), flagged)
+            table = output.comparison_markdown(comparison)
+            print(f"\n{table}")  # first, because the scores took hours and the disk may be full
+            print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
+            return comparison
 
         comparison = write_table()  # before the search for overlaps, which takes minutes
         return write_table(overlapping_documents(prepared, tasks)) if prepared else comparison
-
-
-def _write(comparison: Comparison, output_dir: Path) -> Comparison:
-    table = output.comparison_markdown(comparison)
-    print(f"\n{table}")  # first, because the scores took hours and the disk may be full
-    print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
-    return comparison
 
 
 def _find_checkpoints(options: argparse.Namespace) -> list[Checkpoint]:

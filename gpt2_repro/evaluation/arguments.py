@@ -48,8 +48,7 @@ class EvaluationRecipe(Recipe):
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
     """Return the command line of evaluate.sh. Recipe fields that were not passed are None."""
-    usage = "%(prog)s CHECKPOINT... [--key value ...]"
-    parser = CommandParser(prog=EVALUATE, usage=usage, description=description)
+    parser = CommandParser(prog=EVALUATE, usage="%(prog)s CHECKPOINT... [--key value ...]", description=description)
     models = "A run directory (final/ is scored), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=models)
     defaults = "default: the value in the run's recipe; without a run, the value shown here"
@@ -59,23 +58,17 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
         text = f"{EvaluationArguments.__dataclass_fields__[name].metadata['help']} (default: {shown})"
         recipe.add_argument(f"--{name}", type=positive_count if name == "max_length" else str, nargs=nargs, help=text)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
-    suite = "Tasks to score: quick is the default of --tasks, core the 22 tasks of DCLM's evaluation bundle."
-    parser.add_argument("--suite", choices=SUITES, help=suite)
-    bits = "Also score the text files in DIR: bits per byte of each file and each folder."
-    parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help=bits)
+    parser.add_argument("--suite", choices=SUITES, help="Tasks to score. core: the 22 tasks of DCLM's CORE.")
+    parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help="Also score the text files in DIR.")
     parser.add_argument("--skip_missing", action="store_true", help="Score the other tasks if a task has no data.")
-    average = "Also score the mean of the weights of each run's last N checkpoints."
-    parser.add_argument("--average", type=positive_count, metavar="N", help=average)
-    overlap = "Also score without the documents that share 13 tokens in a row with the first run's training data."
-    parser.add_argument("--check_overlap", action="store_true", help=overlap)
+    parser.add_argument("--average", type=positive_count, metavar="N", help="Also score the mean of N checkpoints.")
+    parser.add_argument("--check_overlap", action="store_true", help="Also score without texts in the training data.")
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")
     parser.add_argument("--limit", type=positive_count, metavar="N", help="Smoke test of N documents per task.")
-    results = "Folder for the results. Default: RUN/evaluation if it can be written, otherwise evaluations/MODEL."
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help=results)
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="For results. Default: RUN/evaluation.")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N or mps. Default: the GPU, if there is one.")
-    rows = "Full windows per forward pass. Default: 32 on GPU, 1 on CPU."
-    parser.add_argument("--batch_size", type=positive_count, metavar="N", help=rows)
+    parser.add_argument("--batch_size", type=positive_count, metavar="N", help="Windows per pass. GPU: 32, CPU: 1.")
     options = parser.parse(argv)
     if options.tasks is not None:
         options.tasks = [task for word in options.tasks for task in re.split("[, ]", word) if task]

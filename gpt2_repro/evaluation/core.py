@@ -73,17 +73,12 @@ def read_bundle(folder: Path) -> list[CoreTask]:
         listed = yaml.safe_load((folder / "core.yaml").read_text(encoding="utf-8"))["icl_tasks"]
         with (folder / "eval_meta_data.csv").open(encoding="utf-8") as file:
             guessing = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(file)}
-        return [
-            CoreTask(
-                PREFIX + task["label"],
-                task["icl_task_type"],
-                folder / "eval_data" / task["dataset_uri"],
-                task["num_fewshot"][0],
-                task.get("continuation_delimiter", " "),
-                guessing[task["label"]],
-            )
-            for task in listed
-        ]
+        tasks = []
+        for task in listed:
+            data, delimiter = folder / "eval_data" / task["dataset_uri"], task.get("continuation_delimiter", " ")
+            name, kind, examples = task["label"], task["icl_task_type"], task["num_fewshot"][0]
+            tasks.append(CoreTask(PREFIX + name, kind, data, examples, delimiter, guessing[name]))
+        return tasks
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
         problem = f"{folder} is not DCLM's evaluation bundle, because core.yaml or eval_meta_data.csv cannot be read"
         raise UserError(f"{problem} ({type(error).__name__}: {error}). Unpack {URL} there.") from None

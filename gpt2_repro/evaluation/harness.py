@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware, tokenization
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.core import PREFIX
 from gpt2_repro.evaluation.models import LoadedModel
@@ -47,8 +47,7 @@ def choose_device(name: str | None) -> str:
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0][:100]
-        raise UserError(f"--device {name} does not work here ({reason}). Pass cpu, cuda, cuda:N or mps.") from None
+        raise UserError(f"--device {name} fails ({in_a_line(error)[:80]}). Pass cpu, cuda, cuda:N or mps.") from None
     return name
 
 
@@ -133,7 +132,6 @@ def evaluate_model(
     options |= dict.fromkeys(SEEDS, settings.seed)
     options |= {"bootstrap_iters": 0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000}
     sizes: dict[str, Any] = {"max_length": settings.max_length, "batch_size": settings.batch_size}
-    sizes["positions"] = settings.max_length * settings.batch_size
     ranking = {"per_token": job.task == COMPLETION, "compares_options": job.task.startswith(PREFIX)}
     scorer = Scorer(pretrained=model, tokenizer=tokenizer, **sizes, **ranking)
     if accelerator:

@@ -26,12 +26,10 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 
 def read_documents(path: Path) -> list[str]:
     """Return the non-blank documents of a JSON Lines file, or raise UserError."""
-    documents = []
-    for number, row in read_json_lines(path):
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise UserError(f'{path}, line {number}, must be {{"text": "a document"}}.')
-        documents.append(row["text"])
-    if not (documents := [text for text in documents if text.strip()]):
+    rows = list(read_json_lines(path))
+    if bad := [number for number, row in rows if not isinstance(row, dict) or not isinstance(row.get("text"), str)]:
+        raise UserError(f'{path}, line {bad[0]}, must be {{"text": "a document"}}.')
+    if not (documents := [row["text"] for _, row in rows if row["text"].strip()]):
         raise UserError(f"{path} contains no documents.")
     return documents
 

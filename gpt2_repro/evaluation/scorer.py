@@ -53,18 +53,16 @@ class Scorer(HFLM):
     HFLM (lm_eval 0.4.13) computes each context once per continuation, and logits for contexts and padding too.
 
     Args:
-        positions: the largest number of tokens in a forward pass, with padding.
+        positions: the largest number of tokens in a forward pass, with padding (0: `batch_size` full windows).
         per_token: whether the options of an item are ranked by their mean log-probability per token.
         compares_options: whether the options of an item are ranked by their mean log-probability per token, over the
             tokens in which the options (or their contexts) differ, as in nanochat/core_eval.py. All contexts begin
             with the separator.
     """
 
-    def __init__(
-        self, *, positions: int, per_token: bool = False, compares_options: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, positions: int = 0, per_token: bool = False, compares_options: bool = False, **options: Any):
         super().__init__(**options)
-        self.positions, self.compares_options = positions, compares_options
+        self.positions, self.compares_options = positions or self.max_length * self.batch_size, compares_options
         self.per_token = per_token or compares_options
         # The separator begins all texts of CORE.
         start = start_id(self.tokenizer) if compares_options else None

@@ -67,10 +67,8 @@ def paired(
     low, high = value - math.hypot(value - low, spread), value + math.hypot(high - value, spread)
     margin = MARGINS.get(metric.removesuffix(CLEAN), 0)
     margin *= 1 if aggregation == MEAN else aggregate(aggregation, theirs)
-    change, binary = (
-        _change(low, high, higher_is_better),
-        aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all(),
-    )
+    change = _change(low, high, higher_is_better)
+    binary = aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all()
     if binary and change in ("better", "worse"):  # McNemar's exact test
         only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
         change = change if stats.binomtest(only_ours, only_ours + only_theirs).pvalue < 0.05 else "inconclusive"
@@ -90,10 +88,8 @@ def paired(
 
 
 def _change(low: float, high: float, higher_is_better: bool | None) -> str | None:
-    if higher_is_better is None:
-        return None
-    if low <= 0 <= high:
-        return "inconclusive"
+    if higher_is_better is None or low <= 0 <= high:
+        return None if higher_is_better is None else "inconclusive"
     return "better" if (low > 0) is higher_is_better else "worse"
 
 
