@@ -1,7 +1,10 @@
 """Fixtures for the tests of evaluation: tiny tokenizer, tiny GPT-2, documents."""
 
+import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,11 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedT
 
 
 WORDS = ["river", "stone", "light", "garden", "winter", "letter", "music", "story", "the", "and", "was", "with", "old"]
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -30,14 +38,10 @@ def tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    alphabet, end = pre_tokenizers.ByteLevel.alphabet(), "<|endoftext|>"
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator(documents, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=end, eos_token=end)
 
 
 @pytest.fixture(scope="session")
@@ -48,11 +52,9 @@ def gpt2_tokenizer(real_data: Path) -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="session")
 def model(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    end = tokenizer.eos_token_id
-    config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=128, n_embd=32, n_layer=2, n_head=2, bos_token_id=end, eos_token_id=end
-    )
-    network = GPT2LMHeadModel(config).eval()
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+    shape = {"vocab_size": len(tokenizer), "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    network = GPT2LMHeadModel(GPT2Config(**shape, **ids)).eval()
     with torch.no_grad():
         # Weights are large enough that predictions depend on the context and differ from word to word.
         for parameter in network.parameters():

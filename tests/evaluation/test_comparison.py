@@ -52,7 +52,6 @@ def test_rows_hold_values_errors_and_paired_differences() -> None:
     assert accuracy.values[GPT2] == Score(float(RIGHT.mean()), 0.0102)
     difference = accuracy.difference[OURS]
     assert difference.value == pytest.approx(-lost / 2000)
-    assert difference.stderr == pytest.approx(np.sqrt((lost / 2000 - (lost / 2000) ** 2) / 1999))
     assert difference.low < difference.value < difference.high < 0 and difference.verdict == "worse"
     assert perplexity.difference[OURS].verdict == "worse" and perplexity.values[OURS].stderr is None
     assert grouped.difference[OURS] == Difference(0.0, one_seed=True)
@@ -75,9 +74,8 @@ def test_json_and_markdown_hold_what_a_reader_needs() -> None:
     assert head == f"| task | metric | {OURS} | {GPT2} | difference |"
     own, base = (score.value for score in result.rows[0].values.values())
     assert accuracy.startswith(f"| hellaswag | acc ↑ | {own:.4f} ± 0.0102 | {base:.4f} ± 0.0102 | −{base - own:.4f} ±")
-    assert accuracy.endswith(" worse (one seed) |") and perplexity.startswith(
-        "| wikitext | word_perplexity ↓ | 52.10 | 37.37 |"
-    )
+    assert accuracy.endswith(" worse (one seed) |")
+    assert perplexity.startswith("| wikitext | word_perplexity ↓ | 52.10 | 37.37 |")
     notes = "\n".join(rest)
     for part in ("1,024", "float32", "1234", "cuda", "9,890,693,120", "0123456789ab", "0.4.13", "acc 0.02"):
         assert part in notes, part
@@ -137,10 +135,8 @@ def test_published_scores_are_next_to_the_measured_ones(
     model: str, window: int, missing: int, limit: int | None, published: list[float | None]
 ) -> None:
     hellaswag, wikitext, _ = scores(RIGHT, 37.3)
-    measured = [
-        dataclasses.replace(one, num_documents=DOCUMENTS[one.task] - part)
-        for one, part in ((hellaswag, missing), (wikitext, 0))
-    ]
+    parts = (hellaswag, missing), (wikitext, 0)
+    measured = [dataclasses.replace(one, num_documents=DOCUMENTS[one.task] - part) for one, part in parts]
     settings = dataclasses.replace(SETTINGS, max_length=window, limit=limit)
     scored = [(MODELS[OURS], measured), (ComparedModel(model, model, 1, None, "a"), measured)]
     result = compare(scored, None, settings, METADATA)
@@ -153,14 +149,10 @@ def test_published_scores_are_next_to_the_measured_ones(
 def test_seeds_are_one_column_and_enter_the_interval() -> None:
     """With equal documents, only the seeds make the interval: Welch's."""
     losses = {"a": (3.30, 3.32, 3.31), "b": (3.36, 3.40)}
-    scored = []
+    scored, empty = [], Metric("wikitext", "bits_per_byte", None, None, False, "bits_per_byte")
     for setting, of_seeds in losses.items():
         for seed, loss in enumerate(of_seeds):
-            pages = [[-loss * 100, 100] for _ in range(40)]
-            texts = {"documents": [f"p{page}" for page in range(40)], "num_documents": 40}
-            metric = Metric(
-                "wikitext", "bits_per_byte", loss / math.log(2), None, False, "bits_per_byte", pages, **texts
-            )
+            metric = empty.over([[-loss * 100, 100]] * 40, [f"p{page}" for page in range(40)])
             scored.append((ComparedModel(f"final (runs/{setting}-seed{seed})", revision=f"{loss}"), [metric]))
     settings = {model.name: model.name.partition("-seed")[0] for model, _ in scored}
     (a, _), (b, _) = joined = join_seeds(scored, settings)
@@ -168,11 +160,8 @@ def test_seeds_are_one_column_and_enter_the_interval() -> None:
     (row,) = compare(joined, a, SETTINGS, METADATA).rows
     in_bits = [np.array(of_seeds) / math.log(2) for of_seeds in losses.values()]
     assert row.values[a.name].value == pytest.approx(in_bits[0].mean()) and len(row.values[b.name].seeds) == 2
-    difference, interval = (
-        row.difference[b.name],
-        stats.ttest_ind(*in_bits[::-1], equal_var=False).confidence_interval(),
-    )
-    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), abs=1e-9)
+    difference, welch = row.difference[b.name], stats.ttest_ind(*in_bits[::-1], equal_var=False)
+    assert (difference.low, difference.high) == pytest.approx(tuple(welch.confidence_interval()), abs=1e-9)
     assert difference.words == "inconclusive (more seeds needed)"  # the difference of 0.1 bits is within the seeds
     (row,) = compare([scored[0], scored[4]], scored[0][0], SETTINGS, METADATA).rows
     assert row.difference["final (runs/b-seed1)"].words == "worse (one seed)"

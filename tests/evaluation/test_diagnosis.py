@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro import diagnose
+from gpt2_repro.checkpoints import seal
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.errors import UserError
@@ -19,33 +20,41 @@ from gpt2_repro.evaluation import diagnosis_rows, diagnosis_tables
 from gpt2_repro.evaluation.comparison import DIAGNOSIS_TABLES
 from gpt2_repro.evaluation.diagnosis_rows import Domain, Row, domain_of_rows, read_task, rows_to_score, split_passage
 from gpt2_repro.evaluation.passages import cut_passages
+from tests.evaluation.conftest import write_rows
 
 
 @pytest.fixture
 def folders(model, tokenizer, documents: list[str], tmp_path: Path) -> dict[str, Path]:
-    """Folders of a sound model, a model with a defect, prepared data and task data."""
+    """Folders of a sound model, a run of a model with a defect, prepared data and task data."""
     broken = copy.deepcopy(model)
     broken.transformer.wpe.weight.data[64:] = 0  # positions that were never trained
-    for name, one in (("sound", model), ("broken", broken)):
+    for name, one in (("sound", model), ("broken/final", broken)):
         one.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
+    data = {"dataset_dir": str(tmp_path / "data"), "sequence_length": 64}
+    recipe = {"data": data, "evaluation": {"baseline": str(tmp_path / "sound")}}
+    write_rows(tmp_path / "broken" / "recipe.yaml", [recipe])
+    seal(tmp_path / "broken" / "final", {}, tokens=1, losses={}, environment={"run_identity": {}})
     texts = {"train": documents * 9, "wikitext": documents, "lambada_openai": cut_passages(documents)}
     for name, column in (("train", "text"), ("wikitext", "page"), ("lambada_openai", "text")):
-        lines = [json.dumps({column: f"{number} {text}"}) for number, text in enumerate(texts[name])]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        write_rows(tmp_path / f"{name}.jsonl", ({column: f"{n} {text}"} for n, text in enumerate(texts[name])))
     source = {"data_files": [str(tmp_path / "train.jsonl")], "split": "hash", "validation_fraction": 0.3}
     places = {"tokenizer": str(tmp_path / "sound"), "dataset_dir": str(tmp_path / "data")}
     prepare(DataArguments(sequence_length=128, **source, **places))
-    return {name: tmp_path / name for name in ("sound", "broken", "data", "out")} | {"local": tmp_path}
+    return {name: tmp_path / name for name in ("sound", "broken", "data")} | {"local": tmp_path}
 
 
-def test_positions_that_were_never_trained_show_in_their_table(folders, capsys) -> None:
-    words = [folders["broken"], "--baseline", folders["sound"], "--dataset_dir", folders["data"], "--device", "cpu"]
-    words += ["--local_data", folders["local"], "--tokens", "4000", "--output_dir", folders["out"]]
-    diagnose.main([*map(str, words)])
-    diagnosis = json.loads((folders["out"] / "diagnosis.json").read_text(encoding="utf-8"))
-    markdown = (folders["out"] / "diagnosis.md").read_text(encoding="utf-8")
-    assert markdown in capsys.readouterr().out and diagnosis["window"] == 128
+def test_positions_that_were_never_trained_show_in_their_table(folders, capsys, caplog) -> None:
+    """The run brings its data and its baseline. The window is longer than its rows, so that the positions are found."""
+    caplog.set_level("WARNING")
+    words = [str(folders["broken"]), "--device", "cpu", "--tokens", "4000"]
+    diagnose.main(words)
+    assert sum("as --local_data" in line for line in caplog.messages) == 2  # texts of the Hub, without a network
+    diagnose.main([*words, "--local_data", str(folders["local"])])
+    output = folders["broken"] / "evaluation" / "diagnosis"
+    diagnosis, markdown = ((output / f"diagnosis.{kind}").read_text(encoding="utf-8") for kind in ("json", "md"))
+    diagnosis = json.loads(diagnosis)
+    assert markdown in capsys.readouterr().out and diagnosis["window"] == 128 and "untrained" in caplog.text
     assert [row["label"] for row in diagnosis["domains"]] == ["validation text", "LAMBADA passages", "wikitext"]
     for row in itertools.chain(*(diagnosis[name] for name in DIAGNOSIS_TABLES)):
         shown = f"| {row['label']} | {row['tokens']:,} | {row['ours']:.3f} | {row['theirs']:.3f} |"
@@ -59,7 +68,7 @@ def test_positions_that_were_never_trained_show_in_their_table(folders, capsys) 
 
 
 def test_losses_of_different_tokenizers_are_not_compared(folders, gpt2_tokenizer) -> None:
-    gpt2_tokenizer.save_pretrained(folders["broken"])
+    gpt2_tokenizer.save_pretrained(folders["broken"] / "final")
     words = [folders["sound"], "--baseline", folders["broken"], "--dataset_dir", folders["data"]]
     with pytest.raises(UserError, match="--baseline"):
         diagnose.main([*map(str, words)])

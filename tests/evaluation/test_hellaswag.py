@@ -11,11 +11,16 @@ import torch.nn.functional as F
 
 from gpt2_repro.data.tokenizer import number_tokenizer
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.comparison import EvaluationSettings
+from gpt2_repro.evaluation.harness import score_task
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS
+from gpt2_repro.evaluation.scores import Job
+from gpt2_repro.evaluation.tasks import write_task_files
 from gpt2_repro.model.pretraining import make_pretraining
 from gpt2_repro.tokenization import load_for_rows
 from gpt2_repro.training.workload import HELLASWAG_TOKENS
+from tests.evaluation.conftest import write_rows
 
 
 ROW = {"ctx": "A man sits on a roof. he", "endings": ["sings.", "pulls up old shingles.", "is", "a b c"], "label": "1"}
@@ -31,14 +36,18 @@ def lines(real_data: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def source(lines: list[dict], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hellaswag") / "hellaswag.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    write_rows(path, lines)
     return path
+
+
+def scored_by(network, vocab_size: int = 50_257):
+    model = make_pretraining(copy.deepcopy(network), vocab_size=vocab_size)
+    return lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss.detach()
 
 
 @pytest.fixture(scope="module")
 def losses_of(network):
-    model = make_pretraining(copy.deepcopy(network), vocab_size=50_257)
-    return lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss
+    return scored_by(network)
 
 
 @torch.no_grad()
@@ -70,6 +79,16 @@ def test_losses_and_answers_are_those_of_a_loop(network, losses_of, gpt2_tokeniz
     losses = short.losses(losses_of, positions=1, device=torch.device("cpu"))
     cut = [naive(network, gpt2_tokenizer, line, window=24) for line in lines[:5]]
     torch.testing.assert_close(losses, torch.tensor(cut, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_the_completion_style_of_evaluate_is_that_of_training(network, gpt2_tokenizer, source, tmp_path: Path) -> None:
+    write_task_files({"hellaswag_completion": source}, tmp_path)
+    settings = EvaluationSettings(max_length=256, batch_size=4, seed=1, device="cpu", limit=None)
+    _, (metric,) = score_task(network, gpt2_tokenizer, Job("hellaswag_completion", settings, tmp_path))
+    scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=256)
+    losses = scorer.losses(scored_by(network, 50_304), positions=700, device=torch.device("cpu"))
+    assert metric.values == (losses.argmin(1) == scorer.labels).tolist() and 0 < sum(metric.values) < 26
+    assert metric.value == pytest.approx(scorer.score(losses)["hellaswag_acc"], abs=1e-6)
 
 
 def test_processes_share_the_rows(losses_of, gpt2_tokenizer, source) -> None:
@@ -108,9 +127,7 @@ def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: P
     assert read_items(str(folder)) == items  # read by datasets.load_dataset, like a Hub dataset
 
 
-@pytest.mark.parametrize(
-    "line", [json.dumps(ROW | {"endings": ["a", "b", "c", ""]}), json.dumps(ROW | {"label": ""}), "[1, 2]", "{torn"]
-)
+@pytest.mark.parametrize("line", [json.dumps(ROW | {"label": ""}), "[1, 2]", "{torn"])
 def test_bad_files_are_errors_of_one_line(line: str, tmp_path: Path) -> None:
     (tmp_path / "h.jsonl").write_text(f"{json.dumps(ROW)}\n{line}", encoding="utf-8")
     (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROW).encode() * 100)[:-20])

@@ -21,10 +21,17 @@ from gpt2_repro.evaluation import harness
 from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.core import read_bundle
 from gpt2_repro.evaluation.models import open_average
-from tests.evaluation.test_scorer import write_bundle
+from tests.evaluation.conftest import write_rows
+from tests.evaluation.test_scorer import core_by_hand, write_bundle
 
 
 NAME = "final (runs/tiny)"
+
+
+def save(folder: Path, model, tokenizer, tokens: int, **record) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    seal(folder, {}, tokens=tokens, **record)
 
 
 @pytest.fixture
@@ -35,28 +42,25 @@ def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
     """
     monkeypatch.chdir(tmp_path)
     run = Path("runs/tiny")
-    for name in ("final", "checkpoint-3"):
-        model.save_pretrained(run / name)
-        tokenizer.save_pretrained(run / name)
+    save(run / "final", model, tokenizer, 5000, losses={}, environment={"run_identity": {"seed": 42}})
+    save(run / "checkpoint-3", model, tokenizer, 1536, run_identity={})
     section = {"tasks": ["last_word"], "baseline": "untrained", "max_length": 100}
-    (run / "recipe.yaml").write_text(
-        yaml.safe_dump({"data": {"sequence_length": 64}, "evaluation": section}), encoding="utf-8"
-    )
+    recipe = {"data": {"sequence_length": 64}, "evaluation": section}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     (run / "run_status.json").write_text(json.dumps({"tokens": 9000}), encoding="utf-8")  # the run has continued since
     (run / "environment.json").write_text(json.dumps({"seed": 42}), encoding="utf-8")
-    seal(run / "final", {}, tokens=5000, losses={}, environment={"run_identity": {"seed": 42}})
-    seal(run / "checkpoint-3", {}, tokens=1536, run_identity={})
-    Path("data/tiny/text").mkdir(parents=True)
-    lines = [json.dumps({"text": document}) for document in documents]
-    Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    write_rows(Path("data/tiny/text/validation.jsonl"), ({"text": document} for document in documents))
     return run
 
 
-def evaluate(words: str = "--baseline none", output: str = "out", tasks: str = "document_perplexity") -> dict:
+def run_main(words: str) -> dict:
     """Run evaluate.sh on runs/tiny and return comparison.json."""
-    words = f"runs/tiny --local_data data/tiny --device cpu --tasks {tasks} --output_dir {output} {words}"
-    main(words.split())
-    return json.loads(Path(output, "comparison.json").read_text(encoding="utf-8"))
+    main(f"runs/tiny --device cpu --output_dir out {words}".split())
+    return json.loads(Path("out/comparison.json").read_text(encoding="utf-8"))
+
+
+def evaluate(words: str = "--baseline none") -> dict:
+    return run_main(f"--local_data data/tiny --tasks document_perplexity --device cpu {words}")
 
 
 def test_run_and_checkpoint_compared_with_an_untrained_model(tiny_run, capsys):
@@ -164,12 +168,9 @@ def test_a_run_that_cannot_be_written_is_scored_and_its_table_is_not_lost(tiny_r
 
 
 def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
-    for step in (6, 12, 24):
-        folder = tiny_run / f"checkpoint-{step}"
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        if step < 24:  # the last checkpoint is not complete
-            seal(folder, {}, tokens=512 * step, run_identity={})
+    for step in (6, 12):
+        save(tiny_run / f"checkpoint-{step}", model, tokenizer, 512 * step, run_identity={})
+    model.save_pretrained(tiny_run / "checkpoint-24")  # not complete
     comparison = evaluate("--all_checkpoints --baseline untrained")
     assert [m["tokens_trained"] for m in comparison["models"]] == [1536, 3072, 6144, 5000, 0]
     assert "| model | tokens trained | document_perplexity" in Path("out/comparison.md").read_text(encoding="utf-8")
@@ -193,48 +194,34 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
     assert not (tiny_run / "evaluation").exists() and not Path("evaluations").exists()
 
 
-def test_suite_core_has_the_mean_of_its_tasks_and_names_a_missing_file(tiny_run, capsys) -> None:
+def test_suite_core_equals_a_loop_over_its_description(tiny_run, model, tokenizer) -> None:
     write_bundle(Path("bundle"))
-    words = [
-        "runs/tiny",
-        "--local_data",
-        "bundle",
-        "--suite",
-        "core",
-        "--device",
-        "cpu",
-        "--output_dir",
-        "out",
-        "--baseline",
-        "none",
-    ]
-    main(words)
-    rows = json.loads(Path("out/comparison.json").read_text(encoding="utf-8"))["rows"]
-    *tasks, core = [(row["task"], row["values"][NAME]["value"]) for row in rows]
-    guessing = [task.guessing for task in read_bundle(Path("bundle"))]
-    centred = [(accuracy - guess) / (1 - guess) for (_, accuracy), guess in zip(tasks, guessing, strict=True)]
-    assert core == ("core", pytest.approx(sum(centred) / 4)) and tasks[0][0] == "core_choices"
+    words, centred = "--local_data bundle --suite core --baseline none --max_length 128", []
+    comparison = run_main(words)
+    *_, core = rows = {row["task"]: row["values"][NAME]["value"] for row in comparison["rows"]}
+    for task in read_bundle(Path("bundle")):
+        (stored,) = Path(".cache/evaluation").glob(f"{task.name}-*.json")
+        right = core_by_hand(model, tokenizer, task)
+        assert json.loads(stored.read_text(encoding="utf-8"))["scores"][0]["values"] == right, task.name
+        centred.append((rows[task.name] - task.guessing) / (1 - task.guessing))
+    assert core == "core" and rows[core] == pytest.approx(sum(centred) / 4) and 0 < rows["core_choices"] < 1
+    assert comparison["task_details"][core]["documents"] == 80
     missing = Path("bundle/eval_data/schema.jsonl")
     missing.unlink()
     with pytest.raises(UserError, match="schema.jsonl"):
-        main(words)
-    main([*words, "--skip_missing"])
-    rows = json.loads(Path("out/comparison.json").read_text(encoding="utf-8"))["rows"]
-    assert [row["task"] for row in rows] == ["core_choices", "core_beginning", "core_completion"]
+        run_main(words)
+    assert run_main(f"{words} --skip_missing")["tasks"] == ["core_choices", "core_beginning", "core_completion"]
 
 
 def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, documents) -> None:
-    for name, text in (("a.txt", "\n".join(documents * 3)), ("b/1.txt", documents[1]), ("b/2.txt", documents[2])):
+    for name, text in (("a.txt", "\n".join(documents * 3)), ("b/1.txt", documents[1]), ("b/2.txt", documents[-1])):
         path = Path("texts", name)
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text, encoding="utf-8")
-    main(
-        ["runs/tiny", "--bits_per_byte", "texts", "--device", "cpu", "--output_dir", "out", "--baseline", "untrained"]
-    )
-    rows = json.loads(Path("out/comparison.json").read_text(encoding="utf-8"))["rows"]
+    rows = run_main("--bits_per_byte texts --baseline untrained")["rows"]
     assert [row["task"] for row in rows] == ["bits_per_byte_a", "bits_per_byte_b"]
     nats, size = 0.0, 0
-    for text in documents[1:3]:
+    for text in (documents[1], documents[-1]):  # WikiText's detokenizer would change the second one
         ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]
         for start in range(0, len(ids) - 1, 64):
             end = min(start + 64, len(ids) - 1)
@@ -247,15 +234,14 @@ def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, docu
     for name, text, words in (("c.txt", " \n", "texts/c.txt is empty"), ("b.md", "another", "texts/b has the name")):
         Path("texts", name).write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=words):
-            main(["runs/tiny", "--bits_per_byte", "texts", "--baseline", "none"])
+            run_main("--bits_per_byte texts --baseline none")
 
 
 @pytest.fixture
 def trained_on(tiny_run, tokenizer, documents) -> Path:
     """Prepare documents 3 and 4 as the training data of runs/tiny, and return the prepared folder."""
-    train = "\n".join(json.dumps({"text": text}) for text in documents[3:5])
-    Path("train.jsonl").write_text(train, encoding="utf-8")
-    Path("validation.jsonl").write_text(json.dumps({"text": documents[0] * 3}), encoding="utf-8")
+    write_rows(Path("train.jsonl"), ({"text": text} for text in documents[3:5]))
+    write_rows(Path("validation.jsonl"), [{"text": documents[0] * 3}])
     tokenizer.save_pretrained("tokenizer")
     data = {"data_files": ["train.jsonl", "validation.jsonl"], "split": "source", "tokenizer": "tokenizer"}
     prepare(DataArguments(**data, dataset_dir="data/trained", sequence_length=64))
@@ -270,10 +256,7 @@ def test_documents_in_the_training_text_are_counted_and_left_out(trained_on, doc
     comparison = evaluate("--baseline none --check_overlap")
     assert comparison["task_details"]["document_perplexity"]["overlap"] == 2
     rows = {row["metric"]: row["values"][NAME]["value"] for row in comparison["rows"]}
-    Path("clean").mkdir()
-    kept = (document for number, document in enumerate(documents) if number not in (3, 4))
-    lines = "\n".join(json.dumps({"text": document}) for document in kept)
-    Path("clean/validation.jsonl").write_text(lines, encoding="utf-8")
+    write_rows(Path("clean/validation.jsonl"), ({"text": document} for document in documents[:3] + documents[5:]))
     clean = evaluate("--baseline none --local_data clean")["rows"]
     for row in clean:
         assert rows[f"{row['metric']} (clean)"] == pytest.approx(row["values"][NAME]["value"], rel=1e-6)
@@ -317,10 +300,7 @@ def later_checkpoint(tiny_run, model, tokenizer) -> Path:
     with torch.no_grad():
         for weight in later.parameters():
             weight.add_(torch.randn_like(weight))
-    folder = tiny_run / "checkpoint-5"
-    later.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    seal(folder, {}, tokens=2560, run_identity={})
+    save(folder := tiny_run / "checkpoint-5", later, tokenizer, 2560, run_identity={})
     return folder
 
 

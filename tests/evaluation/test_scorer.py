@@ -26,7 +26,7 @@ from gpt2_repro.evaluation.overlap import texts_of
 from gpt2_repro.evaluation.scorer import Scorer
 from gpt2_repro.evaluation.scores import Metric, compare, join_seeds
 from gpt2_repro.evaluation.tasks import write_task_files
-from tests.evaluation.conftest import WORDS
+from tests.evaluation.conftest import WORDS, write_rows
 
 
 def requests(kind: str, arguments: list[tuple[str, ...]]) -> list[Instance]:
@@ -62,9 +62,7 @@ def test_scores_equal_those_of_lm_eval(
     cuts = list({(len(text), at + length): (text, at, length) for text, at, length in cuts}.values())
     pairs = [(" ".join(text[:at]), " " + " ".join(text[at : at + length])) for text, at, length in cuts]
     # Several continuations of one context, some longer than the window, and one of them twice.
-    pairs += [
-        ("the river", f" {' '.join(document.split()[:length])}") for document in documents for length in (1, 9, 20)
-    ]
+    pairs += [("the river", f" {' '.join(text[:length])}") for text in words for length in (1, 9, 20)]
     mine, theirs = (one.loglikelihood(requests("loglikelihood", pairs)) for one in (ours, stock))
     assert [score for score, _ in mine] == pytest.approx([score for score, _ in theirs], abs=1e-4)
     assert [greedy for _, greedy in mine] == [greedy for _, greedy in theirs]
@@ -92,11 +90,9 @@ def write_bundle(folder: Path) -> None:
         "schema": ("schema", schema, 1, " ", 50.0),
         "completion": ("language_modeling", completion, 3, " ", 0.0),
     }
-    (folder / "eval_data").mkdir(parents=True)
     listed = []
     for label, (kind, rows, shots, delimiter, _) in tasks.items():
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "eval_data" / f"{label}.jsonl").write_text(lines, encoding="utf-8")
+        write_rows(folder / "eval_data" / f"{label}.jsonl", rows)
         entry = {"label": label, "dataset_uri": f"{label}.jsonl", "num_fewshot": [shots], "icl_task_type": kind}
         listed.append(entry | ({"continuation_delimiter": delimiter} if delimiter != " " else {}))
     (folder / "core.yaml").write_text(yaml.safe_dump({"icl_tasks": listed}), encoding="utf-8")
@@ -110,74 +106,37 @@ def core_by_hand(model, tokenizer, task: CoreTask) -> list[float]:
     """Return 1 or 0 for each item of a task, from the description in DCLM's paper and nanochat's prompts."""
     items: list[dict[str, Any]] = [json.loads(line) for line in task.data.read_text(encoding="utf-8").splitlines()]
     random.Random(1337).shuffle(items)
+
+    def texts(item: dict[str, Any]) -> list[str]:
+        if "choices" in item:
+            return [item["query"] + task.delimiter + choice for choice in item["choices"]]
+        contexts = item.get("context_options", [item.get("context", "").strip()])
+        return [context + task.delimiter + item["continuation"] for context in contexts]
+
     right = []
     for number, item in enumerate(items):
         picked = random.Random(1234 + number).sample([n for n in range(len(items)) if n != number], task.examples)
-        shots, at = "", task.delimiter
-        for shot in (items[index] for index in picked):
-            if "choices" in shot:
-                shots += shot["query"] + at + shot["choices"][shot["gold"]] + "\n\n"
-            elif "context_options" in shot:
-                shots += shot["context_options"][shot["gold"]] + at + shot["continuation"] + "\n\n"
-            else:
-                shots += shot["context"].strip() + at + shot["continuation"] + "\n\n"
-        if "choices" in item:
-            texts = [shots + item["query"] + at + choice for choice in item["choices"]]
-        elif "context_options" in item:
-            texts = [shots + context + at + item["continuation"] for context in item["context_options"]]
-        else:
-            texts = [shots + item["context"].strip() + at + item["continuation"]]
-        rows = [[tokenizer.bos_token_id, *tokenizer(text)["input_ids"]] for text in texts]
+        shots = "".join(f"{texts(shot)[shot.get('gold', 0)]}\n\n" for shot in (items[index] for index in picked))
+        rows = [[tokenizer.bos_token_id, *tokenizer(shots + text)["input_ids"]] for text in texts(item)]
         scores = []
         for row in rows:
             logits = model(torch.tensor([row[:-1]])).logits[0]
             losses = F.cross_entropy(logits, torch.tensor(row[1:]), reduction="none").tolist()
             if "choices" in item:
-                first = next(
-                    (n for n in range(min(map(len, rows))) if len({r[n] for r in rows}) > 1), min(map(len, rows))
-                )
+                shortest = min(map(len, rows))
+                first = next((n for n in range(shortest) if len({r[n] for r in rows}) > 1), shortest)
                 part = losses[first - 1 :]
             elif "context_options" in item:
                 same = next(n for n in range(1, len(row)) if len({tuple(r[-n:]) for r in rows}) > 1) - 1
                 part = losses[-same:]
             else:
-                begin = len(tokenizer((shots + item["context"].strip() + at).strip())["input_ids"]) + 1
+                begin = len(tokenizer((shots + item["context"].strip() + task.delimiter).strip())["input_ids"]) + 1
                 right.append(float(logits[begin - 1 :].argmax(-1).tolist() == row[begin:]))
                 continue
             scores.append(sum(part) / len(part))
         if scores:
             right.append(float(scores.index(min(scores)) == item["gold"]))
     return right
-
-
-def test_core_equals_a_loop_over_its_description(model, tokenizer, tmp_path: Path) -> None:
-    write_bundle(tmp_path)
-    tasks = read_bundle(tmp_path)
-    scorer = Scorer(pretrained=model, tokenizer=tokenizer, max_length=128, positions=500, compares_options=True)
-    scored = []
-    for task in tasks:
-        right = []
-        for row in rows_of(task):
-            texts = (
-                [(row["context"], option) for option in row["options"]]
-                if "context" in row and "options" in row
-                else (
-                    [(option, row["continuation"]) for option in row["options"]]
-                    if "options" in row
-                    else [(row["context"], row["continuation"])]
-                )
-            )
-            instances = [Instance("loglikelihood", {}, text, n, ("core", 0, 1)) for n, text in enumerate(texts)]  # type: ignore[arg-type]
-            answers = scorer.loglikelihood(instances)
-            best = max(range(len(answers)), key=lambda n: answers[n][0])
-            right.append(float(best == row["gold"]) if "gold" in row else float(answers[0][1]))
-        assert right == core_by_hand(model, tokenizer, task), task.name
-        scored.append(Metric(task.name, "acc", sum(right) / 20, None, True, "mean", right, ["d"] * 20))
-    expected = [(one.value - task.guessing) / (1 - task.guessing) for one, task in zip(scored, tasks, strict=True)]
-    (core,) = core_score(scored, tasks)
-    assert core.value == pytest.approx(sum(expected) / 4) and core.num_documents == 80
-    assert 0 < sum(sum(metric.values) for metric in scored) < 80
-    assert core_score(scored[1:], tasks) == []
 
 
 def test_the_standard_error_of_core_has_no_variance_between_tasks() -> None:

@@ -1,41 +1,31 @@
 """Scores with the project's task files equal those of a plain loop."""
 
-import copy
 import itertools
 import json
-import math
-import re
 import string
 from pathlib import Path
 
 import pytest
-import torch
-import torch.nn.functional as F
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import EvaluationSettings
-from gpt2_repro.evaluation.harness import evaluate_model, score_task
-from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
+from gpt2_repro.evaluation.harness import evaluate_model
 from gpt2_repro.evaluation.passages import NUM_PASSAGES, cut_passages
 from gpt2_repro.evaluation.scores import Job
 from gpt2_repro.evaluation.tasks import find_local_files, own_documents, write_task_files
 from gpt2_repro.files import read_json_lines
-from gpt2_repro.model.pretraining import make_pretraining
+from tests.evaluation.conftest import write_rows
 
 
 def test_documents_of_a_folder_that_was_prepared_again_are_refused(tmp_path: Path) -> None:
     run, data = tmp_path / "run", tmp_path / "data"
-    for path, text in (
-        (run / "recipe.yaml", f"data: {{dataset_dir: {data}}}"),
-        (run / "environment.json", '{"data": {"sha256": {"validation": "a"}}}'),
-        (data / "text" / "validation.jsonl", ""),
-    ):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    write_rows(run / "recipe.yaml", [{"data": {"dataset_dir": str(data)}}])
+    write_rows(run / "environment.json", [{"data": {"sha256": {"validation": "a"}}}])
+    write_rows(data / "text" / "validation.jsonl", [])
     for manifest in ({"sha256": {"validation": "a"}}, {}):
-        (data / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        write_rows(data / "manifest.json", [manifest])
         assert own_documents(run, ["last_word"]) == data
-    (data / "manifest.json").write_text('{"sha256": {"validation": "b"}}', encoding="utf-8")
+    write_rows(data / "manifest.json", [{"sha256": {"validation": "b"}}])
     assert own_documents(run, ["wikitext"]) is None
     with pytest.raises(UserError, match=f"--local_data {data}"):
         own_documents(run, ["last_word"])
@@ -46,7 +36,7 @@ def test_blimp_from_the_hub_is_the_group_of_lm_eval(tmp_path: Path) -> None:
     tasks = ["blimp", "wikitext"]
     assert write_task_files(dict.fromkeys(tasks), tmp_path / "hub").keys() == {"wikitext"}
     assert [path.name for path in (tmp_path / "hub").iterdir()] == ["wikitext.yaml"]
-    (tmp_path / "blimp.jsonl").write_text('{"sentence_good": "It is.", "sentence_bad": "It are."}\n', encoding="utf-8")
+    write_rows(tmp_path / "blimp.jsonl", [{"sentence_good": "It is.", "sentence_bad": "It are."}])
     assert (write_tasks(tmp_path, tmp_path / "tasks", tasks) / "blimp.yaml").is_file()
 
 
@@ -59,30 +49,6 @@ def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
 def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
     write_task_files(find_local_files(data, tasks), folder)
     return folder
-
-
-def test_document_perplexity_equals_a_plain_loop(model, tokenizer, documents, tmp_path):
-    lines = [json.dumps({"text": document}) + "\n" for document in documents]
-    (tmp_path / "validation.jsonl").write_text("".join(lines), encoding="utf-8")
-    folder = write_tasks(tmp_path, tmp_path / "tasks", ["document_perplexity"])
-    found = score(model, tokenizer, ["document_perplexity"], folder, max_length=64)
-    scores = found["document_perplexity"][0]["results"]["document_perplexity"]
-    total, num_words, num_bytes = 0.0, 0, 0
-    for document in documents:
-        targets = tokenizer.encode(document)
-        inputs = [tokenizer.bos_token_id, *targets]
-        for start in range(0, len(targets), 64):
-            end = min(start + 64, len(targets))
-            # The last window is filled up with earlier tokens as context.
-            ids = inputs[max(0, end - 64) : end] + targets[end - 1 : end]
-            with torch.no_grad():
-                logits = model(torch.tensor([ids])).logits[0, start - end - 1 : -1]
-            total -= F.cross_entropy(logits, torch.tensor(targets[start:end]), reduction="sum").item()
-        num_words += len(re.split(r"\s+", document))
-        num_bytes += len(document.encode())
-    assert scores["word_perplexity,none"] == pytest.approx(math.exp(-total / num_words), rel=1e-4)
-    assert scores["byte_perplexity,none"] == pytest.approx(math.exp(-total / num_bytes), rel=1e-4)
-    assert scores["bits_per_byte,none"] == pytest.approx(-total / num_bytes / math.log(2), rel=1e-4)
 
 
 def test_passages_have_lambadas_form_and_are_spread_over_documents(documents):
@@ -125,13 +91,9 @@ def test_a_file_with_a_byte_order_mark_and_mixed_labels_is_read(tmp_path):
     """A byte order mark, labels of two kinds and further columns change no row."""
     items = [ITEM, ITEM | {"label": 2, "ctx_b": "", "source": 5}, ITEM | {"label": "0", "source": "a"}]
     written = []
-    for name, rows, mark in (
-        ("one", items, b"\xef\xbb\xbf"),
-        ("two", [r | {"label": int(r["label"])} for r in items], b""),
-    ):
-        (tmp_path / name).mkdir()
-        content = mark + "".join(json.dumps(row) + "\n" for row in rows).encode()
-        (tmp_path / name / "hellaswag.jsonl").write_bytes(content)
+    for name, rows in (("one", items), ("two", [row | {"label": int(row["label"])} for row in items])):
+        write_rows(path := tmp_path / name / "hellaswag.jsonl", rows)
+        path.write_bytes(b"\xef\xbb\xbf" * (name == "one") + path.read_bytes())
         folder = write_tasks(tmp_path / name, tmp_path / name / "tasks", ["hellaswag"])
         written.append(next(folder.glob("*.jsonl")).read_text(encoding="utf-8"))
     assert written[0] == written[1] and written[0].count("\n") == 3
@@ -147,8 +109,7 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
     hub = {"lambada_openai": "EleutherAI/lambada_openai", "hellaswag": "Rowan/hellaswag"}
     hub["wikitext"] = "EleutherAI/wikitext_document_level"
     for task, path in find_local_files(real_data, hub).items():
-        lines = itertools.islice(read_json_lines(path), 10)
-        (tmp_path / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for _, row in lines), encoding="utf-8")
+        write_rows(tmp_path / f"{task}.jsonl", (row for _, row in itertools.islice(read_json_lines(path), 10)))
     folder = write_tasks(tmp_path, tmp_path / "tasks", list(hub))
     ours = score(network, gpt2_tokenizer, hub, folder, max_length=256, limit=4)
 
@@ -169,21 +130,3 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
         for one, other in zip(my_samples[task], stock_samples[task], strict=True):
             assert one["arguments"] == other["arguments"] and one["resps"] == other["resps"]
     assert ours["lambada_openai"][0]["n-samples"]["lambada_openai"] == {"original": 10, "effective": 4}
-
-
-def test_the_completion_style_is_scored_as_during_training(network, gpt2_tokenizer, real_data, tmp_path):
-    source = real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl"
-    items = "".join(source.read_text(encoding="utf-8").splitlines(keepends=True)[15:35])
-    (tmp_path / "hellaswag.jsonl").write_text(items, encoding="utf-8")
-    folder = write_tasks(tmp_path, tmp_path / "tasks", ["hellaswag_completion"])
-    settings = EvaluationSettings(max_length=256, batch_size=4, seed=1, device="cpu", limit=None)
-    _, (metric,) = score_task(network, gpt2_tokenizer, Job("hellaswag_completion", settings, folder))
-    training = HellaSwag(read_items(str(tmp_path / "hellaswag.jsonl")), gpt2_tokenizer, window=256)
-    model = make_pretraining(copy.deepcopy(network), vocab_size=50_304)
-    losses = training.losses(
-        lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss.detach(),
-        positions=700,
-        device=torch.device("cpu"),
-    )
-    assert metric.values == (losses.argmin(1) == training.labels).tolist() and 0 < sum(metric.values) < 20
-    assert metric.value == training.score(losses)["hellaswag_acc"]
