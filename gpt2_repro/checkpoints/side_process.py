@@ -34,7 +34,7 @@ class SideProcess:
     def __init__(self, code: str, *arguments: object, descriptors: Sequence[int] = ()) -> None:
         # A separate session, because a signal to the launcher or to the terminal must not end the process.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
+            [sys.executable, "-c", f"import gpt2_repro.path_order; {code}", *map(str, arguments)],
             cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -286,19 +286,22 @@ def test_preparing_imports_no_torch(corpus: list[Path], tmp_path: Path, type_com
     assert f"{rows:,} rows" in done.stdout
 
 
-def test_files_named_like_modules_are_not_imported(corpus: list[Path], tmp_path: Path) -> None:
-    """Neither next to the script, nor in the folder in which the workers start."""
-    shutil.copy(ROOT / "prepare_data.py", tmp_path)
-    for name in ("gpt2_repro", "recipes"):
+def test_files_named_like_modules_are_not_imported(corpus: list[Path], tiny_recipe: Path, tmp_path: Path) -> None:
+    """Neither next to the scripts, nor in the folder in which workers and the process that saves start."""
+    for name in ("prepare_data.py", "train.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("gpt2_repro", "recipes", "accelerate_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name in ("types", "random", "json", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the file of a user')", encoding="utf-8")
     words = ["--data_files", *map(str, corpus), "--dataset_dir", "out", "--tokenizer", "train:300"]
     form = ["--num_proc", "2", "--sequence_length", "32", "--validation_tokens", "500"]
-    command = [sys.executable, "prepare_data.py", *words, *form]
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
-    assert done.returncode == 0 and "the file of a user" not in done.stderr, done.stderr
-    assert (tmp_path / "out" / "manifest.json").is_file()
+    training = ["train.py", str(tiny_recipe), "--output_dir", "run", "--max_steps", "1", "--warmup_steps", "0"]
+    for script, folder in ((["prepare_data.py", *words, *form], "out"), (training, "run/checkpoint-1")):
+        command = [sys.executable, *script]
+        done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+        assert done.returncode == 0 and "the file of a user" not in done.stderr, done.stderr
+        assert (tmp_path / folder / "manifest.json").is_file()
 
 
 def test_a_locale_without_utf_8_changes_nothing(corpus: list[Path], tmp_path: Path, type_command) -> None:
