@@ -83,7 +83,8 @@ def _is_prepared(target: Path, *, overwrite: bool) -> bool:
     If it is to be replaced (`overwrite`), it may have only files of this project and hidden files.
     """
     manifest = read_object(target / MANIFEST)
-    known = {MANIFEST, *(Path(name).parts[0] for name in manifest.get("files", ()))}
+    # An evaluation of an earlier version wrote overlap.json.
+    known = {MANIFEST, "overlap.json", *(Path(name).parts[0] for name in manifest.get("files", ()))}
     names = [path.name for path in target.iterdir()] if target.is_dir() else [target.name] * target.exists()
     if others := [n for n in names if "request" not in manifest or (overwrite and n not in known and n[0] != ".")]:
         raise UserError(f"{target} is not only a prepared folder: it has {others[0]}. Pass another --dataset_dir.")
