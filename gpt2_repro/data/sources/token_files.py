@@ -71,8 +71,8 @@ class TokenPart(Part):
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
         """Return the number of tokens of each document, including its separator.
 
-        Without an index and without separators, all tokens of the file are one document. Raises UserError if nearly
-        all of MOST_EQUAL documents in a row are empty.
+        Without an index and without separators, all tokens of the file are one document. Raises UserError if
+        MOST_EQUAL ids in a row are equal, or nearly all of MOST_EQUAL documents in a row are empty.
         """
         if self.index:
             lengths = np.diff(np.fromfile(self.index, "<u8").astype(np.int64), prepend=0)
@@ -84,6 +84,10 @@ class TokenPart(Part):
             edges = np.concatenate([np.empty(0, np.int64), *places]) + (separator == "after")
             # If the file begins in the middle of a document, the rest of this document counts as a document.
             lengths = np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
+            samples = ids[::MOST_EQUAL]
+            repeated = np.flatnonzero(samples[1:] == samples[:-1]) * MOST_EQUAL
+            if any(np.ptp(ids[start : start + MOST_EQUAL]) == 0 for start in repeated):
+                raise UserError(f"{self.name} has {MOST_EQUAL:,} equal ids in a row. Save only the ids of the text.")
         empty = np.cumsum(lengths == 1)
         if end_of_text is not None and (empty[MOST_EQUAL:] - empty[:-MOST_EQUAL]).max(initial=0) > 0.9 * MOST_EQUAL:
             raise UserError(f"{self.name} has long sequences of empty documents. Save only the ids of the text.")

@@ -124,6 +124,7 @@ GPT2_LIKE = np.minimum(np.random.default_rng(0).zipf(1.3, 30_000), 50_255)
         [*GPT2_LIKE, *[END] * 5000],  # an end that was not filled
         [*GPT2_LIKE, *[0] * 5000],
         [*GPT2_LIKE, *[END] * 5000, *GPT2_LIKE],
+        [*GPT2_LIKE, *[0] * 5000, *GPT2_LIKE],
         [*GPT2_LIKE, *[5, 6, *[END] * 400] * 5, *GPT2_LIKE],  # documents that are filled to the same length
         [*GPT2_LIKE, 50_257],
     ],
