@@ -14,7 +14,7 @@ import torch
 
 from gpt2_repro import ranks
 from gpt2_repro.errors import UserError
-from gpt2_repro.training import launcher
+from gpt2_repro.training import launch_checks
 from tests.commands import kill_all
 from tests.sections import ROOT
 from tests.warm import start_warm
@@ -91,9 +91,11 @@ def test_machines_that_do_not_share_the_run_directory_are_refused(tmp_path: Path
     ],
 )
 def test_gloo_takes_the_network_interface_of_nccl(wanted: str, own: dict, chosen: str, monkeypatch) -> None:
-    monkeypatch.setattr(launcher.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "ens12"), (4, "ens1")])
+    monkeypatch.setattr(
+        launch_checks.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "ens12"), (4, "ens1")]
+    )
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": wanted} | own)
-    launcher.choose_gloo_interface()
+    launch_checks.choose_gloo_interface()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == chosen
 
 
