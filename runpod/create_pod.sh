@@ -86,7 +86,7 @@ resolve_gpu() {
   ((count == 1)) || mistake "--gpu $gpu matches ${found:-no card}. Pass one of: ${known#, }; or RunPod's id of another GPU."
   gpu=$id
 }
-tables=$repository/gpt2_repro/preflight
+tables=$repository/gpt2_repro/planning
 ((cpu)) || [[ $gpu == NVIDIA\ * ]] || resolve_gpu
 
 # Print the list price of $gpu per hour and the date of the price, if gpu_prices.yaml contains them.
