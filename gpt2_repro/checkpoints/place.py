@@ -134,6 +134,8 @@ class Place:
         """Delete the folder of a checkpoint or final/, its manifest first."""
         # fsspec's `rm` would expand *, ? and [ in the paths, and delete folders of other runs.
         folder = f"{self.root}/{name}"
+        if self.is_local and Path(folder).is_symlink():
+            return Path(folder).unlink()  # the files behind a link belong to others
         entries = self.fs.find(folder, withdirs=True, detail=True)
         folders = [path for path, entry in entries.items() if entry.get("type") == "directory"]
         for path in sorted(entries.keys() - set(folders), key=f"{folder}/{CHECKPOINT_MANIFEST}".__ne__):

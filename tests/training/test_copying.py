@@ -339,6 +339,19 @@ def test_only_the_exact_folder_is_deleted(run: Path, place: str) -> None:
     assert all("checkpoint-4/" in path or "checkpoint-" not in path for path in files_at(place))
 
 
+def test_files_behind_a_link_are_not_deleted(run: Path, tmp_path: Path) -> None:
+    place, other = tmp_path / "place", tmp_path / "other"
+    for step in (2, 4):
+        save(run, step)
+        copy(run, step, str(place))
+    (place / "checkpoint-2").rename(other)
+    (place / "checkpoint-2").symlink_to(other)
+    save(run, 6)
+    copy(run, 6, str(place), keep=1)
+    assert steps_at(str(place)) == [6] and checkpoints.defect(other, read_files=True) is None
+    assert not (place / "checkpoint-2").is_symlink()
+
+
 def test_the_newest_copy_of_two_places_is_restored(run: Path, place: str, tmp_path: Path) -> None:
     """A machine that is replaced for the second time continues from --sync_to, and not from --sync_from."""
     save(run, 2)
