@@ -147,6 +147,11 @@ class TrainingSection:
         """Whether matrix products have 16 bits (`auto` counts as 16 bits)."""
         return self.asked_precision != "fp32"
 
+    @property
+    def last_step(self) -> int:
+        """The last optimizer step: max_steps, or stop_at_step if set and earlier."""
+        return min(self.stop_at_step or self.max_steps, self.max_steps)
+
     def __post_init__(self) -> None:
         """Raise UserError if a value is out of its range."""
         check_ranges(self)

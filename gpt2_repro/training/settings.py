@@ -20,7 +20,7 @@ from gpt2_repro.training.workload import plan_run
 
 
 if TYPE_CHECKING:
-    from gpt2_repro.training.pretraining_arguments import PretrainingArguments
+    from gpt2_repro.training.trainer import PretrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -101,16 +101,25 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     Raises UserError for settings that transformers does not support.
     """
     # Imports of several seconds.
+    from transformers import TrainingArguments
+
     from gpt2_repro.training.engine import prepare_deepspeed
-    from gpt2_repro.training.pretraining_arguments import PretrainingArguments
     from gpt2_repro.training.sharded import allow_fsdp_on_cpu, build_whole
     from gpt2_repro.training.tracking import check_reporting
+    from gpt2_repro.training.trainer import PretrainingArguments
 
     prepare_deepspeed(use_cpu=settings.use_cpu)
-    further, known = settings.trainer.values, PretrainingArguments.__dataclass_fields__
+    further, known = settings.trainer.values, TrainingArguments.__dataclass_fields__
     if unknown := sorted(further.keys() - known.keys()):
         raise UserError(f"trainer has no field {unknown[0]!r}. {did_you_mean(unknown[0], known)}")
+    shared = {name: value for name, value in values_of(settings).items() if name in known}
     derived = {
+        # The Trainer subclass builds Muon and the schedule, which transformers does not have, and model/build.py
+        # compiles the loss. Trainer would compile the DDP or DeepSpeed wrapper.
+        "optim": "adamw_torch_fused" if settings.optim == MUON else settings.optim,
+        "lr_scheduler_type": "constant",
+        "torch_compile": False,
+        "fp16": settings.precision == "fp16",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         # Copies from pinned memory need not wait for the work that is queued on the GPU.
         # Batches by length differ in size, so accelerate cannot even them out. All processes have the same number.
@@ -120,7 +129,7 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     }
     defaults = {"logging_nan_inf_filter": False, "logging_first_step": True}
     try:
-        args = PretrainingArguments(**values_of(settings) | defaults | further | derived)
+        args = PretrainingArguments(settings=settings, **shared | defaults | further | derived)
     except (ValueError, TypeError) as error:
         raise UserError(" ".join(str(error).split())) from None
     # Each process uses one device. With several GPUs, Trainer would wrap the model in DataParallel.
