@@ -45,7 +45,7 @@ def main(argv: list[str]) -> Path:
         print(differences(recipe, recipe.options.diff_recipe))
     else:
         check_trackers(recipe.training.report_to)
-        data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        data = PreparedData.open(recipe)
         recipe = follow_data(recipe, data)
         from gpt2_repro.training.run import train
 
@@ -67,7 +67,7 @@ def dry_run(requested: Any) -> None:
     recipe = follow_data(requested)
     check_strategy(recipe.training, recipe.data)
     if Path(recipe.data.dataset_dir, MANIFEST).is_file() or expected_vocab_size(recipe.data.tokenizer) is None:
-        PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        PreparedData.open(recipe)
     lines = run_lines(recipe.data, recipe.model, workload_of(recipe), plans_of(recipe, requested))
     print("\n".join([recipe.to_yaml(), *lines]))
 

@@ -43,6 +43,17 @@ def plays(here: Path) -> list[str]:
     return [RECIPE, "--dataset_dir", "data/plays", "--sequence_length", "32"]
 
 
+def test_a_recipe_that_names_only_the_folder_takes_its_settings(plays: list[str], tmp_path: Path) -> None:
+    text = "data: {dataset_dir: data/plays}\nmodel: {n_layer: 1, n_head: 1, n_embd: 8}\n"
+    Path("mine.yaml").write_text(
+        f"{text}training: {{tokens_per_step: 64, max_steps: 20, warmup_steps: 1}}\n", encoding="utf-8"
+    )
+    followed = follow_data(load_recipe(["mine.yaml"]))
+    assert (followed.data.sequence_length, followed.data.tokenizer) == (32, "train")
+    with pytest.raises(UserError, match="--sequence_length 32"):
+        PreparedData.open(load_recipe(["mine.yaml", "--sequence_length", "16"]))
+
+
 @pytest.mark.parametrize(
     ("words", "folder"),
     [

@@ -238,7 +238,7 @@ def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]
     needs.append(environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes))
 
     def fit() -> str:
-        data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        data = PreparedData.open(recipe)
         return f"{data.path} has the settings of the recipe"
 
     is_prepared = (folder / MANIFEST).is_file()

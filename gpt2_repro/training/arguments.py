@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from gpt2_repro.batch_plan import BatchPlan, SamplingStrategy, TokenCount
 from gpt2_repro.checkpoints.resuming import RunIdentity
-from gpt2_repro.config import JsonObject, Recipe, parse_recipe, values_of
-from gpt2_repro.data.arguments import DataArguments, name_folder
+from gpt2_repro.config import JsonObject, parse_recipe, values_of
+from gpt2_repro.data.arguments import name_folder
+from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.fields import ABOVE_0, FRACTION, Range, changeable, check_ranges, fixed, option, settings_of, unnamed
@@ -164,10 +165,9 @@ class TrainingSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingRecipe(Recipe):
+class TrainingRecipe(DataRecipe):
     """A recipe for train.py."""
 
-    data: DataArguments
     model: ModelArguments
     training: TrainingSection
     evaluation: EvaluationArguments

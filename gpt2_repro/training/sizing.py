@@ -60,13 +60,14 @@ def follow_data(
     epochs, sizes = recipe.training.epochs, [getattr(recipe.model, name) for name in SHAPE]
     sizes += [recipe.training.tokens_per_step, recipe.training.total_tokens]
     try:
-        data = data or PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        data = data or PreparedData.open(recipe)
     except UserError:
         if epochs or not all(sizes):
             raise
         return _with_micro_batch(_record_size_keys(recipe), device)
 
     recipe = dataclasses.replace(recipe, data=data.section)
+    check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     counts = data.manifest.counts["train"]
     if epochs:
         recipe = recipe.with_training(total_tokens=TokenCount(int(epochs * counts.row_tokens)), epochs=0.0)
