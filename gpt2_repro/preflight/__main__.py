@@ -29,13 +29,13 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
 from gpt2_repro.planning.compute_optimal import choose
 from gpt2_repro.planning.plan import division, measure_cpu, run_lines
+from gpt2_repro.planning.recipe import TrainingRecipe, load_recipe, output_dir_of
+from gpt2_repro.planning.sizing import follow_data, plans_of
+from gpt2_repro.planning.workload import estimate_memory, workload_of
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.preflight.memory_trial import try_training
 from gpt2_repro.text import Finding
-from gpt2_repro.training.arguments import TrainingRecipe, load_recipe, output_dir_of
-from gpt2_repro.training.sizing import follow_data, plans_of
-from gpt2_repro.training.workload import estimate_memory, workload_of
 
 
 logger = logging.getLogger("gpt2_repro.preflight")

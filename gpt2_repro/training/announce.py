@@ -16,8 +16,8 @@ from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import INSTALLED, ROOT
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.configuration import measure
+from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.training.arguments import TrainingSection
 
 
 logger = logging.getLogger(__name__)

@@ -16,13 +16,13 @@ from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import sync, write_whole
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import deepspeed_json
+from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STATUS
 from gpt2_repro.run_record.notes import RUN, WENT_BACK, note
 from gpt2_repro.run_record.time_breakdown import breakdown
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, rotation_of, run_identity_of
-from gpt2_repro.training.settings import resolve_settings, settings_from, to_training_arguments
+from gpt2_repro.training.settings import resolve_settings, run_identity_of, settings_from, to_training_arguments
 
 
 if TYPE_CHECKING:  # imports of several seconds
@@ -93,7 +93,7 @@ def copy_again(run: RunRecord, settings: TrainingSection, identity: RunIdentity)
         if run.status().state != "complete":
             run.write_status("complete", reason=None)
         if settings.sync_to:
-            copier = RunCopier(run, settings.sync_to, rotation_of(settings), identity)
+            copier = RunCopier(run, settings.sync_to, settings.rotation, identity)
             for _ in copier.finish():
                 pass
             copier.require_copied()

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.checkpoints.resuming import Start
+from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.config import values_of
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.fields import settings_of
 from gpt2_repro.launchers import LAUNCHERS, RECOMMENDED, current_launcher
+from gpt2_repro.manifest import Manifest
+from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.optim import MUON
 from gpt2_repro.planning.cost import price_of
+from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, output_dir_of
+from gpt2_repro.planning.workload import plan_run
 from gpt2_repro.run_record.notes import WENT_BACK, noted
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.training.launch_checks import check_launcher
-from gpt2_repro.training.workload import plan_run
 
 
 if TYPE_CHECKING:
@@ -82,6 +85,24 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
         resume_from="" if training.resume_from == noted(WENT_BACK) else training.resume_from,
     )
     return settings, plan
+
+
+def run_identity_of(
+    settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: ModelArguments
+) -> RunIdentity:
+    """Return the settings of a run that must not change on a resume."""
+    fields = settings_of(settings, model)
+    del fields["total_tokens"]  # max_steps follows from it
+    fields = {name: setting for name, setting in fields.items() if setting.is_trajectory}
+    values = {name: value for name, value in (values_of(settings) | values_of(model)).items() if name in fields} | {
+        "data": data.sha256["train"],
+        "tokenizer": data.tokenizer_sha256,
+        "sequence_length": plan.sequence_length,
+        "tokens_per_step": plan.tokens_per_step,
+        "max_steps": plan.max_steps,
+    }
+    can_change = {"data", *(name for name, setting in fields.items() if setting.role == "changeable")}
+    return RunIdentity(values, can_change, settings.allow_resume_change)
 
 
 def settings_from(settings: TrainingSection, start: Start) -> TrainingSection:

@@ -23,10 +23,10 @@ from gpt2_repro.model.load import load_experts
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule, follow
+from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
-from gpt2_repro.training.arguments import TrainingSection, rotation_of
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
@@ -104,7 +104,7 @@ class PretrainingTrainer(Trainer):
         return CheckpointSaver(
             self.run,
             self.accelerator,
-            SavingSettings(rotation_of(settings), settings.background_save, settings.sync_to, identity),
+            SavingSettings(settings.rotation, settings.background_save, settings.sync_to, identity),
             total_bytes=checkpoint_bytes(parameters, bf16=settings.is_half, state=state),
             own_bytes=bytes_of_rank(parameters, bf16=settings.is_half, state=state, rank=rank, shards=shards),
             alive=self.watchdog.arm,

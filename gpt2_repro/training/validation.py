@@ -14,9 +14,9 @@ from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.evaluation.hellaswag import HellaSwag
+from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record import events
 from gpt2_repro.tokenization import bytes_of_ids, start_id
-from gpt2_repro.training.arguments import TrainingSection
 from gpt2_repro.training.inputs import Inputs
 from gpt2_repro.training.when import StepControl
 
