@@ -163,7 +163,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
-    from gpt2_repro.training.arguments import load_recipe
+    from gpt2_repro.planning.recipe import load_recipe
 
     recipe = load_recipe([f"{run}/recipe.yaml"])
     data, shape, training = recipe.data, recipe.model, recipe.training

@@ -151,9 +151,9 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     from transformers import PreTrainedTokenizerFast
 
     from gpt2_repro.data.tokenizer import number_tokenizer
+    from gpt2_repro.planning.recipe import load_recipe
     from gpt2_repro.run_record import RunRecord
     from gpt2_repro.run_record.environment import Environment
-    from gpt2_repro.training.arguments import load_recipe
     from gpt2_repro.training.inputs import Inputs
     from gpt2_repro.training.run import add_callbacks
     from gpt2_repro.training.settings import resolve_settings, to_training_arguments

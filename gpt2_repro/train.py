@@ -32,11 +32,11 @@ def main(argv: list[str]) -> Path:
     check_variables()
     end_with_launcher()
     # Imports take seconds, so each mistake is reported before the next import.
-    from gpt2_repro.training.arguments import check_trackers, load_recipe, output_dir_of
+    from gpt2_repro.planning.recipe import check_trackers, load_recipe, output_dir_of
 
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
+    from gpt2_repro.planning.sizing import follow_data
     from gpt2_repro.training.deviations import compare_with_default, differences
-    from gpt2_repro.training.sizing import follow_data
 
     folder = Path(output_dir_of(recipe))
     if recipe.options.dry_run:
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> Path:
         print(differences(recipe, recipe.options.diff_recipe))
     else:
         check_trackers(recipe.training.report_to)
-        data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        data = PreparedData.open(recipe)
         recipe = follow_data(recipe, data)
         from gpt2_repro.training.run import train
 
@@ -61,13 +61,13 @@ def dry_run(requested: Any) -> None:
     """
     from gpt2_repro.data.tokenizer import expected_vocab_size
     from gpt2_repro.planning.plan import run_lines
-    from gpt2_repro.training.sizing import follow_data, plans_of
-    from gpt2_repro.training.workload import check_strategy, workload_of
+    from gpt2_repro.planning.sizing import follow_data, plans_of
+    from gpt2_repro.planning.workload import check_strategy, workload_of
 
     recipe = follow_data(requested)
     check_strategy(recipe.training, recipe.data)
     if Path(recipe.data.dataset_dir, MANIFEST).is_file() or expected_vocab_size(recipe.data.tokenizer) is None:
-        PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        PreparedData.open(recipe)
     lines = run_lines(recipe.data, recipe.model, workload_of(recipe), plans_of(recipe, requested))
     print("\n".join([recipe.to_yaml(), *lines]))
 

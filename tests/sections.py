@@ -12,7 +12,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, load_recipe
+from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, load_recipe
 
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ SUBPACKAGES = {"checkpoints", "data", "model", "optim", "evaluation", "planning"
 BESIDE = {
     "model": ("checkpoints",),
     "evaluation": ("data", "model", "checkpoints"),
-    "planning": ("data", "model"),
+    "planning": ("data", "model", "optim", "evaluation"),  # for the sections of the recipe
     "preflight": ("planning",),
     "report": ("evaluation", "checkpoints"),
 }

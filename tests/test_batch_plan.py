@@ -10,8 +10,8 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, flops_per_token, gpt2_parameters, state_bytes
 from gpt2_repro.optim.schedule import learning_rate_factor
-from gpt2_repro.training.arguments import TrainingSection, count_steps
-from gpt2_repro.training.workload import plan_run
+from gpt2_repro.planning.recipe import TrainingSection, count_steps
+from gpt2_repro.planning.workload import plan_run
 
 
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}

@@ -11,9 +11,9 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import harness
 from gpt2_repro.model.attention import Machine, choose_attention
 from gpt2_repro.model.configuration import build_config
+from gpt2_repro.planning.sizing import follow_data
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.training.settings import resolve_settings
-from gpt2_repro.training.sizing import follow_data
 from tests.sections import parse_for_training
 
 

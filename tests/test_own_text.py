@@ -16,10 +16,10 @@ from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.tokenizer import Encoder, number_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
-from gpt2_repro.training import sizing
-from gpt2_repro.training.arguments import load_recipe, output_dir_of
-from gpt2_repro.training.sizing import follow_data
-from gpt2_repro.training.workload import plan_run, workload_of
+from gpt2_repro.planning import sizing
+from gpt2_repro.planning.recipe import load_recipe, output_dir_of
+from gpt2_repro.planning.sizing import follow_data
+from gpt2_repro.planning.workload import plan_run, workload_of
 from tests.sections import ROOT
 
 
@@ -41,6 +41,17 @@ def plays(here: Path) -> list[str]:
     """Prepare a text, and return the words that train on it."""
     prepare_data.main([RECIPE, "--data_files", "plays", "--sequence_length", "32"])
     return [RECIPE, "--dataset_dir", "data/plays", "--sequence_length", "32"]
+
+
+def test_a_recipe_that_names_only_the_folder_takes_its_settings(plays: list[str], tmp_path: Path) -> None:
+    text = "data: {dataset_dir: data/plays}\nmodel: {n_layer: 1, n_head: 1, n_embd: 8}\n"
+    Path("mine.yaml").write_text(
+        f"{text}training: {{tokens_per_step: 64, max_steps: 20, warmup_steps: 1}}\n", encoding="utf-8"
+    )
+    followed = follow_data(load_recipe(["mine.yaml"]))
+    assert (followed.data.sequence_length, followed.data.tokenizer) == (32, "train")
+    with pytest.raises(UserError, match="--sequence_length 32"):
+        PreparedData.open(load_recipe(["mine.yaml", "--sequence_length", "16"]))
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ from gpt2_repro.launchers import RECOMMENDED
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
+from gpt2_repro.planning.recipe import DERIVED
+from gpt2_repro.planning.workload import plan_run
 from gpt2_repro.preflight.__main__ import main as preflight
-from gpt2_repro.training.arguments import DERIVED, run_identity_of
 from gpt2_repro.training.deviations import compare_with_default
-from gpt2_repro.training.workload import plan_run
+from gpt2_repro.training.settings import run_identity_of
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_preparation, parse_for_training, values_of
 
 

@@ -9,12 +9,13 @@ import functools
 import logging
 import os
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.cli import Progress, words_of
 from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.errors import UserError, in_a_line, nearest
 from gpt2_repro.files import from_json, read_object, sha256_of, try_lock
 from gpt2_repro.launchers import PREPARE
@@ -58,26 +59,30 @@ class PreparedData:
             raise UserError(f"{problem}. Pass another --dataset_dir, or prepare the data with `{command}`.") from None
 
     @classmethod
-    def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
+    def open(cls, recipe: DataRecipe) -> "PreparedData":
         """Open the prepared folder of a recipe and compare its manifest with the recipe.
 
         If --dataset_dir was passed, only two kinds of fields are compared: the fields that decide how rows are cut
-        (packing, sequence_length, min_length, separator), and the fields in `typed`.
+        (packing, sequence_length, min_length, separator), and the fields on the command line. If the recipe file has no
+        other field of `data:` than dataset_dir, only the fields on the command line are compared.
 
-        Raises UserError if the folder is missing or damaged, or was prepared with other values. `typed` has the names
-        of the fields that were passed on the command line.
+        Raises UserError if the folder is missing or damaged, or was prepared with other values.
         """
+        args, typed = recipe.data, recipe.typed
         passed = {name: value for name, value in vars(args).items() if name in typed and name != "dataset_dir"}
-        command = f"{PREPARE} {shlex.join([str(recipe), *words_of(passed)])}"
+        command = f"{PREPARE} {shlex.join([str(recipe.path), *words_of(passed)])}"
         if args.source == "files" and not args.data_files:
             command += " --data_files FILE"
         if not args.dataset_dir:
-            raise UserError(f"{recipe} names no prepared folder. Run `{command}` and pass the printed --dataset_dir.")
+            raise UserError(
+                f"{recipe.path} names no prepared folder. Run `{command}` and pass the printed --dataset_dir."
+            )
         fix = f"Pass the value of the folder, or run `{command}` with another --dataset_dir."
         requested = request_of(args)
-        if "dataset_dir" in typed:
+        written = recipe.written.get("data", {}).keys()
+        if "dataset_dir" in typed or written == {"dataset_dir"}:
             command += f" --dataset_dir {shlex.quote(args.dataset_dir)}"
-            compared = {*typed, *(field.name for field in dataclasses.fields(RowForm))}
+            compared = {*typed, *(field.name for field in dataclasses.fields(RowForm) if written - {"dataset_dir"})}
             requested = {key: value for key, value in requested.items() if key in compared}
         data = cls.read(args.dataset_dir, command=command)
         check_request(data.manifest.request, requested, f"{args.dataset_dir} was prepared", fix)

@@ -29,13 +29,13 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
 from gpt2_repro.planning.compute_optimal import choose
 from gpt2_repro.planning.plan import division, measure_cpu, run_lines
+from gpt2_repro.planning.recipe import TrainingRecipe, load_recipe, output_dir_of
+from gpt2_repro.planning.sizing import follow_data, plans_of
+from gpt2_repro.planning.workload import estimate_memory, workload_of
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.preflight.memory_trial import try_training
 from gpt2_repro.text import Finding
-from gpt2_repro.training.arguments import TrainingRecipe, load_recipe, output_dir_of
-from gpt2_repro.training.sizing import follow_data, plans_of
-from gpt2_repro.training.workload import estimate_memory, workload_of
 
 
 logger = logging.getLogger("gpt2_repro.preflight")
@@ -238,7 +238,7 @@ def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]
     needs.append(environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes))
 
     def fit() -> str:
-        data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        data = PreparedData.open(recipe)
         return f"{data.path} has the settings of the recipe"
 
     is_prepared = (folder / MANIFEST).is_file()

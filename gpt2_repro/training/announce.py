@@ -16,8 +16,8 @@ from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import INSTALLED, ROOT
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.configuration import measure
+from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tok
 
 
 def describe_run(
-    args: PretrainingArguments, plan: BatchPlan, model: PreTrainedModel, data: Manifest, **further: Any
+    settings: TrainingSection, plan: BatchPlan, model: PreTrainedModel, data: Manifest, **further: Any
 ) -> Environment:
     """Return the contents of environment.json for a run that is about to start.
 
@@ -39,16 +39,16 @@ def describe_run(
         versions=_versions(),
         commit=_commit(),
         command=SECRET.sub("://…", " ".join(sys.argv)),
-        accelerator=find_accelerator(use_cpu=args.use_cpu),
+        accelerator=find_accelerator(use_cpu=settings.use_cpu),
         plan=plan,
         architecture=model.config.model_type,
         parameters=scale.parameters,
         active_parameters=scale.active,
         flops_per_token=scale.flops_per_token,
-        precision="bf16" if args.bf16 else args.precision or "fp32",
+        precision="bf16" if settings.bf16 else settings.precision or "fp32",
         document_mask=model.documents is not None,
-        usd_per_hour=args.usd_per_hour or None,
-        seed=args.seed,
+        usd_per_hour=settings.usd_per_hour or None,
+        seed=settings.seed,
         data=data.to_json(),
         **further,
     )

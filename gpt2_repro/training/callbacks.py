@@ -51,7 +51,7 @@ class ProgressBar(ProgressCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         event, step = logs or {}, state.global_step
-        line = format_event(event | {"step": step}, steps_left=args.last_step - step)
+        line = format_event(event | {"step": step}, steps_left=args.settings.last_step - step)
         if not line or not state.is_world_process_zero or self.training_bar is None:
             return
         comparison = compared(step, event["eval_loss"]) if self.reference and "eval_loss" in event else ""

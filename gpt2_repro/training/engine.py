@@ -16,9 +16,9 @@ from gpt2_repro import ranks
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.optim import MUON
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
+from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import sharded
-from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.sharded import whole
 
 
@@ -52,19 +52,22 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     deepspeed.runtime.compiler.compile = compiler
 
 
-def own_optimizer(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
+def own_optimizer(
+    model: PreTrainedModel, settings: TrainingSection, *, deepspeed: bool
+) -> tuple[type, dict[str, Any]] | None:
     """Return the class and the options of Muon, or None for other optimizers.
 
     The result is for Trainer's argument `optimizer_cls_and_kwargs`.
     """
-    if args.optim != MUON:
+    if settings.optim != MUON:
         return None
-    if args.deepspeed_plugin is not None:
+    if deepspeed:
         from deepspeed.runtime.zero import utils
 
         utils.ZERO_SUPPORTED_OPTIMIZERS.append(MuonWithAdamW)
-    options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    return MuonWithAdamW, options | {"pieces": count_pieces(model), "momentum": args.muon_momentum}
+    betas = settings.adam_beta1, settings.adam_beta2
+    options = {"lr": settings.learning_rate, "betas": betas, "eps": settings.adam_epsilon}
+    return MuonWithAdamW, options | {"pieces": count_pieces(model), "momentum": settings.muon_momentum}
 
 
 def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> None:

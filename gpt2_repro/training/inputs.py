@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from gpt2_repro import ranks
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
@@ -17,8 +17,8 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
+from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.tokenization import start_ids
-from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Inputs:
     hellaswag: HellaSwag | None
 
 
-def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
+def open_inputs(data: PreparedData, settings: TrainingSection) -> Inputs:
     """Open the rows, the tokenizer and the HellaSwag items of a run.
 
     The prepared folder is locked until this process ends.
@@ -49,13 +49,13 @@ def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
     """
     length, tokenizer = data.manifest.form.sequence_length, data.tokenizer
     data.lock()
-    train, validation = data.rows("train"), data.validation(eval_tokens=args.eval_tokens)
-    if args.sample_steps and args.sample_tokens:
-        start_ids(tokenizer, args.sample_prompt, window=length)
-    return Inputs(train, validation, tokenizer, _open_hellaswag(args, tokenizer, length))
+    train, validation = data.rows("train"), data.validation(eval_tokens=settings.eval_tokens)
+    if settings.sample_steps and settings.sample_tokens:
+        start_ids(tokenizer, settings.sample_prompt, window=length)
+    return Inputs(train, validation, tokenizer, _open_hellaswag(settings, tokenizer, length))
 
 
-def _open_hellaswag(args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, window: int) -> HellaSwag | None:
+def _open_hellaswag(settings: TrainingSection, tokenizer: PreTrainedTokenizerBase, window: int) -> HellaSwag | None:
     """Return the HellaSwag items, or None if the run does not score HellaSwag.
 
     The result is also None if the items cannot be downloaded.
@@ -63,21 +63,21 @@ def _open_hellaswag(args: PretrainingArguments, tokenizer: PreTrainedTokenizerBa
     Args:
         window: the maximum number of positions per row.
     """
-    if not args.hellaswag_steps:
+    if not settings.hellaswag_steps:
         return None
-    if args.eval_strategy == "no":
+    if settings.eval_strategy == "no":
         logger.warning("HellaSwag is not scored, because all validation is off (--eval_strategy no).")
         return None
     items = []
     try:
-        items = read_items(args.hellaswag_data)
+        items = read_items(settings.hellaswag_data)
     except RunFailed as error:
         logger.warning("HellaSwag is not scored: %s", error)
     # If one rank has no items, no rank scores HellaSwag.
     return None if ranks.largest(int(not items)) else HellaSwag(items, tokenizer, window=window)
 
 
-def training_loader(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> tuple[DataLoader, Any]:
+def training_loader(rows: Rows, plan: BatchPlan, args: TrainingArguments, *, compiled: bool) -> tuple[DataLoader, Any]:
     """Return a dataloader of the training rows, and its sampler, which needs `set_epoch`.
 
     The loader yields the batches of all processes, and accelerate distributes them.
@@ -91,7 +91,7 @@ def training_loader(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> 
         shuffle = args.train_sampling_strategy == "random"
         sampler = EpochSampler(len(rows), rows_per_step=plan.rows_per_step, seed=seed, shuffle=shuffle)
     # A compiled model needs one shape, so rows of different lengths are padded to the sequence length.
-    length = plan.sequence_length if args.compile_loss else None
+    length = plan.sequence_length if compiled else None
     batches = sampler if plan.by_length else BatchSampler(sampler, args.per_device_train_batch_size, drop_last=False)
     loader = DataLoader(
         rows,

@@ -16,21 +16,20 @@ from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import sync, write_whole
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import deepspeed_json
+from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STATUS
 from gpt2_repro.run_record.notes import RUN, WENT_BACK, note
 from gpt2_repro.run_record.time_breakdown import breakdown
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, rotation_of, run_identity_of
-from gpt2_repro.training.settings import resolve_settings, settings_from, to_training_arguments
+from gpt2_repro.training.settings import resolve_settings, run_identity_of, settings_from, to_training_arguments
 
 
 if TYPE_CHECKING:  # imports of several seconds
     from transformers import PreTrainedConfig
 
     from gpt2_repro.model.attention import Choice
-    from gpt2_repro.training.pretraining_arguments import PretrainingArguments
-    from gpt2_repro.training.trainer import PretrainingTrainer
+    from gpt2_repro.training.trainer import PretrainingArguments, PretrainingTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ def copy_again(run: RunRecord, settings: TrainingSection, identity: RunIdentity)
         if run.status().state != "complete":
             run.write_status("complete", reason=None)
         if settings.sync_to:
-            copier = RunCopier(run, settings.sync_to, rotation_of(settings), identity)
+            copier = RunCopier(run, settings.sync_to, settings.rotation, identity)
             for _ in copier.finish():
                 pass
             copier.require_copied()
@@ -122,7 +121,7 @@ def build_trainer(
     from gpt2_repro.training.tracking import prepare_tracking
     from gpt2_repro.training.trainer import PretrainingTrainer
 
-    inputs, model, length = open_inputs(data, args), recipe.model, start.plan.sequence_length
+    inputs, model, length = open_inputs(data, args.settings), recipe.model, start.plan.sequence_length
     config = build_config(
         model, sequence_length=length, vocab_size=data.manifest.vocab_size, tokenizer=inputs.tokenizer
     )
@@ -135,14 +134,14 @@ def build_trainer(
         attention=attention.name,
         init_from="" if start.checkpoint else model.init_from,
         documents=documents_of(inputs.tokenizer, recipe.data.separator) if model.document_mask else None,
-        compiled=args.compile_loss,
+        compiled=bool(args.settings.torch_compile),
     )
     if ranks.is_main():
         # Not for a run of the stored recipe.
         stored = recipe.with_training(output_dir=args.output_dir, resume_from="", sync_to="", sync_from="")
         run.claim(stored.to_yaml())
     environment = describe_run(
-        args,
+        args.settings,
         start.plan,
         network,
         data.manifest,
@@ -170,7 +169,7 @@ def _choose_kernel(
     requested, kernel = recipe.model.attn_implementation, None
     if requested != "auto" or ranks.is_main():
         rows = args.per_device_train_batch_size
-        one_row = args.compile_loss and 1 in (rows, args.per_device_eval_batch_size)
+        one_row = bool(args.settings.torch_compile) and 1 in (rows, args.per_device_eval_batch_size)
         is_cuda, length, is_masked = (
             args.device.type == "cuda",
             recipe.data.sequence_length,
@@ -205,7 +204,7 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
     trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
     # add_callback warns of a second Guarded.
     trainer.callback_handler.callbacks.append(Guarded(TextSampler(trainer)))
-    if trainer.args.compile_loss:
+    if trainer.args.settings.torch_compile:
         trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
 
 
@@ -226,8 +225,8 @@ def lifecycle(trainer: "PretrainingTrainer", start: Start) -> Iterator[str | Non
     ranks.check_shared(run.path / STATUS)
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))
-        if args.resume_from:
-            note(WENT_BACK, args.resume_from)
+        if args.settings.resume_from:
+            note(WENT_BACK, args.settings.resume_from)
     try:
         saver.check_disk()
         folder = loadable(start, staging=saver.staging, accelerator=trainer.accelerator)
@@ -301,7 +300,7 @@ def report_end(trainer: "PretrainingTrainer") -> None:
     losses, reference = trainer.eval_losses, trainer.environment.reference
     if reference and "eval_loss" in losses and (message := explained(int(losses["step"]), losses["eval_loss"])):
         logger.info(message)
-    table = breakdown(trainer.run.time_breakdown(), usd_per_hour=trainer.args.usd_per_hour)
+    table = breakdown(trainer.run.time_breakdown(), usd_per_hour=trainer.args.settings.usd_per_hour)
     logger.info("time of the run by activity:\n  %s", "\n  ".join(table.lines()[1:]))
     if reason := trainer.when.reason:
         option = reason.partition(" ")[0] if reason.startswith("--") else ""

@@ -23,21 +23,21 @@ class TextSampler(TrainerCallback):
         self.trainer, self.tokenizer = trainer, trainer.processing_class
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        sharded, is_due = has_shards(model), self.trainer.when.is_due(state.global_step, args.sample_steps)
-        if not (is_due and args.sample_tokens and (state.is_world_process_zero or sharded)):
+        sharded, is_due = has_shards(model), self.trainer.when.is_due(state.global_step, args.settings.sample_steps)
+        if not (is_due and args.settings.sample_tokens and (state.is_world_process_zero or sharded)):
             return
         text = self._sample(args, state.global_step, model, together=sharded)
         if not state.is_world_process_zero:
             return
         events.append(
-            self.trainer.run.samples, {"step": state.global_step, "prompt": args.sample_prompt, "text": text}
+            self.trainer.run.samples, {"step": state.global_step, "prompt": args.settings.sample_prompt, "text": text}
         )
         tqdm.write(f"sample: {_on_one_line(text)}")
         report_text(self.trainer, text)
 
     def _sample(self, args: Any, step: int, model: Any, *, together: bool) -> str:
         window = model.config.max_position_embeddings
-        ids = torch.tensor([start_ids(self.tokenizer, args.sample_prompt, window=window)], device=args.device)
+        ids = torch.tensor([start_ids(self.tokenizer, args.settings.sample_prompt, window=window)], device=args.device)
         # By default fork_rng saves the state of every visible GPU, which creates a CUDA context on each.
         devices = [args.device] if args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad():
@@ -45,7 +45,7 @@ class TextSampler(TrainerCallback):
             written = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=min(args.sample_tokens, window - ids.shape[1]),
+                max_new_tokens=min(args.settings.sample_tokens, window - ids.shape[1]),
                 do_sample=True,
                 top_k=50,
                 pad_token_id=self.tokenizer.eos_token_id,

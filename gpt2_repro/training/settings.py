@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING
 
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.checkpoints.resuming import Start
+from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.config import values_of
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.fields import settings_of
 from gpt2_repro.launchers import LAUNCHERS, RECOMMENDED, current_launcher
+from gpt2_repro.manifest import Manifest
+from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.optim import MUON
 from gpt2_repro.planning.cost import price_of
+from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, output_dir_of
+from gpt2_repro.planning.workload import plan_run
 from gpt2_repro.run_record.notes import WENT_BACK, noted
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.training.launch_checks import check_launcher
-from gpt2_repro.training.workload import plan_run
 
 
 if TYPE_CHECKING:
-    from gpt2_repro.training.pretraining_arguments import PretrainingArguments
+    from gpt2_repro.training.trainer import PretrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,24 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     return settings, plan
 
 
+def run_identity_of(
+    settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: ModelArguments
+) -> RunIdentity:
+    """Return the settings of a run that must not change on a resume."""
+    fields = settings_of(settings, model)
+    del fields["total_tokens"]  # max_steps follows from it
+    fields = {name: setting for name, setting in fields.items() if setting.is_trajectory}
+    values = {name: value for name, value in (values_of(settings) | values_of(model)).items() if name in fields} | {
+        "data": data.sha256["train"],
+        "tokenizer": data.tokenizer_sha256,
+        "sequence_length": plan.sequence_length,
+        "tokens_per_step": plan.tokens_per_step,
+        "max_steps": plan.max_steps,
+    }
+    can_change = {"data", *(name for name, setting in fields.items() if setting.role == "changeable")}
+    return RunIdentity(values, can_change, settings.allow_resume_change)
+
+
 def settings_from(settings: TrainingSection, start: Start) -> TrainingSection:
     """Return the settings of a run that begins at `start`: its last step, and whether it validates first."""
     steps, step = start.plan.max_steps, start.step
@@ -101,16 +122,25 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     Raises UserError for settings that transformers does not support.
     """
     # Imports of several seconds.
+    from transformers import TrainingArguments
+
     from gpt2_repro.training.engine import prepare_deepspeed
-    from gpt2_repro.training.pretraining_arguments import PretrainingArguments
     from gpt2_repro.training.sharded import allow_fsdp_on_cpu, build_whole
     from gpt2_repro.training.tracking import check_reporting
+    from gpt2_repro.training.trainer import PretrainingArguments
 
     prepare_deepspeed(use_cpu=settings.use_cpu)
-    further, known = settings.trainer.values, PretrainingArguments.__dataclass_fields__
+    further, known = settings.trainer.values, TrainingArguments.__dataclass_fields__
     if unknown := sorted(further.keys() - known.keys()):
         raise UserError(f"trainer has no field {unknown[0]!r}. {did_you_mean(unknown[0], known)}")
+    shared = {name: value for name, value in values_of(settings).items() if name in known}
     derived = {
+        # The Trainer subclass builds Muon and the schedule, which transformers does not have, and model/build.py
+        # compiles the loss. Trainer would compile the DDP or DeepSpeed wrapper.
+        "optim": "adamw_torch_fused" if settings.optim == MUON else settings.optim,
+        "lr_scheduler_type": "constant",
+        "torch_compile": False,
+        "fp16": settings.precision == "fp16",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         # Copies from pinned memory need not wait for the work that is queued on the GPU.
         # Batches by length differ in size, so accelerate cannot even them out. All processes have the same number.
@@ -120,7 +150,7 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     }
     defaults = {"logging_nan_inf_filter": False, "logging_first_step": True}
     try:
-        args = PretrainingArguments(**values_of(settings) | defaults | further | derived)
+        args = PretrainingArguments(settings=settings, **shared | defaults | further | derived)
     except (ValueError, TypeError) as error:
         raise UserError(" ".join(str(error).split())) from None
     # Each process uses one device. With several GPUs, Trainer would wrap the model in DataParallel.

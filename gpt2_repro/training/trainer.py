@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DefaultFlowCallback, Trainer
+from transformers import DefaultFlowCallback, PreTrainedModel, Trainer, TrainingArguments
 
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
 from gpt2_repro.checkpoints.staged_saves import hashed_saves
+from gpt2_repro.config import values_of
 from gpt2_repro.model.load import load_experts
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule, follow
+from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
-from gpt2_repro.training.arguments import rotation_of
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
-from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.sharded import whole
 from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.when import Interrupted, StepControl, Watchdog
@@ -38,12 +38,23 @@ from gpt2_repro.training.when import Interrupted, StepControl, Watchdog
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(kw_only=True)
+class PretrainingArguments(TrainingArguments):
+    """The arguments of transformers' Trainer, and the settings that they come from."""
+
+    settings: TrainingSection
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values of all fields, which tracking services show."""
+        values = super().to_dict()
+        return values | values_of(values.pop("settings"))
+
+
 class PretrainingTrainer(Trainer):
     """A Trainer that follows a BatchPlan and writes the run directory.
 
     Args:
         environment: the content of environment.json, including the batch plan.
-        kwargs: further keyword arguments for Trainer. `model` and `args` are required.
     """
 
     args: PretrainingArguments
@@ -52,28 +63,33 @@ class PretrainingTrainer(Trainer):
     def __init__(
         self,
         *,
+        model: PreTrainedModel,
+        args: PretrainingArguments,
         inputs: Inputs,
         run: RunRecord,
         environment: Environment,
         identity: RunIdentity = RunIdentity({}),  # noqa: B008 (frozen)
-        **kwargs: Any,
     ) -> None:
         super().__init__(
+            model=model,
+            args=args,
             train_dataset=inputs.train,
             eval_dataset=inputs.validation,
             processing_class=inputs.tokenizer,
-            optimizer_cls_and_kwargs=engine.own_optimizer(kwargs["model"], kwargs["args"]),
-            **kwargs,
+            optimizer_cls_and_kwargs=engine.own_optimizer(
+                model, args.settings, deepspeed=args.deepspeed_plugin is not None
+            ),
         )
+        settings = args.settings
         self.run, self.environment, self.plan = run, environment, environment.plan
-        self.meter = Meter(environment, compiled=self.args.compile_loss)
+        self.meter = Meter(environment, compiled=bool(settings.torch_compile))
         run.measure_with(self.meter.time_breakdown)
-        self.guard = UpdateGuard(self.args.skip_loss_z, self.args.skip_grad_z, self._write_event)
-        self.watchdog = Watchdog(self.args.hang_timeout)
-        self.average = WeightAverage(self.args.ema_steps)
+        self.guard = UpdateGuard(settings.skip_loss_z, settings.skip_grad_z, self._write_event)
+        self.watchdog = Watchdog(settings.hang_timeout)
+        self.average = WeightAverage(settings.ema_steps)
         self.saver = self._saver(identity)
-        self.when = StepControl(self.args, self.run, self.saver)
-        self.validation = Validation(inputs, self.args, self.plan, self.when)
+        self.when = StepControl(settings, self.run, self.saver)
+        self.validation = Validation(inputs, self.args, settings, self.plan, self.when)
         self.restored_losses: dict[str, Any] | None = None  # the loss window in the manifest of a checkpoint
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
         self._held_report: Callable[[], None] | None = None
@@ -82,17 +98,15 @@ class PretrainingTrainer(Trainer):
             self.add_callback(own)
 
     def _saver(self, identity: RunIdentity) -> CheckpointSaver:
-        args, parameters = self.args, self.model.num_parameters()
-        state = state_bytes(averaged=args.ema_steps > 0)
-        shards = args.world_size if self.is_deepspeed_enabled else 0
+        settings, parameters = self.args.settings, self.model.num_parameters()
+        state, rank = state_bytes(averaged=settings.ema_steps > 0), self.args.process_index
+        shards = self.args.world_size if self.is_deepspeed_enabled else 0
         return CheckpointSaver(
             self.run,
             self.accelerator,
-            SavingSettings(rotation_of(args), args.background_save, args.sync_to, identity),
-            total_bytes=checkpoint_bytes(parameters, bf16=args.is_half, state=state),
-            own_bytes=bytes_of_rank(
-                parameters, bf16=args.is_half, state=state, rank=args.process_index, shards=shards
-            ),
+            SavingSettings(settings.rotation, settings.background_save, settings.sync_to, identity),
+            total_bytes=checkpoint_bytes(parameters, bf16=settings.is_half, state=state),
+            own_bytes=bytes_of_rank(parameters, bf16=settings.is_half, state=state, rank=rank, shards=shards),
             alive=self.watchdog.arm,
         )
 
@@ -126,7 +140,7 @@ class PretrainingTrainer(Trainer):
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         # DeepSpeed (0.19.8) rounds the weights to bf16 or fp16 before it copies the fp32 master weights from them.
-        rounded = resume_from_checkpoint is None and self.is_deepspeed_enabled and self.args.is_half
+        rounded = resume_from_checkpoint is None and self.is_deepspeed_enabled and self.args.settings.is_half
         weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters() if rounded}
         # DeepSpeed prints a dozen lines about memory here, at any log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
@@ -142,7 +156,7 @@ class PretrainingTrainer(Trainer):
         self.guard.attach(optimizer, zero, loss_scale=engine.loss_scale(self.accelerator, zero))
         self.average.attach(optimizer, zero)
         chunk = tokens_per_chunk(self.model.config.vocab_size, self.environment.accelerator.memory_bytes or 0)
-        facts |= {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss}
+        facts |= {"clip": self.args.max_grad_norm, "compiled": bool(self.args.settings.torch_compile)}
         self.record_engine(facts | {"tokens_per_chunk_of_logits": chunk})
         settings = (f"{key.replace('_', ' ')} = {value}" for key, value in self.environment.engine.items())
         logger.info("settings in use: %s", ", ".join(settings))
@@ -182,12 +196,15 @@ class PretrainingTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         # The first step has a learning rate above 0, as in llm.c. Trainer's warm-up begins at 0.
-        self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.environment.run_identity)
+        self.lr_scheduler = build_schedule(
+            optimizer or self.optimizer, self.args.settings, self.environment.run_identity
+        )
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
     def get_train_dataloader(self) -> Any:
-        loader, self.sampler = training_loader(self.train_dataset, self.plan, self.args)
+        compiled = bool(self.args.settings.torch_compile)
+        loader, self.sampler = training_loader(self.train_dataset, self.plan, self.args, compiled=compiled)
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -241,8 +258,8 @@ class PretrainingTrainer(Trainer):
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
             logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
             logs |= {"loss_scale": self.guard.loss_scale()} if self.guard.loss_scale else {}
-            if self.args.usd_per_hour and self.is_world_process_zero():
-                logs["usd"] = round(self.run.seconds() / 3600 * self.args.usd_per_hour, 2)
+            if (price := self.args.settings.usd_per_hour) and self.is_world_process_zero():
+                logs["usd"] = round(self.run.seconds() / 3600 * price, 2)
             if self.run.is_stale():
                 self.record("running")
         if "loss" in logs or "eval_loss" in logs:

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from accelerate.utils import reduce, send_to_device
 from torch import Tensor
+from transformers import TrainingArguments
 
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.evaluation.hellaswag import HellaSwag
+from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record import events
 from gpt2_repro.tokenization import bytes_of_ids, start_id
 from gpt2_repro.training.inputs import Inputs
-from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 from gpt2_repro.training.when import StepControl
 
 
@@ -28,20 +29,28 @@ logger = logging.getLogger(__name__)
 class Validation:
     """Computes the losses of the validation sets and the HellaSwag score on all ranks."""
 
-    def __init__(self, inputs: Inputs, args: PretrainingArguments, plan: BatchPlan, when: StepControl) -> None:
-        self.sets, self.hellaswag, self.args, self.when = inputs.validation, inputs.hellaswag, args, when
+    def __init__(
+        self,
+        inputs: Inputs,
+        args: TrainingArguments,
+        settings: TrainingSection,
+        plan: BatchPlan,
+        when: StepControl,
+    ) -> None:
+        self.sets, self.hellaswag, self.when = inputs.validation, inputs.hellaswag, when
+        self.args, self.settings = args, settings
         self.length = plan.sequence_length
         self._positions = args.per_device_eval_batch_size * self.length  # positions of one forward pass
         self._bytes, self._start = torch.from_numpy(bytes_of_ids(inputs.tokenizer)), start_id(inputs.tokenizer)
 
     def _hellaswag(self, step: int) -> HellaSwag | None:
-        return self.hellaswag if self.when.is_due(step, self.args.hellaswag_steps) else None
+        return self.hellaswag if self.when.is_due(step, self.settings.hellaswag_steps) else None
 
     def batches(self, step: int) -> int:
         """Return the number of forward passes of rank 0 in the validation at `step`."""
         shares = [-(-len(rows) // self.args.world_size) for rows in self.sets.values()]
         losses = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
-        losses *= 2 if self.args.ema_steps and step else 1
+        losses *= 2 if self.settings.ema_steps and step else 1
         hellaswag = self._hellaswag(step)
         return losses + (-(-len(hellaswag.batches(self._positions)) // self.args.world_size) if hellaswag else 0)
 
@@ -82,7 +91,7 @@ class Validation:
         device, on_gpu = self.args.device, self.args.device.type == "cuda"
         place = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
         total = torch.zeros(3, dtype=torch.float64, device=place)
-        for batch in validation_batches(rows, self.args, self.length if self.args.compile_loss else None):
+        for batch in validation_batches(rows, self.args, self.length if self.settings.torch_compile else None):
             # Sums stay on the device and copies do not block, so the host can queue work ahead of the device.
             names = ("input_ids", "shift_labels")
             inputs = {name: batch[name].pin_memory() if on_gpu else batch[name] for name in names}

@@ -14,9 +14,9 @@ from transformers import DefaultFlowCallback, TrainerCallback
 from gpt2_repro import ranks
 from gpt2_repro.checkpoints.saving import CheckpointSaver
 from gpt2_repro.errors import RunFailed
+from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.launch_checks import LAUNCHER_DIED
-from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class StopSignals:
 class StepControl(DefaultFlowCallback):
     """Decides after each step whether to log, save, validate or stop."""
 
-    def __init__(self, args: PretrainingArguments, run: RunRecord, saver: CheckpointSaver) -> None:
-        self.args, self.run, self.saver = args, run, saver
+    def __init__(self, settings: TrainingSection, run: RunRecord, saver: CheckpointSaver) -> None:
+        self.settings, self.run, self.saver = settings, run, saver
         self.signals = StopSignals()
         self.reason: str | None = None  # why the run stops before its last step
         self.orphaned = False
@@ -90,7 +90,7 @@ class StepControl(DefaultFlowCallback):
             control.should_evaluate = False  # the validation is done when the run resumes
         elif self.is_over(state.global_step):
             self.rolling = False
-            self.reason = f"--stop_at_step {args.stop_at_step}"
+            self.reason = f"--stop_at_step {self.settings.stop_at_step}"
             control.should_save = control.should_training_stop = control.should_log = True
             control.should_evaluate = args.eval_strategy != "no"
 
@@ -106,7 +106,10 @@ class StepControl(DefaultFlowCallback):
 
         `request` is MAX_HOURS, MAX_USD, or SIGNAL plus a signal number, and the same on all ranks.
         """
-        budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
+        budgets = {
+            MAX_HOURS: f"--max_hours {self.settings.max_hours:g}",
+            MAX_USD: f"--max_usd {self.settings.max_usd:g}",
+        }
         self.orphaned = request == SIGNAL + LAUNCHER_DIED
         reason = budgets.get(request) or signal.Signals(request - SIGNAL).name
         self.reason = "the launcher died" if self.orphaned else reason
@@ -118,14 +121,14 @@ class StepControl(DefaultFlowCallback):
 
         Raises RunFailed if the rows have ended too early.
         """
-        if self.reason is None and step < self.args.last_step:
+        if self.reason is None and step < self.settings.last_step:
             raise RunFailed(f"The training rows ended at step {step}.")
-        if self.reason is None and step < self.args.max_steps:
-            self.reason = f"--stop_at_step {self.args.stop_at_step}"  # an earlier attempt had reached this step
+        if self.reason is None and step < self.settings.max_steps:
+            self.reason = f"--stop_at_step {self.settings.stop_at_step}"  # an earlier attempt had reached this step
 
     def is_over(self, step: int) -> bool:
         """Return whether this process stops training after `step`."""
-        return self.reason is not None or step >= self.args.last_step
+        return self.reason is not None or step >= self.settings.last_step
 
     def is_due(self, step: int, every: int) -> bool:
         """Return whether an action is due with the validation at `step`. If `every` is 0, it is never due.
@@ -134,7 +137,7 @@ class StepControl(DefaultFlowCallback):
         """
         if not every:
             return False
-        return step in (0, self.args.last_step) or step // every > max(0, step - self.args.eval_steps) // every
+        return step in (0, self.settings.last_step) or step // every > max(0, step - self.settings.eval_steps) // every
 
     def _signal(self) -> int:
         return SIGNAL + self.signals.received if self.signals.received else NOTHING
@@ -142,18 +145,18 @@ class StepControl(DefaultFlowCallback):
     def _request(self, *, main: bool) -> int:
         if self.signals.received or not main:
             return self._signal()
-        args = self.args
-        hours = self.run.seconds() / 3600 if args.max_hours or args.max_usd else 0.0
-        if args.max_hours and hours >= args.max_hours:
+        settings = self.settings
+        hours = self.run.seconds() / 3600 if settings.max_hours or settings.max_usd else 0.0
+        if settings.max_hours and hours >= settings.max_hours:
             return MAX_HOURS
-        if args.max_usd and hours * args.usd_per_hour >= args.max_usd:
+        if settings.max_usd and hours * settings.usd_per_hour >= settings.max_usd:
             return MAX_USD
-        if args.save_strategy == "no":
+        if settings.save_strategy == "no":
             return NOTHING
         now = time.monotonic()
-        if args.save_minutes and now - self._saved_at >= 60 * args.save_minutes:
+        if settings.save_minutes and now - self._saved_at >= 60 * settings.save_minutes:
             return SAVE
-        due = args.save_rolling_minutes and now - self._rolled_at >= 60 * args.save_rolling_minutes
+        due = settings.save_rolling_minutes and now - self._rolled_at >= 60 * settings.save_rolling_minutes
         return ROLLING if due and not self.saver.jobs else NOTHING
 
 

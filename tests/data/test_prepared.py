@@ -1,5 +1,6 @@
 """Prepared folders are opened only if they match the recipe and their manifest."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -10,11 +11,20 @@ from datasets import load_from_disk
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.errors import UserError
 
 
 def open_for(args: DataArguments, *typed: str) -> PreparedData:
-    return PreparedData.open(args, typed=typed, recipe=Path("recipe.yaml"))
+    recipe = DataRecipe(
+        path=Path("recipe.yaml"),
+        typed=frozenset(typed),
+        stated=frozenset(),
+        options=argparse.Namespace(),
+        written={"data": vars(args)},
+        data=args,
+    )
+    return PreparedData.open(recipe)
 
 
 def test_another_form_is_refused(arguments) -> None:

@@ -18,8 +18,8 @@ from gpt2_repro.evaluation.references import HELLASWAG_ITEMS
 from gpt2_repro.evaluation.scores import Job
 from gpt2_repro.evaluation.tasks import write_task_files
 from gpt2_repro.model.pretraining import make_pretraining
+from gpt2_repro.planning.workload import HELLASWAG_TOKENS
 from gpt2_repro.tokenization import load_for_rows
-from gpt2_repro.training.workload import HELLASWAG_TOKENS
 from tests.evaluation.conftest import write_rows
 
 

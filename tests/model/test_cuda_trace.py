@@ -16,7 +16,7 @@ import torch
 
 from gpt2_repro.model.size import flops_per_token, gpt2_parameters
 from gpt2_repro.planning.memory import UNTRACED_BYTES, MemoryEstimate, MemoryTrial
-from gpt2_repro.training.arguments import load_recipe
+from gpt2_repro.planning.recipe import load_recipe
 from tests.commands import ROOT
 from tests.model.trace_on_cuda import STUB_SOURCE
 

@@ -63,7 +63,7 @@ def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
 
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
-    from gpt2_repro.training.arguments import load_recipe
+    from gpt2_repro.planning.recipe import load_recipe
 
     def fused(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float | None = None, **kwargs: Any) -> Any:
         k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))

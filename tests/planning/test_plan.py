@@ -11,7 +11,7 @@ from gpt2_repro.model.size import gpt2_scale
 from gpt2_repro.planning.compute_optimal import Choice, choose, expected_loss
 from gpt2_repro.planning.cost import CARDS, PRICES, Workload, budget_lines, cards_named, plan_on, price_of
 from gpt2_repro.planning.memory import MemoryEstimate, MemoryTrial
-from gpt2_repro.training.workload import workload_of
+from gpt2_repro.planning.workload import workload_of
 from tests.sections import parse_for_training
 
 

@@ -10,8 +10,8 @@ from gpt2_repro.checkpoints import manifest_hash
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.optim.schedule import learning_rate_factor
-from gpt2_repro.training import sizing
-from gpt2_repro.training.sizing import follow_data
+from gpt2_repro.planning import sizing
+from gpt2_repro.planning.sizing import follow_data
 from tests.faults.runs import status, weights
 from tests.sections import parse_for_training
 

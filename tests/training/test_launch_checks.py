@@ -13,9 +13,9 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS, current_launcher
+from gpt2_repro.planning.recipe import load_recipe
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import settings
-from gpt2_repro.training.arguments import load_recipe
 from gpt2_repro.training.engine import check_engine
 from gpt2_repro.training.launch_checks import check_deepspeed_json, check_launcher
 from gpt2_repro.training.settings import resolve_settings

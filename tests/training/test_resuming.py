@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from transformers import TrainingArguments
 
 from gpt2_repro.batch_plan import BatchPlan, plan_batches
 from gpt2_repro.checkpoints import resuming
@@ -20,7 +21,6 @@ from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.engine import fix_restored_optimizer
 from gpt2_repro.training.inputs import training_loader
-from gpt2_repro.training.pretraining_arguments import PretrainingArguments
 
 
 PLAN = plan_batches(tokens_per_step=100, sequence_length=10, micro_batch_size=10, num_processes=1, max_steps=8)
@@ -170,11 +170,11 @@ def test_restored_step_counts_are_separate_and_on_the_right_device(fused: bool |
 
 def test_the_dataloader_draws_no_global_random_number(tiny_data: Path) -> None:
     """A resumed run starts its dataloader once more, which must not change the dropout of later steps."""
-    options = {"seed": 1, "data_seed": None, "train_sampling_strategy": "random", "compile_loss": False}
+    options = {"seed": 1, "data_seed": None, "train_sampling_strategy": "random"}
     options |= {"per_device_train_batch_size": 8, "dataloader_num_workers": 0, "dataloader_pin_memory": False}
     options |= {"dataloader_prefetch_factor": None, "dataloader_in_order": True, "device": torch.device("cpu")}
     rows, plan = PreparedData.read(tiny_data).rows("train"), BatchPlan(256, 32, 8, 1, 1, 8)
-    loader, _ = training_loader(rows, plan, cast(PretrainingArguments, SimpleNamespace(**options)))
+    loader, _ = training_loader(rows, plan, cast(TrainingArguments, SimpleNamespace(**options)), compiled=False)
     before = torch.get_rng_state()
     iter(loader)
     assert torch.equal(torch.get_rng_state(), before)

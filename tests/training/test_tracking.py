@@ -16,8 +16,8 @@ from transformers.integrations.integration_utils import TensorBoardCallback, Tra
 
 from gpt2_repro import cli
 from gpt2_repro.errors import UserError
+from gpt2_repro.planning.recipe import check_trackers
 from gpt2_repro.training import announce
-from gpt2_repro.training.arguments import check_trackers
 from gpt2_repro.training.tracking import check_reporting, guard_reporting, prepare_tracking, report_text
 
 

@@ -15,9 +15,9 @@ from gpt2_repro.hardware import Accelerator, find_accelerator, total_memory
 from gpt2_repro.manifest import SplitCounts
 from gpt2_repro.model.arguments import GPT2, SHAPE, check_model
 from gpt2_repro.planning.memory import MemoryTrial
+from gpt2_repro.planning.recipe import TrainingRecipe, check_warmup, count_steps, output_dir_of
+from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_steps, output_dir_of
-from gpt2_repro.training.workload import estimate_memory, plan_run, workload_of
 
 
 logger = logging.getLogger(__name__)
@@ -60,13 +60,14 @@ def follow_data(
     epochs, sizes = recipe.training.epochs, [getattr(recipe.model, name) for name in SHAPE]
     sizes += [recipe.training.tokens_per_step, recipe.training.total_tokens]
     try:
-        data = data or PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        data = data or PreparedData.open(recipe)
     except UserError:
         if epochs or not all(sizes):
             raise
         return _with_micro_batch(_record_size_keys(recipe), device)
 
     recipe = dataclasses.replace(recipe, data=data.section)
+    check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     counts = data.manifest.counts["train"]
     if epochs:
         recipe = recipe.with_training(total_tokens=TokenCount(int(epochs * counts.row_tokens)), epochs=0.0)

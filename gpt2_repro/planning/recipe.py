@@ -1,4 +1,4 @@
-"""Define the recipe section `training:`, with llm.c's defaults."""
+"""Define the recipe of train.py and its section `training:`, with llm.c's defaults."""
 
 import dataclasses
 import importlib.util
@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from gpt2_repro.batch_plan import BatchPlan, SamplingStrategy, TokenCount
-from gpt2_repro.checkpoints.resuming import RunIdentity
-from gpt2_repro.config import JsonObject, Recipe, parse_recipe, values_of
-from gpt2_repro.data.arguments import DataArguments, name_folder
+from gpt2_repro.batch_plan import SamplingStrategy, TokenCount
+from gpt2_repro.config import JsonObject, parse_recipe
+from gpt2_repro.data.arguments import name_folder
+from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
-from gpt2_repro.fields import ABOVE_0, FRACTION, Range, changeable, check_ranges, fixed, option, settings_of, unnamed
+from gpt2_repro.fields import ABOVE_0, FRACTION, Range, changeable, check_ranges, fixed, option, unnamed
 from gpt2_repro.files import expand
-from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.arguments import ModelArguments, check_model
 from gpt2_repro.optim import Schedule
 
@@ -147,6 +146,17 @@ class TrainingSection:
         """Whether matrix products have 16 bits (`auto` counts as 16 bits)."""
         return self.asked_precision != "fp32"
 
+    @property
+    def rotation(self) -> dict[str, Any]:
+        """The arguments of `checkpoints.to_keep`."""
+        keep = {"keep": self.keep_checkpoints, "keep_every": self.keep_every_steps}
+        return keep | {"keep_best": self.keep_best_checkpoint}
+
+    @property
+    def last_step(self) -> int:
+        """The last optimizer step: max_steps, or stop_at_step if set and earlier."""
+        return min(self.stop_at_step or self.max_steps, self.max_steps)
+
     def __post_init__(self) -> None:
         """Raise UserError if a value is out of its range."""
         check_ranges(self)
@@ -159,10 +169,9 @@ class TrainingSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingRecipe(Recipe):
+class TrainingRecipe(DataRecipe):
     """A recipe for train.py."""
 
-    data: DataArguments
     model: ModelArguments
     training: TrainingSection
     evaluation: EvaluationArguments
@@ -221,30 +230,6 @@ def check_warmup(training: TrainingSection) -> None:
     if training.warmup_steps >= max(1, steps):
         problem = f"--warmup_steps {training.warmup_steps:g} must be less than the {steps:,} steps of the run"
         raise UserError(f"{problem}. Pass fewer, such as --warmup_steps {steps // 10}.")
-
-
-def run_identity_of(
-    settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: ModelArguments
-) -> RunIdentity:
-    """Return the settings of a run that must not change on a resume."""
-    fields = settings_of(settings, model)
-    del fields["total_tokens"]  # max_steps follows from it
-    fields = {name: setting for name, setting in fields.items() if setting.is_trajectory}
-    values = {name: value for name, value in (values_of(settings) | values_of(model)).items() if name in fields} | {
-        "data": data.sha256["train"],
-        "tokenizer": data.tokenizer_sha256,
-        "sequence_length": plan.sequence_length,
-        "tokens_per_step": plan.tokens_per_step,
-        "max_steps": plan.max_steps,
-    }
-    can_change = {"data", *(name for name, setting in fields.items() if setting.role == "changeable")}
-    return RunIdentity(values, can_change, settings.allow_resume_change)
-
-
-def rotation_of(settings: TrainingSection) -> dict[str, Any]:
-    """Return the arguments of `checkpoints.to_keep`."""
-    keep = {"keep": settings.keep_checkpoints, "keep_every": settings.keep_every_steps}
-    return keep | {"keep_best": settings.keep_best_checkpoint}
 
 
 def output_dir_of(recipe: TrainingRecipe) -> str:
