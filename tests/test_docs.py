@@ -10,11 +10,13 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpt2_repro.data.sources.opening import SOURCE_NAMES
-from gpt2_repro.planning.workload import plan_run
+from gpt2_repro.planning.cost import plan_on
+from gpt2_repro.planning.workload import plan_run, workload_of
 from tests.sections import ROOT, parse_for_preparation, parse_for_training
 
 
@@ -128,13 +130,40 @@ def test_files(page: Path) -> None:
 
 
 def test_form_of_pages() -> None:
-    """Lines have at most 119 characters; README is short and lists every page."""
+    """Lines have at most 119 characters; README is short and links docs/README.md, which lists every page."""
     for page in [*PAGES, RESULTS, ROOT / "CHANGELOG.md", ROOT / "runpod" / "README.md"]:
         for line in page.read_text(encoding="utf-8").splitlines():
             assert line.startswith("|") or len(re.sub(r"\]\([^)]*\)|https?://\S+", "]", line)) <= 119, (page, line)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"\]\(docs/([\w-]+)\.md\)", readme.partition("## Documentation\n")[2])
-    assert len(readme.splitlines()) <= 150 and set(listed) == {page.stem for page in DOCS}
+    readme, index = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/README.md"))
+    listed = re.findall(r"\]\(([\w-]+)\.md[)#]", index)
+    assert len(readme.splitlines()) <= 150 and "](docs/README.md)" in readme
+    assert {*listed, "README"} == {page.stem for page in DOCS}
+
+
+def test_prices() -> None:
+    """README, docs/cost.md and docs/recipes.md have the hours and total prices that preflight computes."""
+
+    def planned(recipe: str, card: str, count: int) -> dict[str, Any]:
+        arguments = parse_for_training(f"recipes/{recipe}.yaml", "--dataset_dir", "data/nowhere")
+        return plan_on(workload_of(arguments), card, count)
+
+    for page in (ROOT / "README.md", ROOT / "docs" / "cost.md"):
+        row = r"^\| (\d) x (.+?) \| ([\d.]+) \| \$(\d+) \| \$([\d.]+) \|"
+        rows = re.findall(row, page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(rows) >= 5, page.name
+        for count, card, *shown in rows:
+            plan = planned("gpt2_124m", card, int(count))
+            price = plan["machine"]["usd_per_hour"]
+            computed = [f"{plan['minutes'] / 60:.1f}", f"{plan['usd']:.0f}", f"{price:.2f}"]
+            assert shown == computed, f"{page.name}: {count} x {card}"
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)`.* \| ([\d.]+) h, \$(\S+) \| ([\d.]+) h, \$(\S+) \|", page, re.MULTILINE)
+    assert len(rows) >= 8
+    for recipe, *cells in rows:
+        for card, hours, usd in zip(("A100 SXM 80 GB", "H100 SXM"), cells[::2], cells[1::2], strict=True):
+            plan = planned(recipe, card, 8)
+            assert float(hours) == pytest.approx(plan["minutes"] / 60, rel=0.01, abs=0.051), recipe
+            assert float(usd.replace(",", "")) == pytest.approx(plan["usd"], rel=0.001, abs=0.51), recipe
 
 
 def test_tables() -> None:
