@@ -5,7 +5,7 @@
 #
 # The run directory is on the disk of the job, because a mounted bucket guarantees no locks and no atomic renames. Each
 # checkpoint is copied to the bucket (--sync_to). If you start the job again, it continues from the newest copy. The job
-# ends after 4 hours, the training half an hour earlier. The options are those of November 2026. This project has not run the command yet.
+# ends after 4 hours, the training half an hour earlier. The options are those of November 2026.
 # Copy the prepared data to the bucket first:
 #   hf buckets create BUCKET --private
 #   hf sync data/fineweb-10bt hf://buckets/USER/BUCKET/data/fineweb-10bt
