@@ -18,8 +18,17 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "gpt2_repro"
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = [ast.parse(source) for source in SOURCES.values()]
-# Folders with the sources in which private names are looked up.
-LIBRARIES = ("transformers", "accelerate", "deepspeed", "lm_eval", "tqdm", "torch/optim", "torch/distributed/fsdp")
+# Folders and files with the sources in which private names are looked up.
+LIBRARIES = (
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "lm_eval",
+    "tqdm",
+    "torch/optim",
+    "torch/distributed/fsdp",
+    "torch/storage.py",
+)
 STANDARD_LIBRARY = {"_asdict", "_exit", "_fields", "_replace"}
 # Public attributes without documentation, and the modules whose source contains them.
 UNDOCUMENTED: dict[str, tuple[str, ...]] = {
@@ -49,7 +58,12 @@ def upstream() -> list[str]:
     root = Path(importlib.util.find_spec("torch").submodule_search_locations[0]).parent  # type: ignore[union-attr,index]
     folders = (root / library for library in LIBRARIES)
     # The models of transformers are most of its files, and the package touches none of their private names.
-    paths = (path for folder in folders for path in folder.rglob("*.py") if "transformers/models" not in str(path))
+    paths = (
+        path
+        for folder in folders
+        for path in [*folder.rglob("*.py"), folder]
+        if path.is_file() and "transformers/models" not in str(path)
+    )
     return [line for path in paths for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 

@@ -1,22 +1,24 @@
-"""Hash the files of a checkpoint while they are saved, or copy them to memory."""
+"""Copy the large files of a checkpoint to memory, or hash them while they are written to disk."""
 
-import contextlib
 import json
+import logging
 import mmap
 import os
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import modeling_utils
 
 from gpt2_repro.checkpoints.writer import HashedFile
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.text import size as size_text
 
 
-NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, and recipe.yaml contains them.
+logger = logging.getLogger(__name__)
+
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # names in safetensors files
 
 
@@ -24,26 +26,50 @@ class StagingMemory:
     """Memory for the files of a checkpoint, shared with the process that writes them.
 
     The memory is allocated before the first save, because a copy into newly allocated memory takes ten times as long.
+    If CUDA is in use, the memory is pinned, so that a GPU copies to it at the speed of the bus.
     """
 
     def __init__(self, size: int) -> None:
         # Not limited by the size of /dev/shm, which is often 64 MB in containers.
         self.descriptor = os.memfd_create("checkpoint")
         self.size = self.used = 0
+        self.skipped: list[tuple[int, int]] = []  # start and size of the parts that torch.save has left out
+        self._pinned_at = 0
         self._grow(size + size // 50 + (1 << 20))  # and the headers of the files
+
+    def reserve(self, size: int) -> int:
+        """Append `size` bytes, and return their start."""
+        start = self.used
+        if start + size > self.size:
+            self._grow(start + size + (start + size) // 8)
+        self.used += size
+        return start
 
     def write(self, data: Any) -> int:
         """Append `data`. This is the method that torch.save needs."""
         piece = memoryview(data).cast("B")
-        end = self.used + len(piece)
-        if end > self.size:
-            self._grow(end + end // 8)
-        self.view[self.used : end] = piece
-        self.used = end
+        start = self.reserve(len(piece))
+        self.view[start : start + len(piece)] = piece
         return len(piece)
+
+    def seek(self, size: int, whence: int) -> int:
+        """Leave out `size` bytes. torch.save calls this method for each storage, within `skip_data`."""
+        self.skipped.append((self.reserve(size), size))
+        return self.used
 
     def flush(self) -> None:
         """Do nothing. torch.save calls this method."""
+
+    def copy(self, data: torch.Tensor, start: int) -> None:
+        """Begin to copy a tensor of bytes to `start`. `finish` waits for copies from a GPU."""
+        if data.numel():
+            target = torch.frombuffer(self.view, dtype=torch.uint8, count=data.numel(), offset=start)
+            target.copy_(data, non_blocking=True)
+
+    def finish(self) -> None:
+        """Wait until all copies have ended."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
 
     def _grow(self, size: int) -> None:
         try:
@@ -51,78 +77,102 @@ class StagingMemory:
         except OSError as error:
             problem = f"Copying a checkpoint needs {size_text(size)} of memory ({error.strerror})"
             raise RunFailed(f"{problem}. Pass --no_background_save, or use a machine with more memory.") from None
+        self.finish()  # the copies into the old mapping
+        if self._pinned_at:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned_at)
         self.size = size
         self.view = memoryview(mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+        if torch.cuda.is_initialized():
+            self._pinned_at = torch.frombuffer(self.view, dtype=torch.uint8).data_ptr()
+            if code := int(torch.cuda.cudart().cudaHostRegister(self._pinned_at, size, 0)):
+                self._pinned_at = 0
+                logger.warning("Saves pause the training for longer: memory cannot be pinned (CUDA error %d).", code)
 
 
-def write_safetensors(tensors: dict[str, torch.Tensor], file: Any, metadata: dict[str, str] | None) -> None:
-    """Write tensors to `file` in the safetensors format.
+class StagedFiles:
+    """The large files of one save, which are copied to `memory` or written to disk.
 
-    The bytes are the same as from safetensors' `save_file`. Contiguous tensors on the CPU are written without an
-    intermediate copy.
+    Args:
+        folder: the staging folder of the checkpoint.
+        memory: where to copy the files. None: write them to `folder`.
+        progress: a function that is called after each piece that is written to disk.
+
+    Attributes:
+        files: each file's size (`bytes`) and hash (`sha256`) or position in the memory (`start`), by the path relative
+            to `folder`. The manifest needs also the small files, which `checkpoints.seal` hashes.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-    end = 0
-    for name, tensor in ordered:
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for _, tensor in ordered:
-        file.write(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
 
-
-@contextlib.contextmanager
-def hashed_saves(
-    folder: Path, memory: StagingMemory | None, progress: Callable[[], None]
-) -> Iterator[dict[str, dict[str, Any]]]:
-    """Write and hash the files that the block saves, or copy them to `memory`.
-
-    These are files below `folder` from `torch.save`, and safetensors files from transformers. `progress` is called
-    after each piece that is written to disk.
-
-    Yields a dict with each file's size (`bytes`) and hash (`sha256`) or position in the memory (`start`), by the path
-    relative to `folder`.
-    """
-    # transformers and DeepSpeed have no hook for the files of a checkpoint, and hash nothing.
-    written: dict[str, dict[str, Any]] = {}
-    save_pickle, save_weights = torch.save, modeling_utils.safe_save_file
-    checksums = torch.serialization.get_crc32_options()
-
-    def write(path: Path, save_to: Callable[[Any], None]) -> None:
-        name = str(path.relative_to(folder))
+    def __init__(self, folder: Path, memory: StagingMemory | None, progress: Callable[[], None]) -> None:
+        self.folder, self.memory, self.progress = folder, memory, progress
+        self.files: dict[str, dict[str, Any]] = {}
         if memory is not None:
-            start = memory.used
-            save_to(memory)
-            written[name] = {"bytes": memory.used - start, "start": start}
-        else:
-            with path.open("xb") as file:
-                hashed = HashedFile(file, progress)
-                save_to(hashed)
-                written[name] = hashed.finish()
+            memory.used = 0
 
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        path = Path(f) if isinstance(f, str | os.PathLike) else None
-        if path is None or not path.is_relative_to(folder):
-            save_pickle(obj, f, *args, **kwargs)
-        elif path.name != NOT_SAVED:
-            write(path, lambda file: save_pickle(obj, file, *args, **kwargs))
+    def save(self, obj: Any, path: str | os.PathLike[str]) -> None:
+        """Save an object as torch.save does."""
+        checksums = torch.serialization.get_crc32_options()
+        # The manifest has a SHA-256 of each file. These checksums would triple the time.
+        torch.serialization.set_crc32_options(False)
+        try:
+            self._write(Path(path), lambda file: _save(obj, file))
+        finally:
+            torch.serialization.set_crc32_options(checksums)
 
-    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: dict[str, str] | None = None) -> None:
-        if Path(filename).is_relative_to(folder):
-            write(Path(filename), lambda file: write_safetensors(tensors, file, metadata))
-        else:
-            save_weights(tensors, filename, metadata)
+    def save_safetensors(
+        self, tensors: dict[str, torch.Tensor], path: Any, metadata: dict[str, str] | None = None
+    ) -> None:
+        """Save tensors with the same bytes as safetensors' `save_file`."""
+        ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+        end = 0
+        for name, tensor in ordered:
+            start, end = end, end + tensor.nbytes
+            header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
 
-    if memory is not None:
-        memory.used = 0
-    # The manifest has a SHA-256 of each file. The checksums in files of torch.save would triple the time of a copy.
-    torch.serialization.set_crc32_options(False)
-    torch.save, modeling_utils.safe_save_file = save, save_file
-    try:
-        yield written
-    finally:
-        torch.save, modeling_utils.safe_save_file = save_pickle, save_weights
-        torch.serialization.set_crc32_options(checksums)
+        def write(file: Any) -> None:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for _, tensor in ordered:
+                data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+                if isinstance(file, StagingMemory):
+                    file.copy(data, file.reserve(data.numel()))
+                else:
+                    file.write(memoryview(data.cpu().numpy()))
+
+        self._write(Path(path), write)
+
+    def _write(self, path: Path, write: Callable[[Any], None]) -> None:
+        name = str(path.relative_to(self.folder))
+        if self.memory is not None:
+            start = self.memory.used
+            write(self.memory)
+            self.files[name] = {"bytes": self.memory.used - start, "start": start}
+            return
+        with path.open("xb") as file:
+            hashed = HashedFile(file, self.progress)
+            write(hashed)
+            self.files[name] = hashed.finish()
+
+
+def _save(obj: Any, file: Any) -> None:
+    """Save an object with torch.save. To memory, the storages of its tensors are copied in the background."""
+    if not isinstance(file, StagingMemory):
+        return torch.save(obj, file)
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    class Pickler(pickle.Pickler):
+        """A pickler that lists the storages in the order in which torch.save writes them."""
+
+        def reducer_override(self, part: Any) -> Any:
+            if isinstance(part, torch.Tensor) and (storage := part.untyped_storage()).nbytes():
+                storages.setdefault(storage._cdata, storage)
+            return NotImplemented
+
+    file.skipped = []
+    with torch.serialization.skip_data():
+        torch.save(obj, file, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))
+    for storage, (start, size) in zip(storages.values(), file.skipped, strict=True):
+        if size != storage.nbytes():
+            raise RuntimeError("torch.save has written the storages in another order.")
+        file.copy(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), start)

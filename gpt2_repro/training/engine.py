@@ -84,6 +84,17 @@ def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> 
     accelerate.optimizer.is_lomo_available = lambda: False
 
 
+def save_files_with(engine: Any, save: Callable[[Any, str], None]) -> None:
+    """Let DeepSpeed write the files of its checkpoints with `save`, which takes an object and a path."""
+    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+    class StagedCheckpointEngine(TorchCheckpointEngine):
+        def save(self, state_dict: Any, path: str) -> None:
+            save(state_dict, path)
+
+    engine.checkpoint_engine = StagedCheckpointEngine()
+
+
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
     """Return the class, dtypes and settings of the training engine."""
     dtype = next(wrapped.parameters()).dtype

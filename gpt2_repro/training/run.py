@@ -260,7 +260,6 @@ def save_final(trainer: "PretrainingTrainer") -> None:
     final/ has the fp32 weights, or their average over steps if the run computes one.
     """
     from gpt2_repro import tokenization
-    from gpt2_repro.checkpoints.staged_saves import hashed_saves
     from gpt2_repro.evaluation.model_card import model_card
     from gpt2_repro.model.pretraining import plain_model
     from gpt2_repro.training.engine import fp32_weights
@@ -277,13 +276,13 @@ def save_final(trainer: "PretrainingTrainer") -> None:
         staged = saver.staging
         with checkpoints.disk_faults_in_words(run.path, run.final.name, staged):
             shutil.rmtree(staged, ignore_errors=True)
-            with hashed_saves(staged, None, trainer.watchdog.arm) as files:
-                plain_model(trainer.model.config, weights).save_pretrained(staged)
+            plain_model(trainer.model.config, weights).save_pretrained(staged)
+            trainer.watchdog.arm()
             tokenization.save(trainer.processing_class, staged)
             step = trainer.state.global_step
             losses = events.final_losses(run.metrics, step, averaged=is_averaged)
             facts = {"step": step, "tokens": trainer.tokens_trained, "losses": losses}
-            checkpoints.seal(staged, files, **facts, environment=trainer.environment.to_json())
+            checkpoints.seal(staged, {}, **facts, environment=trainer.environment.to_json())
             # The model card is not in the manifest.
             card = model_card(run.path.resolve().name, TrainingRecord(**facts, environment=trainer.environment))
             write_whole(staged / "README.md", card)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DefaultFlowCallback, PreTrainedModel, Trainer, TrainingArguments
+from transformers import DefaultFlowCallback, PreTrainedModel, Trainer, TrainingArguments, modeling_utils
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
 
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
-from gpt2_repro.checkpoints.staged_saves import hashed_saves
+from gpt2_repro.checkpoints.staged_saves import StagedFiles
 from gpt2_repro.config import values_of
 from gpt2_repro.model.load import load_experts
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
@@ -93,6 +94,7 @@ class PretrainingTrainer(Trainer):
         self.restored_losses: dict[str, Any] | None = None  # the loss window in the manifest of a checkpoint
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
         self._held_report: Callable[[], None] | None = None
+        self.staged: StagedFiles  # the files of the save in progress
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
         for own in (self.guard, self.when, self.watchdog, self.average):
             self.add_callback(own)
@@ -149,6 +151,8 @@ class PretrainingTrainer(Trainer):
         optimizer = (zero or self.optimizer).optimizer  # torch's, without the wrappers of DeepSpeed and accelerate
         engine.set_masters(self.model, weights)
         engine.skip_repeated_work(self.model_wrapped, self.model, self.optimizer)
+        if self.is_deepspeed_enabled:
+            engine.save_files_with(self.model_wrapped, lambda obj, path: self.staged.save(obj, path))
         follow(self.lr_scheduler, self.args.learning_rate)
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
@@ -328,16 +332,35 @@ class PretrainingTrainer(Trainer):
         weights = {name: torch.from_dlpack(weight) for name, weight in self.model.state_dict().items()}
         return self._save(output_dir, state_dict=weights)
 
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        # save_pretrained has no argument for the function that writes the weights.
+        save_file, modeling_utils.safe_save_file = modeling_utils.safe_save_file, self.staged.save_safetensors
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            modeling_utils.safe_save_file = save_file
+        if self.args.should_save:  # a pickle that nothing reads; recipe.yaml has the settings
+            Path(str(output_dir), TRAINING_ARGS_NAME).unlink()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            super()._save_optimizer_and_scheduler(output_dir)
+        elif self.args.should_save:
+            self.staged.save(self.optimizer.state_dict(), Path(output_dir, OPTIMIZER_NAME))
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         save = functools.partial(super()._save_checkpoint, model, trial)
 
         def write(staged: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
             engine.require_same_weights(self.model, step=self.state.global_step)
             self.run.sync()
-            with hashed_saves(staged, self.saver.memory, self.watchdog.arm) as files:
-                save()
+            self.staged = StagedFiles(staged, self.saver.memory, self.watchdog.arm)
+            save()
+            if self.saver.memory is not None:
+                self.saver.memory.finish()
             losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
-            return files, {
+            return self.staged.files, {
                 "run_identity": self.environment.run_identity,
                 "deepspeed_processes": self.args.world_size if self.is_deepspeed_enabled else None,
                 "tokens": self.tokens_trained,

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
+from torch.utils._pytree import tree_flatten
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from gpt2_repro.checkpoints import defect, disk_faults_in_words, read_manifest, saving, writer
 from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
-from gpt2_repro.checkpoints.staged_saves import StagingMemory, hashed_saves
+from gpt2_repro.checkpoints.staged_saves import StagedFiles, StagingMemory
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import checkpoints
@@ -25,17 +26,22 @@ SHARDS = ("global_step7/shard.pt", "optimizer.pt")
 
 @pytest.mark.parametrize("memory_bytes", [None, 1, 1 << 20], ids=["written at once", "memory grows", "memory fits"])
 def test_saved_files_are_hashed_and_unchanged(memory_bytes: int | None, tmp_path: Path) -> None:
-    state = {"m": torch.randn(1000, 700), "v": [torch.arange(5)] * 3, "step": 7}
+    flat = torch.randn(10)
+    state = {"m": torch.randn(1000, 700), "v": [torch.arange(5)] * 3, "views": (flat[:3], flat[2:]), "step": 7}
+    state |= {"empty": torch.empty(0), "weight": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))}
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=20, n_positions=8))
     staging, elsewhere = tmp_path / "staging", tmp_path / "elsewhere"
     (staging / "global_step7").mkdir(parents=True)
+    elsewhere.mkdir()
     memory = None if memory_bytes is None else StagingMemory(memory_bytes)
-    with hashed_saves(staging, memory, lambda: None) as written:
-        torch.save(state, staging / "global_step7" / "shard.pt")
-        torch.save(state, str(staging / "optimizer.pt"), _use_new_zipfile_serialization=True)
-        model.save_pretrained(staging)
-        model.save_pretrained(elsewhere)
-    assert modeling_utils.safe_save_file is save_file and written.keys() == {*SHARDS, "model.safetensors"}
+    staged = StagedFiles(staging, memory, lambda: None)
+    for name in SHARDS:
+        staged.save(state, staging / name)
+    weights = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    staged.save_safetensors(weights, staging / "model.safetensors", {"format": "pt"})
+    save_file(weights, elsewhere / "model.safetensors", {"format": "pt"})
+    written = staged.files
+    assert written.keys() == {*SHARDS, "model.safetensors"}
     if memory:
         assert not list(staging.rglob("*.pt")) and not list(staging.rglob("*.safetensors"))
         content = memoryview(mmap.mmap(memory.descriptor, 0))
@@ -43,7 +49,10 @@ def test_saved_files_are_hashed_and_unchanged(memory_bytes: int | None, tmp_path
     for name, record in written.items():
         content = (staging / name).read_bytes()
         assert record == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    assert all(torch.equal(torch.load(staging / name, weights_only=True)["m"], state["m"]) for name in SHARDS)
+    for name in SHARDS:
+        loaded = torch.load(staging / name, weights_only=True)
+        assert tree_flatten(loaded)[1] == tree_flatten(state)[1]
+        assert all(map(torch.equal, *([*map(torch.as_tensor, tree_flatten(tree)[0])] for tree in (loaded, state))))
     assert (staging / "model.safetensors").read_bytes() == (elsewhere / "model.safetensors").read_bytes()
 
 
@@ -56,10 +65,10 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def write(folder: Path) -> tuple[dict, dict]:
         folder.mkdir(parents=True)
-        with hashed_saves(folder, made.memory, made.alive) as files:
-            torch.save({"m": torch.ones(3)}, folder / "optimizer.pt")
+        staged = StagedFiles(folder, made.memory, made.alive)
+        staged.save({"m": torch.ones(3)}, folder / "optimizer.pt")
         (folder / "config.json").write_text("{}", encoding="utf-8")
-        return files, {}
+        return staged.files, {}
 
     made.step = lambda step, stops=None: made.save(step, write, stops=stops)
     return made
