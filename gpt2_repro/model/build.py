@@ -82,6 +82,11 @@ def compile_loss(model: PreTrainedModel, *, backend: Any = "inductor") -> None:
     if model.balance_loss is not None and hasattr(torch._dynamo.config, recomputed):
         # Hooks collect router logits in the forward pass. They need not run again when blocks are recomputed.
         setattr(torch._dynamo.config, recomputed, True)
+    # By default, torch (2.13) does not cache a graph with an autograd.Function or a choice of SDPA kernels, and traces
+    # and partitions it again at each start. The key of the cache contains the code of both.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
+    chosen = ("_backend_from_string", "_sdpa_kernel")
+    torch._inductor.config.unsafe_marked_cacheable_functions |= {f"torch.nn.attention.{name}": "1" for name in chosen}
     compiler = torch._dynamo.lookup_backend(backend)
     model.compiled_graphs = []
 

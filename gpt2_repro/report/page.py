@@ -97,6 +97,8 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
     better = best.get("eval_loss") if best != last else None
     scores = ", ".join(f"{name} {score:.4f}" for name, score in run.reference_scores.items())
     sets, price, seconds = run.further_sets, run.environment.usd_per_hour or 0, run.status.seconds
+    startup = run.environment.startup
+    phases = ", ".join(f"{name} {part:.1f} s" for name, part in startup.items())
     numbers: list[tuple[str, Any, Callable[[Any], str], str]] = [
         ("validation loss (nats/token)", last.get("eval_loss"), "{:.3f}".format, at_last),
         ("best validation loss", better, "{:.3f}".format, f"at step {best.get('step')}"),
@@ -110,6 +112,7 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
         ("MFU", _median(run, "mfu"), "{:.1%}".format, "median"),
         ("padding", _median(run, "padding"), "{:.1%}".format, "median"),
         ("time", seconds, duration, ""),
+        ("last start-up", sum(startup.values()) or None, duration, phases),
         ("cost", (seconds or 0) / 3600 * price or None, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
     ]
     return [(label, form(value), note) for label, value, form, note in numbers if value is not None]

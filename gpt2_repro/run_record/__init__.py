@@ -41,6 +41,7 @@ class RunRecord:
         self.lock_descriptor = -1  # of the lock file, if this process has locked the run
         self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
         self._written = 0.0
+        self.startup: dict[str, float] = {}  # seconds of each phase of the start, in order
 
     # Reading
 
@@ -162,6 +163,10 @@ class RunRecord:
     def measure_with(self, measure: Callable[[], Mapping[str, float]]) -> None:
         """Take the time from `measure`, which returns the seconds of this process in each part of PARTS."""
         self._measured = measure
+
+    def end_phase(self, name: str) -> None:
+        """Record how long a phase of the start has taken, since the end of the previous phase."""
+        self.startup[name] = round(process_seconds() - sum(self.startup.values()), 2)
 
     def seconds(self) -> float:
         """Return the duration of all attempts of this run in seconds."""

@@ -32,6 +32,7 @@ class Environment:
     deviations: list[Mapping[str, Any]] | None = None
     run_identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # must not change on resume
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # optimizer, dtypes and compilation
+    startup: Mapping[str, float] = dataclasses.field(default_factory=dict)  # seconds of each phase of the last start
 
     def to_json(self) -> dict[str, Any]:
         """Return the object to write to environment.json."""

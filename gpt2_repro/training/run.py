@@ -50,6 +50,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
     # --- Settings and checks, before torch is imported
     settings, plan = resolve_settings(recipe)
     run = RunRecord(str(settings.output_dir))
+    run.end_phase("settings")
     data.check()
     identity = run_identity_of(settings, plan, data=data.manifest, model=recipe.model)
 
@@ -66,11 +67,13 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
         )
 
     start = ranks.decide(restore_and_choose)
+    run.end_phase("data and checkpoints")
     if start.is_finished:
         return copy_again(run, settings, identity)
 
     # --- Build
     args = to_training_arguments(settings_from(settings, start), start.plan)  # starts the process group
+    run.end_phase("imports")
     json = deepspeed_json()
     further = {"plan": plan, "eval_tokens": settings.eval_tokens, "data": data.manifest.sha256}
     ranks.check_equal({**identity.values, **further} | {"DeepSpeed JSON": json and json.read_bytes()})
@@ -122,11 +125,14 @@ def build_trainer(
     from gpt2_repro.training.trainer import PretrainingTrainer
 
     inputs, model, length = open_inputs(data, args.settings), recipe.model, start.plan.sequence_length
+    run.end_phase("opening the data")
     config = build_config(
         model, sequence_length=length, vocab_size=data.manifest.vocab_size, tokenizer=inputs.tokenizer
     )
     check_architecture(config, document_mask=model.document_mask)
+    run.end_phase("checking the architecture")
     attention = _choose_kernel(args, recipe, config, run)
+    run.end_phase("choosing the kernel")
     set_seed(args.seed)
     network = build_model(
         config,
@@ -136,6 +142,7 @@ def build_trainer(
         documents=documents_of(inputs.tokenizer, recipe.data.separator) if model.document_mask else None,
         compiled=bool(args.settings.torch_compile),
     )
+    run.end_phase("building the model")
     if ranks.is_main():
         # Not for a run of the stored recipe.
         stored = recipe.with_training(output_dir=args.output_dir, resume_from="", sync_to="", sync_from="")
@@ -235,6 +242,7 @@ def lifecycle(trainer: "PretrainingTrainer", start: Start) -> Iterator[str | Non
         trainer.watchdog.arm()
         gc.freeze()  # collections do not visit the objects that imports have created
         gc.set_threshold(700, 10, 10)  # Python's default, see cli.run
+        run.end_phase("building the Trainer")
         yield folder
         saver.finish_copies()
         trainer.watchdog.disarm()

@@ -162,9 +162,22 @@ class PretrainingTrainer(Trainer):
         chunk = tokens_per_chunk(self.model.config.vocab_size, self.environment.accelerator.memory_bytes or 0)
         facts |= {"clip": self.args.max_grad_norm, "compiled": bool(self.args.settings.torch_compile)}
         self.record_engine(facts | {"tokens_per_chunk_of_logits": chunk})
+        self.run.end_phase("building the engine")
         settings = (f"{key.replace('_', ' ')} = {value}" for key, value in self.environment.engine.items())
         logger.info("settings in use: %s", ", ".join(settings))
         return prepared
+
+    def _record_startup(self) -> None:
+        """Before the second step, log and record how long the phases of the start have taken."""
+        if "loading and validation" not in self.run.startup:
+            return self.run.end_phase("loading and validation")
+        self.run.end_phase("first step")
+        phases, total = self.run.startup, sum(self.run.startup.values())
+        self.environment = dataclasses.replace(self.environment, startup=phases)
+        self.record_engine({})
+        logger.info(
+            "start-up: %.1f s (%s)", total, ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
+        )
 
     def record_engine(self, facts: dict[str, Any]) -> None:
         """Add properties of the training engine to environment.json."""
@@ -242,6 +255,8 @@ class PretrainingTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
         """Return this rank's micro-batches of a step, and the targets of all ranks."""
+        if not self.environment.startup:
+            self._record_startup()
         self.meter.start(self.tokens_trained)
         with self.meter.on("data"):  # without the count of targets, which may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))
