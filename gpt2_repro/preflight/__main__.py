@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli, hardware
-from gpt2_repro.batch_plan import BatchPlan, TokenCount
+from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.config import DEFAULT
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
@@ -31,7 +31,7 @@ from gpt2_repro.planning.compute_optimal import choose
 from gpt2_repro.planning.plan import division, measure_cpu, run_lines
 from gpt2_repro.planning.recipe import TrainingRecipe, load_recipe, output_dir_of
 from gpt2_repro.planning.sizing import follow_data, plans_of
-from gpt2_repro.planning.workload import estimate_memory, workload_of
+from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.preflight.memory_trial import try_training
@@ -70,12 +70,15 @@ def main(argv: list[str]) -> None:
         requested = _recipe_within(requested, device)
     if any(note.about == "precision" for note in notes):
         requested = _with_options(requested, precision="fp16")
-    memory_findings, needed = _check_memory(recipe := follow_data(requested, device=device), device)
+    recipe = follow_data(requested, device=device)
+    if recipe.training.tokens_per_step % (recipe.data.sequence_length * device.count):
+        plan_run(recipe.training, recipe.data, num_processes=device.count)  # UserError: no micro-batch divides the step
+    memory_findings, needed = _check_memory(recipe, device)
     requested, recipe = (_with_options(each, **needed or {}) for each in (requested, recipe))
+    plan = plan_run(recipe.training, recipe.data, num_processes=device.count)
     work, plans = workload_of(recipe), plans_of(recipe, requested, device)
-    is_divided = isinstance(plan := plans[device.count], BatchPlan)
     findings = notes if options.gpu else [*packages, *_check_machine(recipe, work)]
-    findings += [Finding("✓" if is_divided else "✗", "step", division(plan)), *memory_findings]
+    findings += [Finding("✓", "step", division(plan)), *memory_findings]
     training, speed, basis = recipe.training, options.tokens_per_second, "typed"
     if not (options.gpu or speed) and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS:
         rows, basis = training.per_device_train_batch_size, "measured"
@@ -89,7 +92,7 @@ def main(argv: list[str]) -> None:
     else:
         lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
         lines += cost.budget_lines(planned, offers=None if options.all_offers else OFFERS)
-        print("\n".join([*lines, *(_commands(requested, device) if is_divided and needed is not None else [])]))
+        print("\n".join([*lines, *(_commands(requested, device) if needed is not None else [])]))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 

@@ -72,11 +72,24 @@ def test_the_printed_commands_do_what_is_planned(look, capsys, words: str, start
     assert len(lines) >= 5 and not set(lines) - set(out.splitlines())
 
 
-def test_a_run_that_fails_has_no_commands(look) -> None:
+def test_a_run_that_does_not_fit_has_no_commands(look) -> None:
     too_long = "--gpu T4 --sequence_length 262144 --tokens_per_step 262144 --per_device_train_batch_size 1"
-    for words in ("--gpu H100 --n 3", too_long):
-        code, out = look(*words.split())
-        assert code == 1 and "✗" in out and "Commands:" not in out
+    code, out = look(*too_long.split())
+    assert code == 1 and "✗" in out and "Commands:" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("--gpu 4090 --n 3", "--tokens_per_step 393216"),  # 64 rows do not fit, but no other number divides either
+        ("--gpu H100 --n 3 --json", "--tokens_per_step 393216"),
+        ("--gpu H100 --per_device_train_batch_size 48", "--per_device_train_batch_size 32"),
+    ],
+)
+def test_a_step_that_does_not_divide_is_one_line(words: str, fix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=f"{fix}\\b"):
+        preflight.main(words.split())
+    assert not capsys.readouterr().out
 
 
 def test_the_best_offers_come_first(look) -> None:
