@@ -12,18 +12,18 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
+from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation import diagnosis_rows, output
+from gpt2_repro.evaluation import diagnosis, output
 from gpt2_repro.evaluation.arguments import arguments_of_run
 from gpt2_repro.evaluation.comparison import diagnosis_tables
-from gpt2_repro.evaluation.diagnosis_rows import TASKS, Counts, Domain
-from gpt2_repro.evaluation.diagnosis_tables import loss_tables
+from gpt2_repro.evaluation.diagnosis import TASKS, Counts, Ids, check_vocabulary
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import common_window, open_model
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import to_json
 from gpt2_repro.run_record import RunRecord
+from gpt2_repro.tokenization import start_id
 
 
 SHORTEST_WINDOW, LONGEST_WINDOW = 16, 1024
@@ -39,35 +39,34 @@ def main(argv: list[str]) -> None:
     if (name := options.baseline or arguments_of_run(run).baseline) in ("none", "untrained"):
         raise UserError(f"The baseline is {name!r}. Pass a trained model with the tokenizer of RUN as --baseline.")
     baseline = resolve_checkpoint(name)
-    # Imported after the checks, so that mistakes are reported before the slow imports.
-    from gpt2_repro.model.load import load_tokenizer
-
-    tokenizer = load_tokenizer(checkpoint.source)
-    diagnosis_rows.check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
+    tokenizer = _common_tokenizer(checkpoint, baseline)
     dataset_dir = options.dataset_dir or (run and RunRecord(run).data_folder("--dataset_dir"))
     device = choose_device(options.device)
     models = [open_model(checkpoint), open_model(baseline)]
     # Positions that a model was not trained on are scored too, so that the tables show them.
     longest = min(LONGEST_WINDOW, *(model.positions for model in models))
     window = common_window(models, options.max_length or longest, explicit=True)
-    domains, counts = _read_texts(dataset_dir, options, tokenizer)
-    rows = diagnosis_rows.rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
+    texts, counts = _read_texts(dataset_dir, options, tokenizer)
+    rows = diagnosis.cut_rows(texts, window=window, tokens=options.tokens)
     output_dir = options.output_dir or output.default_output_dir(checkpoint) / "diagnosis"
     output.check_output(output_dir)
-    losses = [diagnosis_rows.score_rows(one.load()[0], rows, device=device, name=one.column.name) for one in models]
-    diagnosis = {
+    losses = [diagnosis.score_model(one.load()[0], rows, device=device, name=one.column.name) for one in models]
+    tables = diagnosis.loss_tables(
+        rows, losses, names=list(texts), window=window, separator=start_id(tokenizer), counts=counts
+    )
+    result = {
         "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
         "window": window,
         "tokens_per_domain": options.tokens,
         "dtype": "float32",
         "device": device,
         "frequencies_of": "these texts" if counts is None else "the training text",
-        **loss_tables(rows, losses, names=[domain.name for domain in domains], window=window, counts=counts),
+        **tables,
         **output.run_metadata("python -m gpt2_repro.diagnose", argv),
     }
-    table = output.render("diagnosis.md.j2", tables=diagnosis_tables(diagnosis), **diagnosis)
+    table = output.render("diagnosis.md.j2", tables=diagnosis_tables(result), **result)
     print(f"\n{table}")  # first, so that it is shown even if it cannot be written
-    print(output.write_results(output_dir, "diagnosis", to_json(diagnosis, indent=2) + "\n", table))
+    print(output.write_results(output_dir, "diagnosis", to_json(result, indent=2) + "\n", table))
 
 
 def _parse(argv: list[str]) -> Namespace:
@@ -86,22 +85,32 @@ def _parse(argv: list[str]) -> Namespace:
     return options
 
 
-def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
+def _common_tokenizer(checkpoint: Checkpoint, baseline: Checkpoint) -> Any:
+    """Return the tokenizer of two checkpoints, or raise UserError if they differ."""
+    from gpt2_repro.model.load import load_tokenizer
+
+    ours, theirs = load_tokenizer(checkpoint.source), load_tokenizer(baseline.source)
+    check_vocabulary(theirs, ours, f"--baseline {baseline.name}")
+    # The tokenizer of a model that was trained without separators has no separator.
+    return theirs if start_id(ours) is None else ours
+
+
+def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[dict[str, list[Ids]], Counts | None]:
     """Return the texts to score, and the count of each token id in the training rows of `folder`, the prepared data."""
-    domains, counts = diagnosis_rows.read_prepared(folder, tokenizer, options.tokens) if folder else ([], None)
+    texts, counts = diagnosis.read_prepared(folder, tokenizer, options.tokens) if folder else ({}, None)
     if not folder:
         logger.warning("No prepared folder found. Pass --dataset_dir DIR to also score validation text.")
     local = find_local_files(options.local_data, TASKS) if options.local_data else {}
-    for task in TASKS:
+    for task, name in TASKS.items():
         try:
-            domains.append(diagnosis_rows.read_task(task, local.get(task), tokenizer))
+            texts[name] = diagnosis.read_task(task, local.get(task), tokenizer)
         except UserError as error:
             if task in local:
                 raise
             logger.warning("The text %s is skipped. %s", task, error)
-    if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
+    if not any(len(ids) > 1 for documents in texts.values() for ids in documents):
         raise UserError("No text to score. Pass --dataset_dir PREPARED_FOLDER or --local_data FOLDER.")
-    return domains, counts
+    return texts, counts
 
 
 if __name__ == "__main__":

@@ -26,13 +26,10 @@ DIAGNOSIS_TABLES = {
     "domains": "Loss by domain",
     "positions": "Loss by position in the window, for rows that fill the window",
     "frequencies": "Loss by token frequency (occurrences per million tokens)",
-    "starts": "Loss by position in the document, with a start token",
-    "bare": "Loss by position in the document, without a start token",
-    "start_cost": "Change of the loss due to the start token",
-    "ends": "Loss on the separator at the end of a document, after 64 tokens or a full window",
-    "whole": "Log-probability of a passage's last word, if the model sees all of the passage before it",
-    "sentence": "Log-probability of a passage's last word, if the model sees only the last sentence",
-    "gain": "Gain in the last word's log-probability if the model also sees the text before the last sentence",
+    "ends": "Loss on the separator at the end of a document",
+    "starts": "Loss by position after a separator (1: the first token of a document)",
+    "alone": "Loss of the last 8 tokens of a row, if the model sees only the 16 tokens before them",
+    "gain": "Decrease of this loss if the model sees the whole row",
 }
 
 

@@ -40,14 +40,14 @@ def documents_to_score(documents: Sequence[str]) -> list[str]:
     return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
 
 
-def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[str]:
-    """Return up to `count` passages (see `passages_of`), spread over the documents."""
+def cut_passages(documents: Sequence[str]) -> list[str]:
+    """Return up to NUM_PASSAGES passages (see `passages_of`), spread over the documents."""
     passages: list[str] = []
     # Use ten times as many documents as passages, because some are too short for a passage.
-    sources = [passages_of(document) for document in evenly(documents, 10 * count)]
-    while sources and len(passages) < count:
+    sources = [passages_of(document) for document in evenly(documents, 10 * NUM_PASSAGES)]
+    while sources and len(passages) < NUM_PASSAGES:
         pairs = [(source, passage) for source in sources if (passage := next(source, None)) is not None]
-        passages += evenly([passage for _, passage in pairs], count - len(passages))
+        passages += evenly([passage for _, passage in pairs], NUM_PASSAGES - len(passages))
         sources = [source for source, _ in pairs]
     return passages
 

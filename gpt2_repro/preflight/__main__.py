@@ -72,7 +72,9 @@ def main(argv: list[str]) -> None:
         requested = _with_options(requested, precision="fp16")
     recipe = follow_data(requested, device=device)
     if recipe.training.tokens_per_step % (recipe.data.sequence_length * device.count):
-        plan_run(recipe.training, recipe.data, num_processes=device.count)  # UserError: no micro-batch divides the step
+        plan_run(
+            recipe.training, recipe.data, num_processes=device.count
+        )  # UserError: no micro-batch divides the step
     memory_findings, needed = _check_memory(recipe, device)
     requested, recipe = (_with_options(each, **needed or {}) for each in (requested, recipe))
     plan = plan_run(recipe.training, recipe.data, num_processes=device.count)
