@@ -54,17 +54,11 @@ class Difference:
     # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if not judged
     verdict: str | None = None
     small: str | None = None  # better or worse, if a difference that matches is significant
-    documents: int | None = None
-    needed: int | None = None  # if inconclusive: documents that would probably decide, 0 if only seeds can
     one_seed: bool = False  # whether the model has one seed, so that the interval does not contain seeds
 
     @property
     def words(self) -> str:
         """The verdict as text, with what it rests on."""
-        if self.needed == 0:
-            return f"{self.verdict} (more seeds needed)"
-        if self.needed and self.documents:
-            return f"{self.verdict} ({self.documents:,} of about {self.needed:,} documents)"
         words = f"{self.small}, and small" if self.small and self.verdict else self.verdict or ""
         return f"{words} (one seed)" if self.one_seed and words.startswith(("better", "worse")) else words
 

@@ -79,12 +79,7 @@ def paired(
     if verdict and len(ours) < fewest:
         verdict = f"too few documents ({len(ours)} of {fewest})"
     small = change if verdict == "matches" and change in ("better", "worse") else None
-    needed, half = None, (high - low) / 2
-    # The interval decides if it is narrower than the difference, or than its distance from the margin.
-    if verdict == "inconclusive" and margin:
-        target = max(abs(value), margin - abs(value))
-        needed = math.ceil(len(ours) * (half**2 - spread**2) / (target**2 - spread**2)) if target > spread else 0
-    return Difference(value, stderr, low, high, verdict, small, len(ours), needed)
+    return Difference(value, stderr, low, high, verdict, small)
 
 
 def _change(low: float, high: float, higher_is_better: bool | None) -> str | None:

@@ -17,7 +17,7 @@ import yaml
 from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.local_files import local_source
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
-from gpt2_repro.evaluation.core import CoreTask, definition_of, find_bundle, read_bundle, rows_of
+from gpt2_repro.evaluation.core import URL, CoreTask, definition_of, find_bundle, read_bundle, rows_of
 from gpt2_repro.evaluation.passages import cut_passages, documents_to_score, read_documents
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines
@@ -65,7 +65,7 @@ class TaskFiles(NamedTuple):
     Args:
         sources: the local data file of each task, None for a task that reads from the Hub.
         hashes: of the task files and their data (see `write_task_files`).
-        bundle: the tasks of CORE, also those without data.
+        bundle: the tasks of CORE.
     """
 
     sources: dict[str, Path | None]
@@ -84,10 +84,9 @@ def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, 
         bundle, names = read_bundle(find_bundle(options.local_data)), []
     elif options.bits_per_byte and not options.tasks and not options.suite:
         names = []
-    missing = [task for task in bundle if not task.data.is_file()]
-    if missing and not options.skip_missing:
-        raise UserError(f"{missing[0].data} is missing. To score the other tasks, pass --skip_missing.")
-    local |= {task.name: task.data for task in bundle if task not in missing}
+    if missing := [task.data for task in bundle if not task.data.is_file()]:
+        raise UserError(f"{missing[0]} is missing. Unpack {URL} again.")
+    local |= {task.name: task.data for task in bundle}
     names = [name for task in names for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
     if names and (data := options.local_data or own_documents(run, names)):
         local = find_local_files(data, names) | local
@@ -99,7 +98,8 @@ def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, 
             raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *stock])}")
     tasks = dict.fromkeys(names) | local
     hashes = write_task_files(tasks, folder, bundle)
-    return TaskFiles(fetch_data(tasks, folder, skip=options.skip_missing), hashes, folder, bundle)
+    fetch_data(tasks, folder)
+    return TaskFiles(tasks, hashes, folder, bundle)
 
 
 def text_domains(folder: Path) -> dict[str, Path]:
@@ -185,22 +185,14 @@ def load_task(task: str, folder: Path) -> list[Any]:
         return list(task_index(folder, task).load([task])["tasks"].values())
 
 
-def fetch_data(tasks: Mapping[str, Path | None], folder: Path, *, skip: bool = False) -> dict[str, Path | None]:
+def fetch_data(tasks: Mapping[str, Path | None], folder: Path) -> None:
     """Load data from the Hub into the cache, before models are scored for hours.
 
-    Returns the tasks that have data. Without `skip`, raises UserError if the data of a task is missing.
+    Raises UserError if the data of a task is missing.
     """
-    available = dict(tasks)
     for task in (name for name, source in tasks.items() if source is None):
-        try:
-            check_hub()
-            load_task(task, folder)
-        except UserError as error:
-            if not skip:
-                raise
-            logger.warning("%s is not scored. %s", task, error)
-            del available[task]
-    return available
+        check_hub()
+        load_task(task, folder)
 
 
 @contextlib.contextmanager
