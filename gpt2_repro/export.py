@@ -60,7 +60,10 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="export-", dir=args.out and args.out.parent) as scratch:
         staged = Path(scratch, f"staged{FORMATS[args.format][0]}")
         if args.format == "hf":
-            _write_folder(written, tokenizer, staged)
+            written.save_pretrained(staged)
+            for path in staged.glob("*.safetensors"):  # the library makes them private
+                shutil.copymode(staged / "config.json", path)
+            tokenization.save(tokenizer, staged)
             if checkpoint.record:
                 results = _results(checkpoint, fingerprint(model, tokenizer))
                 name = args.push_to_hub or args.out.name
@@ -94,13 +97,6 @@ def _add_chat(tokenizer: Any) -> None:
     tokenizer.pad_token = tokenizer.eos_token
 
 
-def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
-    for path in folder.glob("*.safetensors"):  # the library makes them private
-        shutil.copymode(folder / "config.json", path)
-    tokenization.save(tokenizer, folder)
-
-
 def _write_file(model: Any, tokenizer: Any, path: Path, args: argparse.Namespace) -> None:
     """Write a file of another program, and say if that program computes another GELU than the model."""
     from gpt2_repro.model.gguf import write_gguf
@@ -121,13 +117,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder, .bin, .pt or .gguf to create.")
-    formats = "Format of the export. (default: by the extension of OUT)"
-    parser.add_argument("--format", choices=tuple(FORMATS), help=formats)
-    types = "float32 or bfloat16. For GGUF: f16, q8_0 or float32. (default: the first)"
-    parser.add_argument("--dtype", metavar="TYPE", help=f"Type of the weights: {types}")
+    parser.add_argument("--format", choices=tuple(FORMATS), help="Format of OUT. (default: by the extension of OUT)")
+    parser.add_argument(
+        "--dtype",
+        metavar="TYPE",
+        help="Type of the weights: float32 (default) or bfloat16. For GGUF: f16 (default), q8_0 or float32.",
+    )
     parser.add_argument("--tokenizer", metavar="NAME", help="Tokenizer of a model file of nanoGPT or llm.c.")
-    chat = "Add a chat template and a padding token, for fine-tuning with TRL."
-    parser.add_argument("--chat", action="store_true", help=chat)
+    parser.add_argument("--chat", action="store_true", help="Add a chat template and a padding token, for TRL.")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     parser.add_argument("--license", metavar="ID", help="License of the weights for the model card, such as mit.")
@@ -138,8 +135,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     args.dtype = args.dtype or dtypes[0]
     if args.dtype not in dtypes:
         raise UserError(f"--format {args.format} has no --dtype {args.dtype}. Pass {' or '.join(dtypes)}.")
-    if args.chat and args.format not in ("hf", "gguf"):
-        raise UserError(f"--chat changes the tokenizer, which --format {args.format} does not contain.")
     needs_tokenizer = Path(args.checkpoint).is_file() and args.format in ("hf", "gguf")
     if needs_tokenizer and not args.tokenizer:
         raise UserError("A model file has no tokenizer. Pass --tokenizer, for example openai-community/gpt2.")
@@ -147,14 +142,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError("--tokenizer is only for model files (.pt, .bin), which have none.")
     if args.tokenizer and (prepared := Path(args.tokenizer, "tokenizer")).is_dir():
         args.tokenizer = str(prepared)  # of a folder of prepare_data.py
-    if args.private and args.push_to_hub is None:
-        raise UserError("--private needs --push_to_hub.")
-    if args.license and args.format != "hf":
-        raise UserError("--license is written to the model card, which needs --format hf.")
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
-    if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
-        raise UserError("--push_to_hub needs a repository, such as --push_to_hub ORG/NAME, and --format hf.")
+    if args.push_to_hub is not None and args.format != "hf":
+        raise UserError("--push_to_hub needs --format hf.")
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
         raise UserError("To upload to the Hub, set HF_TOKEN to a token with write access.")
     if args.out is not None and args.out.exists():

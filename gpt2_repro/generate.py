@@ -28,20 +28,16 @@ logger = logging.getLogger("gpt2_repro.generate")
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.generate", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
-    parser.add_argument("words", nargs="*", default=[], metavar="PROMPT", help="Text to continue.")
-    parser.add_argument("--prompt", default="", help="Text to continue. (default: start a new document)")
+    parser.add_argument("words", nargs="*", metavar="PROMPT", help="Text to continue. (default: a new document)")
+    parser.add_argument("--prompt", default="", help="The same, as an option.")
     parser.add_argument("--max_new_tokens", type=cli.positive_count, default=100, help="Tokens to generate.")
     parser.add_argument("--num_samples", type=cli.between(1, 1000), default=1, help="Number of samples, in one batch.")
-    temperature = cli.between(0.0, 1000.0)
-    parser.add_argument("--temperature", type=temperature, default=1.0, help="Below 0.001: greedy decoding.")
+    parser.add_argument("--temperature", type=cli.between(0.0, 1000.0), default=1.0, help="0: greedy decoding.")
     parser.add_argument("--top_k", type=cli.between(0, 10**9), default=50, help="Draw from the top k tokens. 0: all.")
-    top_p = "Sample from the most likely tokens with this total probability."
-    parser.add_argument("--top_p", type=cli.between(1e-9, 1.0), default=1.0, help=top_p)
+    parser.add_argument("--top_p", type=cli.between(1e-9, 1.0), default=1.0, help="Draw from this total probability.")
     parser.add_argument("--chat", action="store_true", help="Answer lines of standard input, with a chat template.")
     parser.add_argument("--seed", type=cli.between(0, 2**63 - 1), default=42, help="Random seed.")
     args = parser.parse(argv)
-    if args.words and args.prompt:
-        raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
     args.prompt = args.prompt or " ".join(args.words)
     if args.prompt.startswith("FILE:"):
         file = Path(args.prompt.removeprefix("FILE:"))
@@ -92,7 +88,6 @@ def chat(args: argparse.Namespace) -> None:
         raise UserError(f"{args.checkpoint} has no chat template. {fix}")
     room = max_positions(model.config) - min(args.max_new_tokens, max_positions(model.config) // 2)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    options = _options(args, tokenizer) | {"streamer": streamer}
     messages: list[dict[str, str]] = []
     torch.manual_seed(args.seed)
     with contextlib.suppress(EOFError):
@@ -107,9 +102,7 @@ def chat(args: argparse.Namespace) -> None:
                 logger.warning("The message has %d tokens. At most %d fit into the window.", len(ids), room)
                 messages.clear()
                 continue
-            asked = torch.tensor([ids], device=model.device)
-            new = min(args.max_new_tokens, max_positions(model.config) - len(ids))
-            written = model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=new, **options)
+            written = _continue(model, [ids], args, tokenizer, streamer=streamer)
             answer = tokenizer.decode(written[0, len(ids) :], skip_special_tokens=True).strip()
             messages.append({"role": "assistant", "content": answer})
 
@@ -118,10 +111,19 @@ def _ids_of(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
-def _options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+def _continue(
+    model: Any, rows: list[list[int]], args: argparse.Namespace, tokenizer: Any, streamer: Any = None
+) -> Any:
+    """Return rows of ids [rows, T] with at most --max_new_tokens further ids, as many as fit into the window."""
+    import torch
+
+    ids = torch.tensor(rows, device=model.device)
+    new = min(args.max_new_tokens, max_positions(model.config) - ids.shape[1])
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": new, "streamer": streamer}
     sampling = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
     is_greedy = args.temperature < 0.001  # probabilities would overflow
-    return {"pad_token_id": tokenizer.eos_token_id} | ({"do_sample": False} if is_greedy else sampling)
+    options |= {"do_sample": False} if is_greedy else sampling
+    return model.generate(ids, pad_token_id=tokenizer.eos_token_id, **options)
 
 
 def samples(argv: list[str]) -> list[str]:
@@ -135,17 +137,15 @@ def samples(argv: list[str]) -> list[str]:
 
     window = max_positions(model.config)
     start = start_ids(tokenizer, args.prompt)
-    kept = window - min(args.max_new_tokens, window // 2)
-    if len(start) > kept:
-        logger.warning("The prompt has %d tokens. Only the last %d are used.", len(start), kept)
-        start = start[-kept:]
-    ids = torch.tensor([start] * args.num_samples, device=model.device)
-    new = min(args.max_new_tokens, window - len(start))
-    if new < args.max_new_tokens:
+    room = window - min(args.max_new_tokens, window // 2)
+    if len(start) > room:
+        logger.warning("The prompt has %d tokens. Only the last %d are used.", len(start), room)
+        start = start[-room:]
+    if window - len(start) < args.max_new_tokens:
         text = "The model's window has %d tokens, including the prompt. At most %d tokens are generated."
-        logger.warning(text, window, new)
+        logger.warning(text, window, window - len(start))
     torch.manual_seed(args.seed)
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **_options(args, tokenizer))
+    written = _continue(model, [start] * args.num_samples, args, tokenizer)
     return [tokenizer.decode(sample, skip_special_tokens=True) for sample in written]
 
 

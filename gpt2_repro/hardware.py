@@ -145,27 +145,27 @@ def check_processes(num_processes: int) -> None:
         raise UserError(f"{text} Pass --num_processes {gpus}.")
 
 
-def choose_precision(asked: str, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[str, str]:
+def choose_precision(requested: str, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[str, str]:
     """Return the precision of matrix products ("bf16", "fp16" or "fp32"), and the reason.
 
     Args:
-        asked: one of these, or "auto": bf16 if the device supports it, otherwise fp16 on a GPU and fp32 on a CPU.
+        requested: one of these, or "auto": bf16 if the device supports it, otherwise fp16 on a GPU and fp32 on a CPU.
 
     A GPU without bf16 uses fp32 instead of bf16 if `accept_any_hardware`, and raises UserError otherwise.
     """
     import torch
     from transformers.utils import is_torch_bf16_available_on_device
 
-    if asked == "fp32":
+    if requested == "fp32":
         return "fp32", "fp32, as set in the recipe"
     if use_cpu or gpu_kind() == "mps":
-        if asked == "fp16":  # accelerate (1.15) would ignore fp16 on a CPU without a message
+        if requested == "fp16":  # accelerate (1.15) would ignore fp16 on a CPU without a message
             return "fp32", "fp32, because fp16 with loss scaling needs an NVIDIA or AMD GPU"
         if cpu_multiplies_bf16() if use_cpu else is_torch_bf16_available_on_device("mps"):
             return "bf16", "bf16 with fp32 master weights"
         return "fp32", "fp32, because this device has no bf16 instructions"
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    if asked == "fp16" or (asked == "auto" and not has_bf16):
+    if requested == "fp16" or (requested == "auto" and not has_bf16):
         return "fp16", "fp16 with fp32 master weights and loss scaling"
     if not has_bf16:
         if accept_any_hardware:
@@ -174,15 +174,15 @@ def choose_precision(asked: str, *, use_cpu: bool, accept_any_hardware: bool) ->
     return "bf16", "bf16 with fp32 master weights"
 
 
-def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:
+def choose_compile(requested: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:
     """Return whether to use torch.compile, which None in the recipe uses on CUDA GPUs only.
 
     Raises UserError if it should be used but cannot work, except for None with `accept_any_hardware`.
     """
-    if asked is False or (asked is None and (use_cpu or gpu_kind() == "mps")):
+    if requested is False or (requested is None and (use_cpu or gpu_kind() == "mps")):
         return False
     obstacle = _compile_obstacle(use_cpu=use_cpu)
-    if obstacle and (asked or not accept_any_hardware):
+    if obstacle and (requested or not accept_any_hardware):
         fix = "or pass --torch_compile false. Without torch.compile, a GPU trains about half as fast."
         raise UserError(f"{obstacle}, {fix}")
     return obstacle is None

@@ -41,12 +41,12 @@ LAUNCHERS_PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "900"}
 def main(argv: list[str]) -> None:
     """Run a training command until it has finished, and restart it after crashes."""
     parser = cli.CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
-    attempts = "Give up after this number of crashes in a row without a newer checkpoint."
-    parser.add_argument("--attempts", type=cli.positive_count, default=3, help=attempts)
-    wait = "Seconds from a crash to the restart. Doubled after each crash without a newer checkpoint."
-    parser.add_argument("--wait", type=cli.positive_number, default=10, help=wait)
-    grace = "Kill a process that remains after the command after N seconds without writing files."
-    parser.add_argument("--grace", type=cli.positive_number, default=60, help=grace)
+    number, attempts = cli.positive_number, "Give up after N crashes in a row without a newer checkpoint."
+    parser.add_argument("--attempts", type=cli.positive_count, metavar="N", default=3, help=attempts)
+    parser.add_argument("--wait", type=number, default=10, help="Seconds until the first restart, then doubled.")
+    parser.add_argument(
+        "--grace", type=number, default=60, help="Seconds until a leftover process that writes no files is killed."
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="The training command, after --")
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -80,8 +80,8 @@ class Supervisor:
             code = self._attempt()
             (self.notes / ENDED).write_text(str(time.time()), encoding="utf-8")
             directory = noted(RUN, self.notes)
-            if directory and (kept := os.environ.get(KEEP_RUN)):
-                Path(kept).write_text(directory, encoding="utf-8")
+            if directory and (note := os.environ.get(KEEP_RUN)):
+                Path(note).write_text(directory, encoding="utf-8")
             run = RunRecord(directory or self.notes)  # without a run directory, the status is empty
             if self._is_over(code, run.status()):
                 return

@@ -225,13 +225,10 @@ def test_an_exact_gelu_is_written_for_llm_c(run: Path, tmp_path: Path, capsys) -
     ("words", "told"),
     [
         ("there", "there"),
-        ("m.bin --chat", "--chat changes the tokenizer"),
         ("new --tokenizer other", "--tokenizer is only for model files"),
         ("m.gguf --dtype bfloat16", "no --dtype bfloat16. Pass f16"),
         ("m.bin --format llmc --push_to_hub a/b", "--format hf"),
         ("--push_to_hub a/b", "HF_TOKEN"),
-        ("new --private", "--push_to_hub"),
-        ("m.bin --license mit", "--format hf"),
     ],
 )
 def test_a_mistake_writes_one_line(run: Path, words: str, told: str, tmp_path: Path, monkeypatch) -> None:

@@ -93,8 +93,8 @@ def rows_of(task: CoreTask) -> list[dict[str, Any]]:
     for number, item in enumerate(items):
         others = [*range(number), *range(number + 1, len(items))]
         chosen = random.Random(EXAMPLES + number).sample(others, task.examples)
-        shown = "".join(f"{solved[index]}\n\n" for index in chosen)
-        rows.append(_row(item, shown, task) | {"shown": shown})
+        examples = "".join(f"{solved[index]}\n\n" for index in chosen)
+        rows.append(_row(item, examples, task) | {"shown": examples})
     return rows
 
 
@@ -103,14 +103,14 @@ def _solved(row: Mapping[str, Any]) -> str:
     return f"{row.get('context', '')}{option}{row.get('continuation', '')}"
 
 
-def _row(item: Mapping[str, Any], shown: str, task: CoreTask) -> dict[str, Any]:
+def _row(item: Mapping[str, Any], examples: str, task: CoreTask) -> dict[str, Any]:
     if task.kind == "multiple_choice":
         options = [task.delimiter + choice for choice in item["choices"]]
-        return {"context": shown + item["query"], "options": options, "gold": item["gold"]}
+        return {"context": examples + item["query"], "options": options, "gold": item["gold"]}
     if task.kind == "schema":
-        options = [shown + context for context in item["context_options"]]
+        options = [examples + context for context in item["context_options"]]
         return {"options": options, "continuation": task.delimiter + item["continuation"], "gold": item["gold"]}
-    whole = f"{shown}{item['context'].strip()}{task.delimiter}"
+    whole = f"{examples}{item['context'].strip()}{task.delimiter}"
     return {"context": whole.strip(), "continuation": whole[len(whole.rstrip()) :] + item["continuation"]}
 
 

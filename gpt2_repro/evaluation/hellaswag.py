@@ -54,8 +54,8 @@ def read_items(source: str) -> list[Item]:
         except Exception as error:  # network, Hub, cache and builder errors have no common class
             kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
             raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}") from None
-    kept = read_columns(rows, Item._fields, source)
-    return [Item(row["ctx"], tuple(row["endings"]), row["label"]) for row in kept]
+    items = read_columns(rows, Item._fields, source)
+    return [Item(item["ctx"], tuple(item["endings"]), item["label"]) for item in items]
 
 
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
@@ -121,19 +121,19 @@ class HellaSwag:
             positions: the maximum number of tokens in one forward pass, including padding.
             after_batch: a function that is called after each pass.
         """
-        place = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
-        means = torch.zeros(len(self.rows), dtype=torch.float64, device=place)
+        sum_device = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
+        means = torch.zeros(len(self.rows), dtype=torch.float64, device=sum_device)
         batches = self.batches(positions)
         for first in range(0, len(batches), processes):
             # With sharded weights all ranks must run the same number of passes. Idle ranks repeat the last batch.
             own = first + process < len(batches)
             numbers = batches[first + process if own else -1]
             ids, labels, row_of_target = (part.to(device) for part in self.collate(numbers))
-            sums = torch.zeros(len(numbers), dtype=torch.float64, device=place)
-            row_of_target = row_of_target.to(place)
-            sums.index_add_(0, row_of_target, losses_of(ids, labels).to(place).double())
+            sums = torch.zeros(len(numbers), dtype=torch.float64, device=sum_device)
+            row_of_target = row_of_target.to(sum_device)
+            sums.index_add_(0, row_of_target, losses_of(ids, labels).to(sum_device).double())
             if own:
-                means[torch.tensor(numbers, device=place)] = sums / row_of_target.bincount()
+                means[torch.tensor(numbers, device=sum_device)] = sums / row_of_target.bincount()
             after_batch()
         return means.view(-1, ENDINGS)
 

@@ -109,13 +109,13 @@ def _shorten_files(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     names = [Path(file["path"]).name for file in value.get("files", ())]
-    shown = {"files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])} if names else {}
-    return {key: _shorten_files(part) for key, part in {**value, **shown}.items()}
+    files = {"files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])} if names else {}
+    return {key: _shorten_files(part) for key, part in {**value, **files}.items()}
 
 
 def deviation_table(deviations: Sequence[Mapping[str, str]] | None) -> Table:
     """Return a table of the training settings that differ from recipes/gpt2_124m.yaml."""
     # Paths of data files are valid on one machine only.
-    shown = [one for one in deviations or () if one["field"] != "data.data_files"]
-    rows = [[Cell(one[key].replace("|", "/")) for key in ("field", "run", "recipe")] for one in shown]
+    portable = [one for one in deviations or () if one["field"] != "data.data_files"]
+    rows = [[Cell(one[key].replace("|", "/")) for key in ("field", "run", "recipe")] for one in portable]
     return Table(["field", "this run", "recipe"], rows)

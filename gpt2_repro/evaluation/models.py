@@ -71,9 +71,9 @@ def open_average(run: str, count: int) -> LoadedModel:
 def _setting_of(checkpoint: Checkpoint) -> str:
     if not checkpoint.record or not (identity := checkpoint.record.environment.run_identity):
         return checkpoint.name
-    kept = {key: value for key, value in identity.items() if not key.endswith("seed")}
+    settings = {key: value for key, value in identity.items() if not key.endswith("seed")}
     kind = checkpoint.name.partition("(")[0]  # such as checkpoint-100, final, or a mean of checkpoints
-    return json.dumps([kind, checkpoint.record.step, kept], sort_keys=True, default=str)
+    return json.dumps([kind, checkpoint.record.step, settings], sort_keys=True, default=str)
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:

@@ -90,8 +90,8 @@ def write_results(folder: Path, name: str, data: str, table: str) -> str:
 def comparison_markdown(comparison: Comparison) -> str:
     """Return the comparison as Markdown: warnings, table, and a list of the settings."""
     judged = any(difference.verdict for row in comparison.rows for difference in row.difference.values())
-    shown = {row.metric for row in comparison.rows}
-    margins = ", ".join(f"{metric} {margin:g}" for metric, margin in MARGINS.items() if metric in shown)
+    metrics = {row.metric for row in comparison.rows}
+    margins = ", ".join(f"{metric} {margin:g}" for metric, margin in MARGINS.items() if metric in metrics)
     return render("comparison.md.j2", comparison=comparison, judged=judged, margins=margins)
 
 

@@ -66,9 +66,9 @@ def add_clean(metrics: Sequence[Metric], flagged: Collection[str]) -> list[Metri
     for metric in metrics:
         result.append(metric)
         pairs = zip(metric.values, metric.documents, strict=True) if metric.aggregation else ()
-        kept = [(value, name) for value, name in pairs if name.split(" ")[0] not in flagged]
-        if 0 < len(kept) < len(metric.values):
-            values, documents = map(list, zip(*kept, strict=True))
+        clean = [(value, name) for value, name in pairs if name.split(" ")[0] not in flagged]
+        if 0 < len(clean) < len(metric.values):
+            values, documents = map(list, zip(*clean, strict=True))
             result.append(metric.over(values, documents, name=metric.name + CLEAN))
     return result
 
@@ -99,19 +99,19 @@ def find_overlaps(
     names = [name for name, texts in documents.items() for _ in texts]
     runs = [hashes_of(np.asarray(ids)) for texts in documents.values() for ids in texts]
     hashes, owners = np.concatenate([NONE, *runs]), np.repeat(np.arange(len(runs)), [len(run) for run in runs])
-    wanted, numbers = np.unique(hashes, return_inverse=True)
-    table, seen = np.zeros(1 << BITS, bool), np.zeros(len(wanted), bool)
-    table[_place(wanted)] = True
+    unique, numbers = np.unique(hashes, return_inverse=True)
+    table, seen = np.zeros(1 << BITS, bool), np.zeros(len(unique), bool)
+    table[_slot(unique)] = True
     with Progress(desc="overlap with the training data", unit="token", total=total, unit_scale=True) as bar:
         for ids in rows:
             for start in range(0, len(ids), PIECE):
                 part = hashes_of(ids[start : start + PIECE + LENGTH - 1])
-                part = part[table[_place(part)]]
-                nearest = np.searchsorted(wanted, part, side="right") - 1  # at most `part`; -1 is never equal
-                seen[nearest[wanted[nearest] == part]] = True
+                part = part[table[_slot(part)]]
+                nearest = np.searchsorted(unique, part, side="right") - 1  # at most `part`; -1 is never equal
+                seen[nearest[unique[nearest] == part]] = True
             bar.update(len(ids))
     return {names[owner] for owner in np.unique(owners[seen[numbers]])}
 
 
-def _place(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+def _slot(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     return (hashes >> np.uint64(64 - BITS)).astype(np.int64)

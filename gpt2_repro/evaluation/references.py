@@ -104,11 +104,11 @@ def compared(step: int, loss: float) -> str:
     """Return log text such as `llm.c 4.315–4.345 ✓`, or "" without a published range."""
     if (limits := band(step)) is None:
         return ""
-    place = verdict(step, loss)
-    return f"{NAME} {limits[0]:.3f}–{limits[1]:.3f} {'✓' if place == 'inside' else f'✗ {place}'}"
+    side = verdict(step, loss)
+    return f"{NAME} {limits[0]:.3f}–{limits[1]:.3f} {'✓' if side == 'inside' else f'✗ {side}'}"
 
 
 def explained(step: int, loss: float) -> str:
     """Return how a validation loss compares with the published range, or "" without one."""
-    place = verdict(step, loss)
-    return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}. {CAUSES[place]}" if place else ""
+    side = verdict(step, loss)
+    return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}. {CAUSES[side]}" if side else ""

@@ -108,12 +108,12 @@ def text_domains(folder: Path) -> dict[str, Path]:
     Raises UserError if there are none, or if two of them have the same name without extension.
     """
     paths = sorted(folder.glob("[!.]*")) if folder.is_dir() else []
-    found = {BITS + path.name.partition(".")[0]: path for path in paths}
-    if not found:
+    tasks = {BITS + path.name.partition(".")[0]: path for path in paths}
+    if not tasks:
         raise UserError(f"--bits_per_byte {folder} is not a folder with text files.")
-    if same := [path.name for path in paths if path not in found.values()]:
+    if same := [path.name for path in paths if path not in tasks.values()]:
         raise UserError(f"{folder}/{same[0]} has the name of another text, apart from the extension. Rename it.")
-    return found
+    return tasks
 
 
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
@@ -134,16 +134,16 @@ def read_columns(rows: Iterable[tuple[int, Any]], columns: Sequence[str], source
 
     `endings` must be four texts, and `label` the number of one of them. Most other columns are texts.
     """
-    kept = []
+    documents = []
     for number, row in rows:
         if not isinstance(row, Mapping) or not all(_can_be_scored(column, row.get(column)) for column in columns):
             needed = ", ".join(f"`{column}`" for column in columns)
             raise UserError(f"{source}, line {number}, cannot be scored. It must be a JSON object with {needed}.")
         # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
-        kept.append({column: int(row[column]) if column == "label" else row[column] for column in columns})
-    if not kept:
+        documents.append({column: int(row[column]) if column == "label" else row[column] for column in columns})
+    if not documents:
         raise UserError(f"{source} is empty. Save the documents of the task in it.")
-    return kept
+    return documents
 
 
 def _can_be_scored(column: str, value: Any) -> bool:

@@ -34,7 +34,6 @@ from gpt2_repro.planning.sizing import follow_data, plans_of
 from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.links import check_all_reduce
-from gpt2_repro.preflight.memory_trial import try_training
 from gpt2_repro.text import Finding
 
 
@@ -105,8 +104,8 @@ def _device_of(requested: TrainingRecipe) -> tuple[Accelerator, list[Finding]]:
     """
     options = requested.options
     if options.gpu is None:
-        here = hardware.find_accelerator(use_cpu=requested.training.use_cpu)
-        return dataclasses.replace(here, count=options.n or (here.count if here.kind == "cuda" else 1)), []
+        device = hardware.find_accelerator(use_cpu=requested.training.use_cpu)
+        return dataclasses.replace(device, count=options.n or (device.count if device.kind == "cuda" else 1)), []
     if options.dist or options.memory or options.volume_gb:
         raise UserError("--dist, --memory and --volume_gb check this machine, but --gpu plans for another machine.")
     cards = cost.cards_named(options.gpu)
@@ -132,37 +131,33 @@ def _recipe_within(requested: TrainingRecipe, device: Accelerator) -> TrainingRe
     options = requested.options
     minutes, speed = _limits(requested, device)
     limit = min(minutes, key=lambda option: minutes[option])
-    asked, flops = minutes[limit], 60 * speed * cost.GPT2_FLOPS_PER_TOKEN  # of a minute
+    limit_minutes, flops = minutes[limit], 60 * speed * cost.GPT2_FLOPS_PER_TOKEN  # of a minute
 
     def others(training: float) -> float:
         """Return the minutes that a run needs besides so many minutes of training steps."""
         choice = choose(flops * training, device.count)
-        model = dataclasses.replace(
-            requested.model, n_layer=choice.depth, n_head=choice.depth, n_embd=64 * choice.depth
-        )
+        depth = choice.depth
+        model = dataclasses.replace(requested.model, n_layer=depth, n_head=depth, n_embd=64 * depth)
         sizes = {"tokens_per_step": TokenCount(choice.tokens_per_step), "total_tokens": TokenCount(choice.tokens)}
         work = workload_of(dataclasses.replace(requested.with_training(**sizes, warmup_steps=0), model=model))
         entries = cost.budget(work, speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops, basis="estimated")
         return sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
 
-    least = asked
+    least = limit_minutes
     while 2 * others(least / 2) > least:
         least = 2 * others(least / 2) + 0.01
-    if least > asked:
-        fixes = [
-            f"--{name} {getattr(options, name) * least / time + 0.005:.2f}"
-            for name, time in minutes.items()
-            if time < least
-        ]
+    if least > limit_minutes:
         problem = f"More than half would be spent on {least / 2:.0f} minutes around the training"
-        raise UserError(f"{problem}. Pass {' '.join(fixes)} or more.")
-    training = asked / 2
+        fix = f"--{limit} {getattr(options, limit) * least / limit_minutes + 0.005:.2f}"
+        raise UserError(f"{problem}. Pass {fix} or more.")
+    training = limit_minutes / 2
     for _ in range(5):  # the time of validations and checkpoints depends on the run
-        training = asked - others(training)
-    name = f"budget_{options.budget:g}usd" if limit == "budget" else f"budget_{options.hours:g}h"
+        training = limit_minutes - others(training)
+    name = f"budget_{getattr(options, limit):g}{'usd' if limit == 'budget' else 'h'}"
     path, card = Path(f"{name}.yaml"), next(iter(cost.cards_named(device.name)), None)
-    heading = f"A GPT-2 for {asked / 60:.1f} hours on {device.count} x {card.card if card else device.name}."
-    text = choose(flops * training, device.count).recipe(name, heading, hours=asked / 60)
+    hours = limit_minutes / 60
+    heading = f"A GPT-2 for {hours:.1f} hours on {device.count} x {card.card if card else device.name}."
+    text = choose(flops * training, device.count).recipe(name, heading, hours=hours)
     if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
         raise UserError(f"{path} exists with other values. Delete or rename it.")
     write_whole(path, text)
@@ -218,17 +213,17 @@ def _check_memory(recipe: TrainingRecipe, device: Accelerator) -> tuple[list[Fin
     The fields are None if no micro-batch fits.
     """
     training, memory_bytes = recipe.training, device.memory_bytes
-    asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
+    setting = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
     rows = max(1, training.tokens_per_step // recipe.data.sequence_length // device.count)
     if recipe.options.memory:
-        finding, fitting = _find_micro_batch(recipe, asked, rows, device)
+        finding, fitting = _find_micro_batch(recipe, setting, rows, device)
     elif memory_bytes:
         estimate = estimate_memory(recipe, workload_of(recipe), memory_bytes, device.count)
         estimate = estimate._replace(sharded=_is_launched(recipe, device))
-        finding, fitting = memory.check_memory(estimate, asked, rows, memory_bytes)
+        finding, fitting = memory.check_memory(estimate, setting, rows, memory_bytes)
     else:
         return [], {}
-    if fitting in (None, asked):
+    if fitting in (None, setting):
         return [finding], None if finding.mark == "✗" else {}
     checkpointing = {"activation_checkpointing": True} if fitting.checkpointing else {}
     return [finding], {"per_device_train_batch_size": fitting.micro_batch} | checkpointing
@@ -273,9 +268,9 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
     is_bf16, is_fp16 = training.asked_precision in ("auto", "bf16"), training.asked_precision == "fp16"
     config = build_config(model, sequence_length=length, vocab_size=128)
     rows, attention = training.per_device_train_batch_size, model.attn_implementation
-    here = hardware.find_accelerator(use_cpu=on_cpu)
-    machine = Machine(here.kind == "cuda", is_bf16, length, document_mask=model.document_mask, fp16=is_fp16)
-    gpus = f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
+    device = hardware.find_accelerator(use_cpu=on_cpu)
+    machine = Machine(device.kind == "cuda", is_bf16, length, document_mask=model.document_mask, fp16=is_fp16)
+    gpus = f"{device.count} x {device.name}, {(device.memory_bytes or 0) / 1e9:.0f} GB each"
     return [
         driver,
         Finding("✓", "device", f"the CPU, {hardware.cpu_cores()} cores" if on_cpu else gpus),
@@ -294,12 +289,12 @@ def _judge(about: str, rule: Callable[[], object]) -> Finding:
 
 
 def _find_micro_batch(
-    recipe: TrainingRecipe, asked: memory.MemoryTrial, rows: int, device: Accelerator
+    recipe: TrainingRecipe, largest: memory.MemoryTrial, rows: int, device: Accelerator
 ) -> tuple[Finding, memory.MemoryTrial | None]:
     """Train two steps with smaller and smaller micro-batches until one fits. Return the finding, and what fits.
 
     Args:
-        asked: the largest micro-batch to try.
+        largest: the largest micro-batch to try.
         rows: number of rows per GPU and optimizer step.
     """
     data = recipe.data
@@ -313,7 +308,7 @@ def _find_micro_batch(
         short = {"epochs": 0.0, "max_steps": 2, "warmup_steps": 1, "extend_to": TokenCount(0), "stop_at_step": 0}
         alone = {"sync_to": "", "sync_from": "", "resume_from": ""}
         path.write_text(recipe.with_training(**silent, **short, **alone).to_yaml(), encoding="utf-8")
-        for trial in memory.trials_of(asked, rows):
+        for trial in memory.trials_of(largest, rows):
             tokens = 2 * trial.micro_batch * data.sequence_length * device.count  # two forward passes per step
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
             # Pass the data as an option, because then only the form of its rows must match the recipe.
@@ -322,7 +317,7 @@ def _find_micro_batch(
             launch = RECOMMENDED.command("--num_processes", str(device.count))
             start = launch if _is_launched(recipe, device) else [sys.executable]
             command = [*start, *script, str(path), *cli.words_of(varied)]
-            if finding := try_training(command, trial):
+            if finding := environment.try_training(command, trial):
                 return finding, trial if finding.mark == "✓" else None
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU"), None
 

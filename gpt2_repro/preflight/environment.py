@@ -1,5 +1,6 @@
 """Check a machine's packages, disks and limits, and run test commands."""
 
+import logging
 import os
 import platform
 import re
@@ -10,31 +11,38 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from subprocess import PIPE, STDOUT
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from gpt2_repro.launchers import INSTALLED, ROOT
+from gpt2_repro.planning.memory import MemoryTrial
 from gpt2_repro.text import Finding, size
+
+
+logger = logging.getLogger(__name__)
 
 
 LEAST_SHARED_MEMORY = 1e9  # bytes, for NCCL and data loading; Docker's default is 64 MB
 LEAST_OPEN_FILES = 4096
+OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|(allocate|enough) memory|MemoryError|SIGKILL", re.IGNORECASE)
+TRIAL_SECONDS = 600.0  # timeout of a training of two steps
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_eval")
 
 
 def check_python() -> list[Finding]:
     """Check the versions of Python and of the packages that this project requires."""
     supported = sys.version_info >= (3, 11)
-    words = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
+    python = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
     listed = ROOT / "requirements.txt"
     lines = (requires("gpt2-repro") or []) if INSTALLED else listed.read_text(encoding="utf-8").splitlines()
     needed = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
     checked = [_check_package(one) for one in needed if one.marker is None or one.marker.evaluate()]
     # Packages that are not in PACKAGES are listed only if their check fails.
-    shown = [finding for finding in checked if finding.mark != "✓" or finding.about in PACKAGES]
-    return [Finding("✓" if supported else "✗", "python", words), *shown]
+    packages = [finding for finding in checked if finding.mark != "✓" or finding.about in PACKAGES]
+    return [Finding("✓" if supported else "✗", "python", python), *packages]
 
 
 def _check_package(needed: Requirement) -> Finding:
@@ -44,7 +52,7 @@ def _check_package(needed: Requirement) -> Finding:
         return Finding("✗", needed.name, "is not installed: run pip install -r requirements.txt")
     if needed.specifier.contains(installed, prereleases=True):
         return Finding("✓", needed.name, installed)
-    least = SpecifierSet(",".join(str(its) for its in needed.specifier if its.operator == ">="))
+    least = SpecifierSet(",".join(str(part) for part in needed.specifier if part.operator == ">="))
     if not least.contains(installed, prereleases=True):
         return Finding("✗", needed.name, f"{installed} is older than {least}. Run pip install -r requirements.txt")
     return Finding("!", needed.name, f"{installed}, but the tests used {str(needed.specifier).removeprefix('==')}")
@@ -86,25 +94,25 @@ def check_room(needs: Sequence[Need], *, volume_bytes: float | None = None) -> l
 
 
 def _check_disk(needs: Sequence[Need], volume_bytes: float | None) -> Finding:
-    there = _existing(needs[0].folder)
+    folder = _existing(needs[0].folder)
     for need in needs:
-        inside = need.folder.resolve()
-        if not os.access(_existing(inside), os.W_OK) or any(path.is_file() for path in (inside, *inside.parents)):
+        resolved = need.folder.resolve()
+        if not os.access(_existing(resolved), os.W_OK) or any(map(Path.is_file, (resolved, *resolved.parents))):
             fix = "cannot be created or is not writable. Pass another --dataset_dir or --output_dir"
             return Finding("✗", "disk", f"The folder {need.folder} {fix}")
     # The file system of a network volume reports the free space of the complete storage cluster.
     if volume_bytes is None:
-        free, how = shutil.disk_usage(there).free, "free"
+        free, how = shutil.disk_usage(folder).free, "free"
     else:
-        mount = next(path for path in (there, *there.parents) if path.is_mount())
+        mount = next(path for path in (folder, *folder.parents) if path.is_mount())
         command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
         used = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0]
         free, how = int(volume_bytes) - int(used), f"free of the volume's {size(volume_bytes)}"
-    to_come = " and ".join(f"{size(need.bytes)} for {need.what} in {need.folder}" for need in needs)
-    said = f"{size(max(0, free))} {how}; needed: {to_come}"
+    needed = " and ".join(f"{size(need.bytes)} for {need.what} in {need.folder}" for need in needs)
+    text = f"{size(max(0, free))} {how}; needed: {needed}"
     if free >= sum(need.bytes for need in needs):
-        return Finding("✓", "disk", said)
-    return Finding("✗", "disk", f"{said}. Use a larger disk, or pass another --dataset_dir or --output_dir")
+        return Finding("✓", "disk", text)
+    return Finding("✗", "disk", f"{text}. Use a larger disk, or pass another --dataset_dir or --output_dir")
 
 
 def _existing(folder: Path) -> Path:
@@ -115,9 +123,9 @@ def _existing(folder: Path) -> Path:
 
 def run_command(command: Sequence[str], seconds: float, **variables: str) -> tuple[int, str]:
     """Return a command's exit code (124 after `seconds`) and its output."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": os.environ | variables}
+    environment = os.environ | variables
     try:
-        done = subprocess.run(command, text=True, errors="replace", timeout=seconds, **pipes)
+        done = subprocess.run(command, stdout=PIPE, stderr=STDOUT, env=environment, errors="replace", timeout=seconds)
     except subprocess.TimeoutExpired:
         return 124, f"not finished after {seconds:.0f} s"
     return done.returncode, done.stdout
@@ -128,3 +136,16 @@ def error_in(output: str) -> str:
     # The error is often not the last line, because a launcher prints a traceback after it.
     errors = re.findall(r"^(?:\[rank\d+\]: *)?(?:error: |[\w.]*(?:Error|Exception)\b).*", output, re.MULTILINE)
     return (errors or re.findall(r".*\w.*", output)[-1:] or ["no output"])[0].strip()
+
+
+def try_training(command: Sequence[str], trial: MemoryTrial) -> Finding | None:
+    """Return the result of a training command with the setting `trial`, or None if the memory is too small."""
+    # A new process for each memory setting, because a process frees all its memory when it ends (llm.c, discussion 481).
+    code, output = run_command([*command, *trial.options.split()], TRIAL_SECONDS)
+    # Exit codes -9 and 137: the kernel killed the process because the machine ran out of memory.
+    is_full = code in (-9, 137) or (code != 0 and OUT_OF_MEMORY.search(output) is not None)
+    logger.info("  %s: %s", trial.options, "out of memory" if is_full else "failed" if code else "fits")
+    if is_full:
+        return None
+    text = f"{trial.options} failed: {error_in(output)}" if code else f"fits: {trial.options}"
+    return Finding("✗" if code else "✓", "memory", text)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.planning.memory import MemoryTrial, trials_of
+from gpt2_repro.preflight.environment import try_training
 from gpt2_repro.preflight.links import check_all_reduce
-from gpt2_repro.preflight.memory_trial import try_training
 from tests.sections import ROOT
 
 
