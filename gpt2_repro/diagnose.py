@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     rows = diagnosis.cut_rows(texts, window=window, tokens=options.tokens)
     output_dir = options.output_dir or output.default_output_dir(checkpoint) / "diagnosis"
     output.check_output(output_dir)
-    losses = [diagnosis.score_model(one.load()[0], rows, device=device, name=one.column.name) for one in models]
+    losses = [diagnosis.score_rows(one.load()[0], rows, device=device, name=one.column.name) for one in models]
     tables = diagnosis.loss_tables(
         rows, losses, names=list(texts), window=window, separator=start_id(tokenizer), counts=counts
     )

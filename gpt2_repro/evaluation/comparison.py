@@ -28,8 +28,6 @@ DIAGNOSIS_TABLES = {
     "frequencies": "Loss by token frequency (occurrences per million tokens)",
     "ends": "Loss on the separator at the end of a document",
     "starts": "Loss by position after a separator (1: the first token of a document)",
-    "alone": "Loss of the last 8 tokens of a row, if the model sees only the 16 tokens before them",
-    "gain": "Decrease of this loss if the model sees the whole row",
 }
 
 

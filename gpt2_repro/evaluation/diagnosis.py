@@ -25,8 +25,6 @@ Bucket = dict[str, Any]  # a row of a table; see `buckets`
 COUNTED_TOKENS = 10_000_000  # training tokens that are counted for the token frequencies
 POSITIONS = 4096  # per forward pass, with padding; logits and softmax of GPT-2's vocabulary take 1.6 GB
 TASKS = {"lambada_openai": "LAMBADA passages", "wikitext": "wikitext"}  # the names in the tables
-# For the value of the context: the last TAIL ids of a row are scored again after only SHORT_CONTEXT ids.
-TAIL, SHORT_CONTEXT, LONG_ROW = 8, 16, 64
 AFTER_SEPARATOR = [1, 2, 3, 5, 9, 17, 33, 65]  # edges of ranges of positions; 1 is the first id of a document
 # Lower limits of ranges of token frequencies, in occurrences per million tokens.
 FREQUENCIES = {0: "under 1", 1: "1 to 10", 10: "10 to 100", 100: "100 to 1,000", 1000: "1,000 and more"}
@@ -99,11 +97,6 @@ def cut_rows(texts: Mapping[str, Sequence[Ids]], *, window: int, tokens: int) ->
     return rows
 
 
-def long_rows(rows: Sequence[Row]) -> list[int]:
-    """Return the indices of the rows whose last ids are scored again after a short context."""
-    return [number for number, row in enumerate(rows) if len(row.ids) >= LONG_ROW]
-
-
 def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:
     """Return a model's losses on each row. The model is moved to the CPU afterwards."""
     import torch
@@ -125,16 +118,9 @@ def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Lo
     return losses
 
 
-def score_model(model: Any, rows: Sequence[Row], *, device: str, name: str) -> tuple[Losses, Losses]:
-    """Return a model's losses on each row, and on the last ids of each long row after a short context."""
-    ends = [rows[number]._replace(ids=rows[number].ids[-TAIL - SHORT_CONTEXT :]) for number in long_rows(rows)]
-    losses = score_rows(model, [*rows, *ends], device=device, name=name)
-    return losses[: len(rows)], losses[len(rows) :]
-
-
 def loss_tables(
     rows: Sequence[Row],
-    losses: Sequence[tuple[Losses, Losses]],
+    losses: Sequence[Losses],
     *,
     names: Sequence[str],
     window: int,
@@ -144,7 +130,7 @@ def loss_tables(
     """Return the tables of diagnosis.json (see comparison.DIAGNOSIS_TABLES).
 
     Args:
-        losses: the results of `score_model` for the model and for the baseline.
+        losses: the results of `score_rows` for the model and for the baseline.
         names: the names of the kinds of text.
         window: the largest number of targets (ids to predict) in a row.
         counts: how often each id occurs in the training text. If None, the ids in `rows` are counted instead.
@@ -158,20 +144,13 @@ def loss_tables(
     distance = np.concatenate([after_separator(row.ids, separator) for row in rows])
     occurrences = np.bincount(token) if counts is None else counts
     frequency = np.digitize(occurrences[token] * 1e6 / occurrences.sum(), list(FREQUENCIES)) - 1
-    both = np.array([np.concatenate(whole) for whole, _ in losses], np.float64)
-    long = long_rows(rows)
-    tails = np.array([[whole[number][-TAIL:] for number in long] for whole, _ in losses], np.float64)
-    alone = np.array([[of_row[-TAIL:] for of_row in short] for _, short in losses], np.float64)
-    tail_document = np.repeat([rows[number].document for number in long], TAIL)
-    tail_domain = np.repeat([rows[number].domain for number in long], TAIL)
+    both = np.array(list(map(np.concatenate, losses)), np.float64)
     return {
         "domains": buckets(both, document, domain, names),
         "positions": by_range(both, document, position, position_edges(window)),
         "frequencies": buckets(both, document, frequency, list(FREQUENCIES.values())),
         "ends": buckets(both, document, np.where(token == separator, 0, -1), ["the separator"]),
         "starts": by_range(both, document, distance, AFTER_SEPARATOR),
-        "alone": buckets(alone.reshape(2, -1), tail_document, tail_domain, names),
-        "gain": buckets((alone - tails).reshape(2, -1), tail_document, tail_domain, names),
     }
 
 
