@@ -53,12 +53,7 @@ def _open(args: argparse.Namespace) -> tuple[Any, Any]:
     source = resolve_checkpoint(args.checkpoint, unfinished=True).source
     from gpt2_repro.model.load import load_pair
 
-    try:
-        model, tokenizer = load_pair(source)
-    except UserError:  # a run in progress may have deleted this checkpoint and saved a newer one
-        if (newest := resolve_checkpoint(args.checkpoint, unfinished=True).source) == source:
-            raise
-        model, tokenizer = load_pair(newest)
+    model, tokenizer = load_pair(source)
     return model.to(gpu_kind() or "cpu"), tokenizer
 
 

@@ -1,22 +1,17 @@
 """The commands of the README work, from the data preparation to the report."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import train as train_story
 from gpt2_repro import export, generate
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
-from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.models import open_model
-from gpt2_repro.model.load import load_pair
 from gpt2_repro.model.size import NO_LIMIT, max_positions
 from gpt2_repro.report import __main__ as report
-from tests.commands import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -58,34 +53,6 @@ def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -
         generate.main([str(run), "abc " * 99 + "end", *sampling, "--max_new_tokens", "8"])
         texts.append(capsys.readouterr().out)
     assert texts[3] == texts[4] and "abc end" in texts[3] and texts[3].count("abc") < 32  # cut to the window
-
-
-def test_generate_uses_a_newer_checkpoint_if_its_own_was_deleted(
-    run: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    """A run in progress deletes old checkpoints while generate imports libraries."""
-    running, later = tmp_path / "run", tmp_path / "later"
-    shutil.copytree(run, running, ignore=shutil.ignore_patterns("final", "checkpoint-8"))
-    shutil.copytree(run / "checkpoint-8", later)
-    loaded: list[str] = []
-
-    def load_late(source: str):
-        if not loaded:
-            shutil.rmtree(source)
-            if later.exists():
-                later.rename(running / "checkpoint-8")
-        loaded.append(source)
-        return load_pair(source)
-
-    monkeypatch.setattr("gpt2_repro.model.load.load_pair", load_late)
-    generate.main([str(running), "abc", "--max_new_tokens", "8"])
-    assert loaded == [str(running / "checkpoint-4"), str(running / "checkpoint-8")]
-    text = capsys.readouterr().out
-    generate.main([str(run / "checkpoint-8"), "abc", "--max_new_tokens", "8"])
-    assert text == capsys.readouterr().out
-    loaded.clear()
-    with pytest.raises(UserError, match="checkpoint-8"):
-        generate.main([str(running / "checkpoint-8")])
 
 
 UNLIMITED = ("mamba", "bloom", "xlnet")
@@ -140,15 +107,6 @@ def test_a_file_gets_lines_and_no_bars(type_warm, tiny_recipe: Path, tmp_path: P
     done = type_warm("python", "train.py", tiny_recipe, *words)
     assert "loss" in done.stdout and "validation loss" in done.stdout
     assert "\r" not in done.stdout + done.stderr and "train:" not in done.stderr
-
-
-def test_dry_run_derives_everything_and_writes_nothing(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)  # without data/
-    train_story.main([str(ROOT / "recipes" / "gpt2_124m.yaml"), "--dry_run", "--output_dir", str(tmp_path / "run")])
-    shown = " ".join(capsys.readouterr().out.split())
-    for number in ("124,439,808", "124,475,904", "18,865", "9,890,693,120", "learning_rate: 0.0006"):
-        assert number in shown, number
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

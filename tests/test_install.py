@@ -53,11 +53,8 @@ def test_the_functions_return_what_the_commands_write(tiny_recipe: Path, corpus,
     assert "document_perplexity" in scores and Path(page).is_file()
     assert len(texts) == 2 and texts[0] == texts[1] and texts[0].startswith("ab")
     again = train(tmp_path / "again", "--dataset_dir", data)
-    losses = [
-        json.loads((Path(folder) / "run_status.json").read_text(encoding="utf-8"))["eval_loss"]
-        for folder in (run, again)
-    ]
-    assert losses[0] == losses[1]
+    states = [json.loads(Path(folder, "run_status.json").read_text(encoding="utf-8")) for folder in (run, again)]
+    assert states[0]["eval_loss"] == states[1]["eval_loss"]
 
 
 def test_imports_are_lazy(type_command) -> None:
@@ -77,10 +74,19 @@ def test_a_wrong_keyword_is_a_user_error(tiny_recipe: Path, tmp_path: Path) -> N
 
 
 def test_each_kind_of_value_is_one_option() -> None:
-    words = cli.words_of(
-        {"a": 1e-4, "b": None, "c": True, "d": False, "e": ["x", Path("y")], "f": {"k": [1]}, "g": "-z"}
-    )
-    assert words == ["--a", "0.0001", "--c", "--d=false", "--e", "x", "y", "--f", '{"k": [1]}', "--g=-z"]
+    values = {"a": 1e-4, "b": None, "c": True, "d": False, "e": ["x", Path("y")], "f": {"k": [1]}, "g": "-z"}
+    assert cli.words_of(values) == [
+        "--a",
+        "0.0001",
+        "--c",
+        "--d=false",
+        "--e",
+        "x",
+        "y",
+        "--f",
+        '{"k": [1]}',
+        "--g=-z",
+    ]
 
 
 @pytest.mark.parametrize("name", ["own_text", "own_text.yaml", "recipes/own_text.yaml", "ladder/1_rope"])

@@ -14,7 +14,6 @@ import train
 from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.config import parse_recipe
 from gpt2_repro.config import values_of as section_values
-from gpt2_repro.data.arguments import DataArguments, default_folder
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationRecipe
 from gpt2_repro.model.arguments import ModelArguments
@@ -59,14 +58,6 @@ def test_recipe_parses_for_every_script_and_resolves_to_the_same_run(path: Path,
     assert trained.evaluation == parse_recipe(EvaluationRecipe, [str(path)]).evaluation
     (tmp_path / "recipe.yaml").write_text(trained.to_yaml(), encoding="utf-8")
     assert parse_for_training(tmp_path / "recipe.yaml").sections == trained.sections
-
-
-def test_recipes_of_different_text_have_different_folders() -> None:
-    own = DataArguments(data_files=["shakespeare.txt"])  # the text of own_text.yaml in the docs
-    folders = {default_folder(own): own}
-    for path in RECIPES:
-        if folder := (data := parse_for_preparation(path).data).dataset_dir:
-            assert folders.setdefault(folder, data) == data, path
 
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.stem != "own_text"], ids=lambda path: path.stem)

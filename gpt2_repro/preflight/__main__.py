@@ -143,13 +143,9 @@ def _recipe_within(requested: TrainingRecipe, device: Accelerator) -> TrainingRe
         entries = cost.budget(work, speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops, basis="estimated")
         return sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
 
-    least = limit_minutes
-    while 2 * others(least / 2) > least:
-        least = 2 * others(least / 2) + 0.01
-    if least > limit_minutes:
-        problem = f"More than half would be spent on {least / 2:.0f} minutes around the training"
-        fix = f"--{limit} {getattr(options, limit) * least / limit_minutes + 0.005:.2f}"
-        raise UserError(f"{problem}. Pass {fix} or more.")
+    if 2 * others(limit_minutes / 2) > limit_minutes:
+        problem = "More than half of the time would be spent around the training"
+        raise UserError(f"{problem}. Pass a larger --{limit}, such as {2 * getattr(options, limit):g}.")
     training = limit_minutes / 2
     for _ in range(5):  # the time of validations and checkpoints depends on the run
         training = limit_minutes - others(training)

@@ -140,13 +140,12 @@ def not_comparable(runs: Sequence[Run]) -> list[str]:
         reasons.append(text)
     elif len({one.get("sha256", {}).get("validation") for one in data} - {None}) > 1:
         reasons.append("The runs use different validation sets. Task scores can be compared, but losses cannot.")
-    numbers = {
-        "The runs were validated on different numbers of tokens. Their losses cannot be compared.": "eval_tokens",
-        "The runs were scored on different HellaSwag items. Their accuracies cannot be compared.": "hellaswag_items",
-    }
-    reasons += [text for text, key in numbers.items() if len({_last(run, key) for run in runs} - {None}) > 1]
+    if len({_last(run, "eval_tokens") for run in runs} - {None}) > 1:
+        reasons.append("The runs were validated on different numbers of tokens. Their losses cannot be compared.")
     if len({run.status.step for run in runs} - {None}) > 1:
         reasons.append("The runs have different numbers of steps.")
+    if len({_last(run, "hellaswag_items") for run in runs} - {None}) > 1:
+        reasons.append("The runs were scored on different HellaSwag items. Their accuracies cannot be compared.")
     return reasons
 
 

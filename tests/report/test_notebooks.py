@@ -34,9 +34,8 @@ def execute(name: str, parameters: str) -> tuple[str, list[str]]:
 
 def test_the_report_in_a_notebook(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", learning_rate=2e-3)
-    (two / "metrics.jsonl").open("a", encoding="utf-8").write(
-        '{"step": 41, "los'
-    )  # the run was killed while it wrote this line
+    with (two / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 41, "los')  # the run was killed while it wrote this line
     shutil.rmtree(two / "evaluation")
     text, kinds = execute("run_report", f"RUNS = {[str(one), str(two)]}")
     assert kinds.count("image/png") == 2 + 1  # two figures without HellaSwag, and the plot in the last cell

@@ -34,10 +34,8 @@ def test_everything_comes_in_its_order(pod) -> None:
     run = pod.workspace / "runs" / "mine"
     code, log = pod.train("--hours", 1, *BUCKET, **VOLUME)
     assert code == 1, log  # no request to terminate the pod works in this test
-    calls = [
-        call for call in pod.calls() if not call.startswith(("hf buckets cp", "hf buckets ls"))
-    ]  # whose copy it is
-    assert calls == [
+    whose = ("hf buckets cp", "hf buckets ls")  # sync.sh reads whose copy is at the target
+    assert [call for call in pod.calls() if not call.startswith(whose)] == [
         "hf buckets info me/mine",
         "python -m gpt2_repro.supervise -- accelerate launch train.py --usd_per_hour=1 --max_usd 20",
         f"python -m gpt2_repro.evaluation {run}",
