@@ -26,7 +26,7 @@ from gpt2_repro.run_record import RunRecord
 from gpt2_repro.tokenization import start_id
 
 
-SHORTEST_WINDOW, LONGEST_WINDOW = 16, 1024
+LONGEST_WINDOW = 1024
 
 logger = logging.getLogger("gpt2_repro.diagnose")
 
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
     longest = min(LONGEST_WINDOW, *(model.positions for model in models))
     window = common_window(models, options.max_length or longest, explicit=True)
     texts, counts = _read_texts(dataset_dir, options, tokenizer)
-    rows = diagnosis.cut_rows(texts, window=window, tokens=options.tokens)
+    rows = diagnosis.cut_rows(texts, window=window, tokens=max(1, options.tokens))
     output_dir = options.output_dir or output.default_output_dir(checkpoint) / "diagnosis"
     output.check_output(output_dir)
     losses = [diagnosis.score_rows(one.load()[0], rows, device=device, name=one.column.name) for one in models]
@@ -75,14 +75,12 @@ def _parse(argv: list[str]) -> Namespace:
     parser.add_argument("--baseline", help="Model with RUN's tokenizer. (default: the recipe's, or GPT-2 124M)")
     parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help="Prepared folder. (default: the run's)")
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
-    parser.add_argument("--max_length", type=int, help="Context in tokens. (default: 1024, or a model's positions)")
+    context, text = cli.between(16, 10**6), "Context in tokens. (default: 1024, or a model's positions)"
+    parser.add_argument("--max_length", type=context, help=text)
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="(default: RUN/evaluation/diagnosis)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N or mps. (default: first GPU, otherwise cpu)")
     parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Number of tokens to score in each text.")
-    options = parser.parse(argv)
-    if options.tokens < 1 or (options.max_length is not None and options.max_length < SHORTEST_WINDOW):
-        raise UserError(f"--tokens must be at least 1 and --max_length at least {SHORTEST_WINDOW}.")
-    return options
+    return parser.parse(argv)
 
 
 def _common_tokenizer(checkpoint: Checkpoint, baseline: Checkpoint) -> Any:

@@ -19,10 +19,8 @@ import yaml
 from gpt2_repro.errors import UserError
 
 
-PEAK_FLOPS: dict[str, float] = {
-    name: 1e12 * peak
-    for name, peak in yaml.safe_load(Path(__file__).with_name("peak_tflops.yaml").read_text(encoding="utf-8")).items()
-}
+_TERAFLOPS = yaml.safe_load(Path(__file__).with_name("peak_tflops.yaml").read_text(encoding="utf-8"))
+PEAK_FLOPS: dict[str, float] = {name: 1e12 * peak for name, peak in _TERAFLOPS.items()}
 
 CGROUP = Path("/sys/fs/cgroup")
 USE_CPU = "--use_cpu to train on the CPU, or use recipes/own_text.yaml, whose model fits a CPU"

@@ -62,10 +62,7 @@ _TABLE = (
     Launcher("fsdp2", "pytorch_model_fsdp", whole_weights=False),
     Launcher("zero1_multinode", ZERO, "zero1.json"),
 )
-LAUNCHERS = {launcher.name: launcher for launcher in _TABLE}
-
-
-RECOMMENDED = _TABLE[0]
+LAUNCHERS, RECOMMENDED = {launcher.name: launcher for launcher in _TABLE}, _TABLE[0]
 
 
 def training_command(*options: str, on_gpu: bool) -> list[str]:

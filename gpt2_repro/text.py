@@ -43,10 +43,10 @@ class Finding(NamedTuple):
 
     mark: Literal["✓", "!", "✗"]
     about: str
-    words: str
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.mark} {self.about:<16} {self.words}"
+        return f"{self.mark} {self.about:<16} {self.text}"
 
 
 class Cell(NamedTuple):

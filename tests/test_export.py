@@ -100,14 +100,12 @@ def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype
         found = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()).view(ours.shape)
         error = {"F16": 2**-10, "Q8_0": 1 / 127, "F32": 0.0}[kind] * ours.abs().max()
         assert tensor.tensor_type.name == kind and (found - ours).abs().max() <= error
-    names = ("tokens", "merges", "token_type", "add_bos_token", "eos_token_id")
-    fields = {name: reader.get_field(f"tokenizer.ggml.{name}").contents() for name in names}
-    assert fields["tokens"] == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    description = json.loads(tokenizer.backend_tokenizer.to_str())
-    assert fields["merges"] == [" ".join(pair) for pair in description["model"]["merges"]]
-    assert fields["token_type"][tokenizer.eos_token_id] == 3
-    assert fields["add_bos_token"] is False  # a row has its separators as ids
-    assert fields["eos_token_id"] == tokenizer.eos_token_id
+    description, end = json.loads(tokenizer.backend_tokenizer.to_str()), tokenizer.eos_token_id
+    expected = {"tokens": tokenizer.convert_ids_to_tokens(range(len(tokenizer))), "eos_token_id": end}
+    expected |= {"merges": [" ".join(pair) for pair in description["model"]["merges"]]}
+    expected |= {"add_bos_token": False}  # a row has its separators as ids
+    fields = {name: reader.get_field(f"tokenizer.ggml.{name}").contents() for name in (*expected, "token_type")}
+    assert fields.pop("token_type")[end] == 3 and fields == expected
 
 
 OTHERS = """
@@ -270,14 +268,9 @@ def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Pa
 
 OPENAI = "openai-community/gpt2"
 VALUES = {"me": Score(0.31, 0.0065), OPENAI: Score(0.3256, 0.0065)}
-COMPARISON = Comparison(
-    baseline=OPENAI,
-    max_length=1024,
-    date="2026-12-01T00:00:00+00:00",
-    command="bash evaluate.sh /home/me/runs/x --local_data '/home/me/d'",
-    versions={"lm_eval": "0.4.13"},
-    rows=[ComparisonRow("lambada_openai", "acc", True, VALUES, {"me": Difference(-0.0156, 0.005, verdict="worse")})],
-)
+ROW = ComparisonRow("lambada_openai", "acc", True, VALUES, {"me": Difference(-0.0156, 0.005, verdict="worse")})
+COMMAND = "bash evaluate.sh /home/me/runs/x --local_data '/home/me/d'"
+COMPARISON = Comparison(baseline=OPENAI, command=COMMAND, versions={"lm_eval": "0.4.13"}, rows=[ROW])
 
 
 @pytest.fixture(scope="module")
@@ -321,10 +314,10 @@ FINEWEB_ID, PG19_ID = "HuggingFaceFW/fineweb", "emozilla/pg19"
 )
 def test_the_header_has_what_is_known(record: TrainingRecord, source, init_from, known, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    found = huggingface_hub.ModelCard(model_card("me", recorded(record, source, init_from))).data
-    shown = {"language": found.language, "datasets": found.datasets, "base_model": found.base_model}
-    assert isinstance(found, huggingface_hub.ModelCardData) and found.license is None
-    assert {key: value for key, value in shown.items() if value is not None} == known
+    header = huggingface_hub.ModelCard(model_card("me", recorded(record, source, init_from))).data
+    assert isinstance(header, huggingface_hub.ModelCardData) and header.license is None
+    for name in ("language", "datasets", "base_model"):
+        assert getattr(header, name) == known.get(name)
 
 
 def test_results_stand_in_the_card_in_the_hubs_form(record: TrainingRecord) -> None:
@@ -339,5 +332,5 @@ def test_results_stand_in_the_card_in_the_hubs_form(record: TrainingRecord) -> N
 def test_the_card_lists_how_the_run_deviates(record: TrainingRecord) -> None:
     card = model_card("me", record)
     listed = {line.split()[1] for line in card.splitlines() if line.startswith(("| model.", "| data.", "| training."))}
-    assert listed == {its["field"] for its in record.environment.deviations} - {"data.data_files"}
+    assert listed == {each["field"] for each in record.environment.deviations} - {"data.data_files"}
     assert "| training.learning_rate | 0.01 | 0.0006 |" in card

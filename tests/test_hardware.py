@@ -121,7 +121,7 @@ def test_an_apple_gpu(apple, bf16: bool, tiny_recipe: Path, monkeypatch: pytest.
     assert harness.choose_device(None) == "mps"
     found = {finding.about: finding for finding in preflight._check_devices(recipe)}
     assert {found[about].mark for about in ("device", "precision", "torch.compile", "attention")} == {"✓"}
-    assert "1 x Apple M3 Pro, 24 GB" in found["device"].words
+    assert "1 x Apple M3 Pro, 24 GB" in found["device"].text
     with pytest.raises(UserError, match="2 processes need as many GPUs"):
         hardware.check_processes(2)
 
@@ -135,4 +135,4 @@ def test_amd_gpus(amd, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert hardware.find_accelerator().peak_flops == 1307.4e12 and hardware.demo_processes() == 8
     assert harness.choose_device(None) == "cuda"
     assert not any(finding.mark == "✗" for finding in preflight._check_devices(recipe))
-    assert preflight._check_devices(recipe)[0].words == "ROCm 6.4"
+    assert preflight._check_devices(recipe)[0].text == "ROCm 6.4"

@@ -137,20 +137,18 @@ def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(
             preflight([str(path), "--gpu", card, "--n", "8", "--json", "--dataset_dir", str(tmp_path / "none")])
         planned = json.loads(capsys.readouterr().out)
         assert not ended.value.code
-        said = re.search(rf"\$([\d,]+) all-in for ([\d.]+) hours on 8 x {card}", header)
-        assert said and float(said[2]) == pytest.approx(planned["minutes"] / 60, rel=0.03)
-        assert float(said[1].replace(",", "")) == pytest.approx(planned["usd"], rel=0.03)
+        total = re.search(rf"\$([\d,]+) all-in for ([\d.]+) hours on 8 x {card}", header)
+        assert total and float(total[2]) == pytest.approx(planned["minutes"] / 60, rel=0.03)
+        assert float(total[1].replace(",", "")) == pytest.approx(planned["usd"], rel=0.03)
         if path.stem == "gpt2_124m":
             readme = (ROOT / "README.md").read_text(encoding="utf-8")
             row = re.search(rf"^\| 8 x {card} \| ([\d.]+) \| \$(\d+) ", readme, re.MULTILINE)
-            assert row and row.groups() == (said[2], said[1])
+            assert row and row.groups() == (total[2], total[1])
     disk = re.search(r"Disk (\d+) GB of data \((\d+) GB during preparation\) and ([\d.]+) GB for the run", header)
     run, size = planned["work"]["run_bytes"], planned["work"]["data_bytes"]
     preset = PRESETS.get(values_of(path)["data"]["source"], PRESETS["fineweb-10bt"])
     peak = peak_bytes(staged=size, rows=size, downloads=preset.downloads)
-    assert disk and [float(said) * 1e9 for said in disk.groups()] == [
-        *(pytest.approx(size, abs=0.6e9), pytest.approx(peak, abs=1e9), pytest.approx(run, abs=0.6e9))
-    ]
+    assert disk and [float(text) * 1e9 for text in disk.groups()] == pytest.approx([size, peak, run], abs=1e9)
 
 
 def test_the_page_of_recipes_has_a_row_for_each() -> None:
@@ -194,11 +192,11 @@ def test_the_file_sets_values_and_the_command_line_wins(recipe: Path) -> None:
     assert parse(*words)[:3] == [4, 1_000_000_000, True] and parse(*words)[3] in ("none", ["none"])
 
 
-def test_token_counts_are_exact_whole_numbers() -> None:
-    assert {TokenCount(text) for text in ("10e9", "10_000_000_000", 10**10, 1e10)} == {10**10}
-    for text in ("1.5", "-3", "many", "nan"):
-        with pytest.raises(ValueError):
-            TokenCount(text)
+@pytest.mark.parametrize("text", ["1.5", "-3", "many", "nan"])
+def test_token_counts_are_exact_whole_numbers(text: str) -> None:
+    assert {TokenCount(number) for number in ("10e9", "10_000_000_000", 10**10, 1e10)} == {10**10}
+    with pytest.raises(ValueError):
+        TokenCount(text)
 
 
 def test_a_run_is_named_by_the_recipe_and_the_options(recipe: Path) -> None:

@@ -55,10 +55,10 @@ class Difference:
     one_seed: bool = False  # whether the model has one seed, so that the interval does not contain seeds
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The verdict as text, with what it rests on."""
-        words = f"{self.small}, and small" if self.small and self.verdict else self.verdict or ""
-        return f"{words} (one seed)" if self.one_seed and words.startswith(("better", "worse")) else words
+        text = f"{self.small}, and small" if self.small and self.verdict else self.verdict or ""
+        return f"{text} (one seed)" if self.one_seed and text.startswith(("better", "worse")) else text
 
     @property
     def kind(self) -> str:
@@ -129,7 +129,7 @@ class ComparisonRow:
         text = self.show(difference, sign="+")
         if difference.small and difference.verdict:
             text += f" [{', '.join(self.show(Score(end), sign='+') for end in (difference.low, difference.high))}]"
-        return Cell(f"{text} {difference.words}".rstrip(), difference.kind)
+        return Cell(f"{text} {difference.text}".rstrip(), difference.kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ class Comparison(EvaluationSettings):
             cells = [Cell(model.name), Cell(tokens, "number")]
             for row in self.rows:
                 difference = row.difference.get(model.name, NO_DIFFERENCE)
-                verdict = f" ({difference.words})" if difference.verdict else ""
+                verdict = f" ({difference.text})" if difference.verdict else ""
                 score = row.show(row.values.get(model.name, NO_SCORE))
                 cells.append(Cell(score + verdict, difference.kind or "number"))
             rows.append(cells)

@@ -67,7 +67,9 @@ def paired(
     low, high = value - math.hypot(value - low, spread), value + math.hypot(high - value, spread)
     margin = MARGINS.get(metric.removesuffix(CLEAN), 0)
     margin *= 1 if aggregation == MEAN else aggregate(aggregation, theirs)
-    change = _change(low, high, higher_is_better)
+    change = None
+    if higher_is_better is not None:
+        change = "inconclusive" if low <= 0 <= high else "better" if (low > 0) is higher_is_better else "worse"
     binary = aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all()
     if binary and change in ("better", "worse"):  # McNemar's exact test
         only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
@@ -80,12 +82,6 @@ def paired(
         verdict = f"too few documents ({len(ours)} of {fewest})"
     small = change if verdict == "matches" and change in ("better", "worse") else None
     return Difference(value, stderr, low, high, verdict, small)
-
-
-def _change(low: float, high: float, higher_is_better: bool | None) -> str | None:
-    if higher_is_better is None or low <= 0 <= high:
-        return None if higher_is_better is None else "inconclusive"
-    return "better" if (low > 0) is higher_is_better else "worse"
 
 
 def standard_error(aggregation: str | None, values: Sequence[Any]) -> float | None:

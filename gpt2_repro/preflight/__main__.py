@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     """Print the results of all checks, and the estimated time and cost of the run."""
     forget_variables()
     packages = environment.check_python()
-    if any(finding.words.startswith("is not installed") for finding in packages):
+    if any(finding.text.startswith("is not installed") for finding in packages):
         print("\n".join(map(str, packages)))
         sys.exit(1)
     requested = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
@@ -71,9 +71,8 @@ def main(argv: list[str]) -> None:
         requested = _with_options(requested, precision="fp16")
     recipe = follow_data(requested, device=device)
     if recipe.training.tokens_per_step % (recipe.data.sequence_length * device.count):
-        plan_run(
-            recipe.training, recipe.data, num_processes=device.count
-        )  # UserError: no micro-batch divides the step
+        # No micro-batch divides the step: UserError, before a smaller one is proposed.
+        plan_run(recipe.training, recipe.data, num_processes=device.count)
     memory_findings, needed = _check_memory(recipe, device)
     requested, recipe = (_with_options(each, **needed or {}) for each in (requested, recipe))
     plan = plan_run(recipe.training, recipe.data, num_processes=device.count)

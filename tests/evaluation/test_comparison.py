@@ -163,7 +163,7 @@ def test_seeds_are_one_column_and_enter_the_interval() -> None:
     assert (difference.low, difference.high) == pytest.approx(tuple(welch.confidence_interval()), abs=1e-9)
     assert difference.verdict == "inconclusive"  # the difference of 0.1 bits is within the seeds
     (row,) = compare([scored[0], scored[4]], scored[0][0], SETTINGS, METADATA).rows
-    assert row.difference["final (runs/b-seed1)"].words == "worse (one seed)"
+    assert row.difference["final (runs/b-seed1)"].text == "worse (one seed)"
 
 
 def test_a_group_has_the_documents_of_its_tasks() -> None:

@@ -63,7 +63,7 @@ def naive(network, gpt2_tokenizer, line: dict, window: int = 160) -> list[float]
     return means
 
 
-def test_losses_and_answers_are_those_of_a_loop(network, losses_of, gpt2_tokenizer, lines, source) -> None:
+def test_losses_and_answers_are_those_of_a_loop(network, losses_of, gpt2_tokenizer, lines, source, caplog) -> None:
     scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
     losses = scorer.losses(losses_of, positions=2000, device=torch.device("cpu"))
     expected = torch.tensor([naive(network, gpt2_tokenizer, line) for line in lines], dtype=torch.float64)
@@ -73,6 +73,8 @@ def test_losses_and_answers_are_those_of_a_loop(network, losses_of, gpt2_tokeniz
     assert losses.argmin(1).tolist() == answers and len(set(answers)) == 4
     right = sum(answer == int(line["label"]) for answer, line in zip(answers, lines, strict=True))
     assert scorer.score(losses) == {"hellaswag_acc": round(right / 26, 6), "hellaswag_items": 26}
+    # The first of four NaN losses would be chosen, which is correct for a quarter of the items.
+    assert scorer.score(losses * torch.nan) == {} and caplog.messages
 
     # Rows longer than the window lose their beginning. There is one row per pass.
     short = HellaSwag(read_items(str(source))[:5], gpt2_tokenizer, window=24)
@@ -105,14 +107,6 @@ def test_processes_share_the_rows(losses_of, gpt2_tokenizer, source) -> None:
     count = len(scorer.batches(500))
     assert [passes.count(one) for one in range(3)] == [-(-count // 3)] * 3 and count % 3
     assert all(int((share > 0).sum()) > 20 for share in shares)
-
-
-def test_a_model_of_nan_has_no_score(gpt2_tokenizer, source, caplog: pytest.LogCaptureFixture) -> None:
-    """NaN losses give no score."""
-    scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
-    losses = torch.full((26, 4), torch.nan)
-    # Otherwise the first ending would always be chosen, which is correct for a quarter of the items.
-    assert scorer.score(losses) == {} and caplog.messages
 
 
 def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: Path) -> None:

@@ -78,15 +78,12 @@ def test_two_processes_share_the_documents_and_score_as_one_does(
             assert launched.array() == pytest.approx(mine.array(), rel=1e-5)
 
 
+TEXTS, GROUP = ("bits_per_byte_texts", 8, None, 3), ("group", 8, None, 1)  # a file is a document
+
+
 @pytest.mark.parametrize(
     ("task", "gpus", "limit", "processes"),
-    [
-        ("bits_per_byte_text", 2, None, 1),  # one file is one document
-        ("bits_per_byte_texts", 8, None, 3),
-        ("bits_per_byte_texts", 8, 2, 2),
-        ("group", 8, None, 1),
-        ("last_word", 4, 3, 2),
-    ],
+    [TEXTS, GROUP, ("bits_per_byte_texts", 8, 2, 2), ("last_word", 4, 3, 2)],
 )
 def test_each_process_has_a_document_of_each_task(
     task: str, gpus: int, limit: int | None, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ def test_needs_on_one_disk_are_added(tmp_path: Path) -> None:
     one, other = Need("data", tmp_path / "not" / "there", 0.6 * free), Need("the run", tmp_path / "run", 0.6 * free)
     assert [found.mark for found in check_room([one])] == ["✓"]
     (both,) = check_room([one, other])
-    assert both.mark == "✗" and str(one.folder) in both.words and str(other.folder) in both.words
+    assert both.mark == "✗" and str(one.folder) in both.text and str(other.folder) in both.text
     (tmp_path / "file").touch()
     assert [found.mark for found in check_room([Need("data", tmp_path / "file" / "below", 1)])] == ["✗"]
 

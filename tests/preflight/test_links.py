@@ -40,7 +40,7 @@ def test_faulty_links_end_the_processes(fault: str, message: str, tmp_path: Path
 def test_two_processes_that_communicate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     found = check_all_reduce(2, seconds=120)
-    assert found.mark == "✓" and "GB/s" in found.words
+    assert found.mark == "✓" and "GB/s" in found.text
 
 
 def test_memory_settings_divide_the_step() -> None:
@@ -52,4 +52,4 @@ def test_out_of_memory_is_not_another_failure() -> None:
     (trial,) = trials_of(MemoryTrial(1, True), 1)
     assert try_training([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], trial) is None
     failed = try_training([sys.executable, "-c", "raise ValueError('no such data')"], trial)
-    assert failed is not None and failed.mark == "✗" and "no such data" in failed.words
+    assert failed is not None and failed.mark == "✗" and "no such data" in failed.text
