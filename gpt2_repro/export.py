@@ -60,10 +60,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="export-", dir=args.out and args.out.parent) as scratch:
         staged = Path(scratch, f"staged{FORMATS[args.format][0]}")
         if args.format == "hf":
-            written.save_pretrained(staged)
-            for path in staged.glob("*.safetensors"):  # the library makes them private
-                shutil.copymode(staged / "config.json", path)
-            tokenization.save(tokenizer, staged)
+            _write_folder(written, tokenizer, staged)
             if checkpoint.record:
                 results = _results(checkpoint, fingerprint(model, tokenizer))
                 name = args.push_to_hub or args.out.name
@@ -95,6 +92,13 @@ def _add_chat(tokenizer: Any) -> None:
         raise UserError("A chat needs a token that ends an answer, but this tokenizer has no <|endoftext|>.")
     tokenizer.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8")
     tokenizer.pad_token = tokenizer.eos_token
+
+
+def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):  # the library makes them private
+        shutil.copymode(folder / "config.json", path)
+    tokenization.save(tokenizer, folder)
 
 
 def _write_file(model: Any, tokenizer: Any, path: Path, args: argparse.Namespace) -> None:
