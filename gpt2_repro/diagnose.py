@@ -87,10 +87,10 @@ def _common_tokenizer(checkpoint: Checkpoint, baseline: Checkpoint) -> Any:
     """Return the tokenizer of two checkpoints, or raise UserError if they differ."""
     from gpt2_repro.model.load import load_tokenizer
 
-    ours, theirs = load_tokenizer(checkpoint.source), load_tokenizer(baseline.source)
-    check_vocabulary(theirs, ours, f"--baseline {baseline.name}")
+    tokenizer, other = load_tokenizer(checkpoint.source), load_tokenizer(baseline.source)
+    check_vocabulary(other, tokenizer, f"--baseline {baseline.name}")
     # The tokenizer of a model that was trained without separators has no separator.
-    return theirs if start_id(ours) is None else ours
+    return other if start_id(tokenizer) is None else tokenizer
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[dict[str, list[Ids]], Counts | None]:

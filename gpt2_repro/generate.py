@@ -28,7 +28,7 @@ logger = logging.getLogger("gpt2_repro.generate")
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.generate", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
-    parser.add_argument("words", nargs="*", metavar="PROMPT", help="Text to continue. (default: a new document)")
+    parser.add_argument("text", nargs="*", metavar="PROMPT", help="Text to continue. (default: a new document)")
     parser.add_argument("--prompt", default="", help="The same, as an option.")
     parser.add_argument("--max_new_tokens", type=cli.positive_count, default=100, help="Tokens to generate.")
     parser.add_argument("--num_samples", type=cli.between(1, 1000), default=1, help="Number of samples, in one batch.")
@@ -38,7 +38,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--chat", action="store_true", help="Answer lines of standard input, with a chat template.")
     parser.add_argument("--seed", type=cli.between(0, 2**63 - 1), default=42, help="Random seed.")
     args = parser.parse(argv)
-    args.prompt = args.prompt or " ".join(args.words)
+    args.prompt = args.prompt or " ".join(args.text)
     if args.prompt.startswith("FILE:"):
         file = Path(args.prompt.removeprefix("FILE:"))
         try:

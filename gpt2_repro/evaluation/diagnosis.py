@@ -173,11 +173,11 @@ def buckets(
     """
     rows = []
     for number, label in enumerate(labels):
-        ours, theirs = losses[:, group == number]
+        ours, baseline = losses[:, group == number]
         if len(ours):
-            mean, stderr, documents = clustered(ours - theirs, document[group == number])
+            mean, stderr, documents = clustered(ours - baseline, document[group == number])
             bucket = {"label": label, "tokens": len(ours), "documents": documents}
-            bucket |= {"ours": float(ours.mean()), "theirs": float(theirs.mean())}
+            bucket |= {"ours": float(ours.mean()), "theirs": float(baseline.mean())}
             rows.append(bucket | {"difference": {"value": mean, "stderr": stderr}})
     return rows
 

@@ -270,15 +270,15 @@ def _row(
     return ComparisonRow(metric.task, metric.name, metric.higher_is_better, values, differences)
 
 
-def _difference(ours: Metric, theirs: Metric) -> Difference | None:
-    if ours.value is None or theirs.value is None:
+def _difference(ours: Metric, baseline: Metric) -> Difference | None:
+    if ours.value is None or baseline.value is None:
         return None
-    mine, base = ours.array(), theirs.array()
-    paired = ours.documents == theirs.documents and mine.shape == base.shape and len(mine) > 1
+    values, base_values = ours.array(), baseline.array()
+    paired = ours.documents == baseline.documents and values.shape == base_values.shape and len(values) > 1
     # Otherwise the scores are per token, and the tokenizers differ.
-    paired = paired and (mine.ndim == 1 or np.allclose(mine[:, 1], base[:, 1]))
+    paired = paired and (values.ndim == 1 or np.allclose(values[:, 1], base_values[:, 1]))
     if ours.aggregation is None or not paired:
-        return Difference(ours.value - theirs.value)
-    spread = statistics.seed_interval(ours.seeds, theirs.seeds)
+        return Difference(ours.value - baseline.value)
+    spread = statistics.seed_interval(ours.seeds, baseline.seeds)
     better = ours.higher_is_better
-    return statistics.paired(ours.name, ours.aggregation, mine, base, higher_is_better=better, spread=spread)
+    return statistics.paired(ours.name, ours.aggregation, values, base_values, higher_is_better=better, spread=spread)

@@ -42,38 +42,38 @@ def seed_interval(*models: Sequence[float]) -> float:
 
 
 def paired(
-    metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None, spread: float = 0
+    metric: str, aggregation: str, ours: Values, baseline: Values, *, higher_is_better: bool | None, spread: float = 0
 ) -> Difference:
     """Return the difference of two models' scores, its standard error and a verdict.
 
     Args:
-        ours, theirs: values of the same documents in the same order. The shape is [documents], or [documents, 2] with
+        ours, baseline: values of the same documents in the same order. The shape is [documents], or [documents, 2] with
             weights.
         spread: half the 95 % interval that is due to seeds. It enters the interval.
     """
     from scipy import stats
 
-    value = aggregate(aggregation, ours) - aggregate(aggregation, theirs)
+    value = aggregate(aggregation, ours) - aggregate(aggregation, baseline)
     if aggregation == MEAN:
         # Two models mostly fail on the same documents, so paired differences have a small standard error. If
         # values are 0 or 1, this is the standard error of McNemar's test.
-        stderr = float(stats.sem(ours - theirs))
+        stderr = float(stats.sem(ours - baseline))
         # The standard error is unreliable if very few documents differ. The rule of three limits it from below.
         half = max(Z95 * stderr, 3 / len(ours))
         low, high = value - half, value + half
     else:
-        bootstrapped = _bootstrap(aggregation, ours, theirs)
+        bootstrapped = _bootstrap(aggregation, ours, baseline)
         stderr, (low, high) = float(bootstrapped.standard_error), map(float, bootstrapped.confidence_interval)
     low, high = value - math.hypot(value - low, spread), value + math.hypot(high - value, spread)
     margin = MARGINS.get(metric.removesuffix(CLEAN), 0)
-    margin *= 1 if aggregation == MEAN else aggregate(aggregation, theirs)
+    margin *= 1 if aggregation == MEAN else aggregate(aggregation, baseline)
     change = None
     if higher_is_better is not None:
         change = "inconclusive" if low <= 0 <= high else "better" if (low > 0) is higher_is_better else "worse"
-    binary = aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all()
+    binary = aggregation == MEAN and np.isin([*ours, *baseline], (0, 1)).all()
     if binary and change in ("better", "worse"):  # McNemar's exact test
-        only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
-        change = change if stats.binomtest(only_ours, only_ours + only_theirs).pvalue < 0.05 else "inconclusive"
+        only_ours, only_baseline = int((ours > baseline).sum()), int((baseline > ours).sum())
+        change = change if stats.binomtest(only_ours, only_ours + only_baseline).pvalue < 0.05 else "inconclusive"
     verdict = "matches" if margin and -margin <= low and high <= margin else change
     fewest = FEWEST
     if binary:  # see the rule of three above
