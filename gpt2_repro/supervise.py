@@ -52,9 +52,6 @@ def main(argv: list[str]) -> None:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UserError("No command given. Example: python -m gpt2_repro.supervise -- accelerate launch … train.py")
-    script = next((word for word in command if word.endswith(".py")), "")
-    if script and not Path(script).is_file():
-        raise UserError(f"{script} does not exist. Pass the path of the training script, such as train.py.")
     # The run writes notes for this process here. If this process is killed, this small folder remains.
     with tempfile.TemporaryDirectory(prefix="supervise-") as notes:
         Supervisor(command, Path(notes), args).run()
