@@ -108,9 +108,9 @@ class Scorer(HFLM):
         return [(None, ids[:cut], ids[cut:]) for ids, cut in zip(options, cuts, strict=True)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        options = {"prefix_token": self.prefix_token_id, "max_seq_len": self.max_length, "context_len": 1}
-        texts = [self.tok_encode(request.args[0]) for request in requests]
-        windows = [list(map(make_disjoint_window, get_rolling_token_windows(ids, **options))) for ids in texts]
+        texts, prefix = [self.tok_encode(request.args[0]) for request in requests], self.prefix_token_id
+        rolling = [get_rolling_token_windows(ids, prefix, self.max_length, context_len=1) for ids in texts]
+        windows = [list(map(make_disjoint_window, of_text)) for of_text in rolling]
         scored = iter(self._loglikelihood_tokens([(None, *window) for window in itertools.chain(*windows)]))
         return [Rolling([(next(scored)[0], len(after)) for _, after in document]) for document in windows]
 

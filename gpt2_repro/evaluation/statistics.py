@@ -98,7 +98,7 @@ def standard_error(aggregation: str | None, values: Sequence[Any]) -> float | No
 
 def _bootstrap(aggregation: str, *models: Values) -> Any:
     """Bootstrap a score, or the difference of two models on the same resampled documents."""
-    from scipy import stats
+    from scipy.stats import bootstrap
 
     arrays = np.concatenate([np.atleast_2d(values.T) for values in models])
     size = len(arrays) // len(models)
@@ -107,7 +107,8 @@ def _bootstrap(aggregation: str, *models: Values) -> Any:
         score = _aggregate(aggregation, *drawn[:size], axis=axis)
         return score - _aggregate(aggregation, *drawn[size:], axis=axis) if len(models) > 1 else score
 
-    options: dict[str, Any] = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
-    batch = max(1, 1_000_000 // len(arrays[0]))  # limits memory
+    rng, batch = np.random.default_rng(0), max(1, 1_000_000 // len(arrays[0]))  # limits memory
     with np.errstate(over="ignore", invalid="ignore"):  # a word may have probability 0
-        return stats.bootstrap(arrays, statistic, batch=batch, vectorized=True, paired=True, **options)
+        return bootstrap(
+            arrays, statistic, n_resamples=RESAMPLES, batch=batch, method="percentile", paired=True, rng=rng
+        )
