@@ -97,9 +97,9 @@ def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype
         if part == "weight" and ours.ndim == 2 and name != "position_embd":
             kind = {"float32": "F32"}.get(dtype, dtype.upper())
         ours = ours.t() if part == "weight" and ".c_" in inner.get(name, "") else ours
-        found = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()).view(ours.shape)
+        values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()).view(ours.shape)
         error = {"F16": 2**-10, "Q8_0": 1 / 127, "F32": 0.0}[kind] * ours.abs().max()
-        assert tensor.tensor_type.name == kind and (found - ours).abs().max() <= error
+        assert tensor.tensor_type.name == kind and (values - ours).abs().max() <= error
     description, end = json.loads(tokenizer.backend_tokenizer.to_str()), tokenizer.eos_token_id
     expected = {"tokens": tokenizer.convert_ids_to_tokens(range(len(tokenizer))), "eos_token_id": end}
     expected |= {"merges": [" ".join(pair) for pair in description["model"]["merges"]]}
@@ -143,12 +143,12 @@ def test_a_chat_template_keeps_the_model(run: Path, chat: Path) -> None:
     model, tokenizer = load_pair(str(chat))
     assert torch.equal(logits(model), logits(load_model(str(run / "final"))))
     assert tokenizer.get_vocab() == load_pair(str(run / "final"))[1].get_vocab() and tokenizer.pad_token_id is not None
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say it."}]
-    spoken = [*asked, {"role": "assistant", "content": "it"}]
+    question = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say it."}]
+    spoken = [*question, {"role": "assistant", "content": "it"}]
     text = tokenizer.apply_chat_template(spoken, tokenize=False)
     assert text == "<|endoftext|>System: Be brief.\nUser: Say it.\nAssistant: it<|endoftext|>\n"
     whole = tokenizer.apply_chat_template(spoken, return_dict=True, return_assistant_tokens_mask=True)
-    start = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)["input_ids"]
+    start = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)["input_ids"]
     assert whole["input_ids"][: len(start)] == start
     answer = [number for number, own in zip(whole["input_ids"], whole["assistant_masks"], strict=True) if own]
     assert tokenizer.decode(answer) == " it<|endoftext|>"
@@ -166,13 +166,13 @@ def test_a_chat_template_keeps_the_model(run: Path, chat: Path) -> None:
 def test_a_chat_answers_each_line(run: Path, chat: Path, monkeypatch, capsys, caplog) -> None:
     model, tokenizer = load_pair(str(chat))
     lines = ["a", "b", "c", "", "not read"]  # the window forgets the first ones
-    monkeypatch.setattr("builtins.input", lambda shown: lines.pop(0))
+    monkeypatch.setattr("builtins.input", lambda prompt: lines.pop(0))
     words = ["--chat", "--max_new_tokens", "3", "--temperature", "0"]
     generate.main([str(chat), *words])
     assert lines == ["not read"] and "fit into the window" not in caplog.text
     start = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True)["input_ids"]
-    asked = torch.tensor([start])
-    written = model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=3, do_sample=False)
+    ids = torch.tensor([start])
+    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
     answer = tokenizer.decode(written[0, len(start) :], skip_special_tokens=True)
     assert answer and capsys.readouterr().out.startswith(answer)
     with pytest.raises(UserError, match="has no chat template"):
@@ -188,8 +188,8 @@ def test_a_chat_answers_each_line(run: Path, chat: Path, monkeypatch, capsys, ca
 def test_a_temperature_of_0_is_greedy_whatever_the_checkpoint_says(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "final", tmp_path / "model")
     config = tmp_path / "model" / "generation_config.json"
-    told = json.loads(config.read_text(encoding="utf-8")) | {"do_sample": True}
-    config.write_text(json.dumps(told), encoding="utf-8")
+    settings = json.loads(config.read_text(encoding="utf-8")) | {"do_sample": True}
+    config.write_text(json.dumps(settings), encoding="utf-8")
     words = (str(tmp_path / "model"), "the", "--temperature", "0", "--seed")
     assert generate.samples([*words, "1"]) == generate.samples([*words, "2"])
 
@@ -220,7 +220,7 @@ def test_an_exact_gelu_is_written_for_llm_c(run: Path, tmp_path: Path, capsys) -
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("there", "there"),
         ("new --tokenizer other", "--tokenizer is only for model files"),
@@ -229,21 +229,21 @@ def test_an_exact_gelu_is_written_for_llm_c(run: Path, tmp_path: Path, capsys) -
         ("--push_to_hub a/b", "HF_TOKEN"),
     ],
 )
-def test_a_mistake_writes_one_line(run: Path, words: str, told: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_mistake_writes_one_line(run: Path, words: str, message: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     Path("there").mkdir()
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         main([str(run), *words.split()])
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
 def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Path, monkeypatch) -> None:
-    asked, broken = [], []
+    created, broken = [], []
 
     class Hub:
         def create_repo(self, name: str, **options: object) -> None:
-            asked.append((name, options))
+            created.append((name, options))
 
         def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
             if broken:
@@ -253,7 +253,7 @@ def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Pa
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
     main([str(run), "--push_to_hub", "somebody/tiny", "--private"])
-    assert asked == [("somebody/tiny", {"private": True, "exist_ok": True})]
+    assert created == [("somebody/tiny", {"private": True, "exist_ok": True})]
     pushed = tmp_path / "hub" / "somebody" / "tiny"
     assert {path.name for path in pushed.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert not [path for path in pushed.iterdir() if b"hf_secret" in path.read_bytes()]

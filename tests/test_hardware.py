@@ -66,17 +66,17 @@ def test_gpus_compile_except_where_torch_is_wrong(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
 
-    def chosen(asked: bool | None, *, use_cpu: bool = False) -> bool:
-        return hardware.choose_compile(asked, use_cpu=use_cpu, accept_any_hardware=False)
+    def chosen(requested: bool | None, *, use_cpu: bool = False) -> bool:
+        return hardware.choose_compile(requested, use_cpu=use_cpu, accept_any_hardware=False)
 
     monkeypatch.setattr(torch, "__version__", "2.13.0")
-    assert [chosen(asked) for asked in (None, True, False)] == [True, True, False]
-    assert [chosen(asked, use_cpu=True) for asked in (None, True, False)] == [False, True, False]
+    assert [chosen(requested) for requested in (None, True, False)] == [True, True, False]
+    assert [chosen(requested, use_cpu=True) for requested in (None, True, False)] == [False, True, False]
     monkeypatch.setattr(torch, "__version__", "2.10.1")
     assert chosen(False) is False
-    for asked in (None, True):
+    for requested in (None, True):
         with pytest.raises(UserError, match="--torch_compile false"):
-            chosen(asked)
+            chosen(requested)
 
 
 @pytest.fixture
@@ -113,15 +113,17 @@ def test_an_apple_gpu(apple, bf16: bool, tiny_recipe: Path, monkeypatch: pytest.
     settings, plan = resolve_settings(follow_data(recipe))
     assert (settings.use_cpu, settings.bf16, settings.precision, settings.torch_compile) == (False, bf16, "", False)
     assert plan.num_processes == 1
-    precisions = {asked: hardware.choose_precision(asked, **RULES)[0] for asked in ("auto", "bf16", "fp16", "fp32")}
+    precisions = {
+        requested: hardware.choose_precision(requested, **RULES)[0] for requested in ("auto", "bf16", "fp16", "fp32")
+    }
     best = "bf16" if bf16 else "fp32"
     assert precisions == {"auto": best, "bf16": best, "fp16": "fp32", "fp32": "fp32"}
     config = build_config(recipe.model, sequence_length=64, vocab_size=300)
     assert choose_attention("auto", Machine(cuda=False, bf16=bf16, length=64), config, rows=2).name == "causal_sdpa"
     assert harness.choose_device(None) == "mps"
-    found = {finding.about: finding for finding in preflight._check_devices(recipe)}
-    assert {found[about].mark for about in ("device", "precision", "torch.compile", "attention")} == {"✓"}
-    assert "1 x Apple M3 Pro, 24 GB" in found["device"].text
+    findings = {finding.about: finding for finding in preflight._check_devices(recipe)}
+    assert {findings[about].mark for about in ("device", "precision", "torch.compile", "attention")} == {"✓"}
+    assert "1 x Apple M3 Pro, 24 GB" in findings["device"].text
     with pytest.raises(UserError, match="2 processes need as many GPUs"):
         hardware.check_processes(2)
 

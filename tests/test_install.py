@@ -107,11 +107,11 @@ def test_the_package_has_every_folder_and_kind_of_file() -> None:
     setup = project["tool"]["setuptools"]
     shipped = {ROOT / "gpt2_repro": "gpt2_repro"} | {ROOT / path: name for name, path in setup["package-dir"].items()}
     files = [(folder, path) for folder in shipped for path in folder.rglob("*") if path.is_file()]
-    kept = [(folder, path) for folder, path in files if path.suffix != ".pyc"]
-    needed = {".".join([shipped[folder], *path.parent.relative_to(folder).parts]) for folder, path in kept}
+    sources = [(folder, path) for folder, path in files if path.suffix != ".pyc"]
+    needed = {".".join([shipped[folder], *path.parent.relative_to(folder).parts]) for folder, path in sources}
     assert needed == set(setup["packages"])
     kinds = {pattern.removeprefix("*") for pattern in setup["package-data"]["*"]} | {".py"}
-    assert {path.suffix for _, path in kept} == kinds
+    assert {path.suffix for _, path in sources} == kinds
     assert project["project"]["scripts"] == {"gpt2-repro": "gpt2_repro.__main__:main"}
 
 
@@ -148,16 +148,16 @@ def test_an_installed_package_names_its_own_commands(monkeypatch: pytest.MonkeyP
 
 def requirements_in(name: str) -> dict[str, Requirement]:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-    found = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
-    return {canonicalize_name(one.name): one for one in found}
+    requirements = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
+    return {canonicalize_name(one.name): one for one in requirements}
 
 
 def test_the_lock_file_has_every_package_in_one_allowed_version() -> None:
-    locked, asked = requirements_in("requirements.lock"), requirements_in("requirements.txt")
+    locked, requested = requirements_in("requirements.lock"), requirements_in("requirements.txt")
     versions = {name: str(one.specifier).removeprefix("==") for name, one in locked.items()}
     assert all(str(one.specifier).startswith("==") for one in locked.values())
-    todo = [one for one in asked.values() if one.marker is None or one.marker.evaluate()]
-    assert all(one.specifier.contains(versions[name], prereleases=True) for name, one in asked.items())
+    todo = [one for one in requested.values() if one.marker is None or one.marker.evaluate()]
+    assert all(one.specifier.contains(versions[name], prereleases=True) for name, one in requested.items())
     for one in todo:  # the closure: `todo` grows
         name = canonicalize_name(one.name)
         assert one.specifier.contains(versions[name], prereleases=True), f"{one} but {versions[name]} is locked"

@@ -29,7 +29,7 @@ PLAY = "\n\n".join(LINES)
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("plays").mkdir()
     Path("plays/hamlet.v1.txt").write_text(PLAY, encoding="utf-8")
@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def plays(here: Path) -> list[str]:
+def plays(workspace: Path) -> list[str]:
     """Prepare a text, and return the words that train on it."""
     prepare_data.main([RECIPE, "--data_files", "plays", "--sequence_length", "32"])
     return [RECIPE, "--dataset_dir", "data/plays", "--sequence_length", "32"]
@@ -64,11 +64,11 @@ def test_a_recipe_that_names_only_the_folder_takes_its_settings(plays: list[str]
         ({"source": "files"}, ""),
     ],
 )
-def test_a_folder_is_named_after_its_text(here: Path, words: dict, folder: str) -> None:
+def test_a_folder_is_named_after_its_text(workspace: Path, words: dict, folder: str) -> None:
     assert DataArguments(**words).dataset_dir == folder
 
 
-def test_files_folders_and_globs_of_all_kinds(here: Path, documents: list[str]) -> None:
+def test_files_folders_and_globs_of_all_kinds(workspace: Path, documents: list[str]) -> None:
     objects = [{"text": text} for text in documents if text]
     Path("plays/b.json").write_text(json.dumps([*objects[:9], "text"]), encoding="utf-8")
     Path("plays/c.json").write_text("\n".join(map(json.dumps, objects[10:20])), encoding="utf-8")
@@ -91,7 +91,7 @@ def test_files_folders_and_globs_of_all_kinds(here: Path, documents: list[str]) 
         ("source", "set[1]", "data/set-1"),
     ],
 )
-def test_an_existing_path_is_not_a_glob(here: Path, caplog, option: str, name: str, folder: str) -> None:
+def test_an_existing_path_is_not_a_glob(workspace: Path, caplog, option: str, name: str, folder: str) -> None:
     Path("set[1]").mkdir()
     Path("set1").mkdir()
     for path in ("a[1].txt", "a1.txt", "set[1]/b*c?.txt", "set1/c.txt"):
@@ -105,7 +105,7 @@ def test_an_existing_path_is_not_a_glob(here: Path, caplog, option: str, name: s
     assert (f"{name} changed" in caplog.text) == (option == "data_files" and name.endswith("txt"))
 
 
-def test_a_folder_is_divided_by_its_file_names(here: Path, documents: list[str]) -> None:
+def test_a_folder_is_divided_by_its_file_names(workspace: Path, documents: list[str]) -> None:
     """With --split source, test files are not used. A dataset card is not text."""
     Path("set/old.staging").mkdir(parents=True)
     Path("set/README.md").write_text("A card.", encoding="utf-8")
@@ -117,7 +117,7 @@ def test_a_folder_is_divided_by_its_file_names(here: Path, documents: list[str])
     assert PreparedData.read("data/set").manifest.read.documents == 90
 
 
-def test_one_document_is_enough(here: Path, capsys) -> None:
+def test_one_document_is_enough(workspace: Path, capsys) -> None:
     prepare_data.main([RECIPE, "--data_files", "plays/hamlet.v1.txt", "--sequence_length", "32"])
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert command[-4:] == ["--dataset_dir", "data/hamlet", "--sequence_length", "32"]
@@ -150,7 +150,7 @@ def test_one_document_is_enough(here: Path, capsys) -> None:
         "own.yaml --validation_tokens 2000 --num_proc 1",
     ],
 )
-def test_the_printed_command_trains(here: Path, capsys, words: str) -> None:
+def test_the_printed_command_trains(workspace: Path, capsys, words: str) -> None:
     """Also if the recipe scores HellaSwag, which the tokenizer cannot encode, and after any option."""
     np.random.default_rng(0).integers(0, 512, 20_000).astype(np.uint16).tofile("numbers.bin")
     Path("numbers").mkdir()
@@ -199,7 +199,7 @@ def test_derived_sizes_divide_over_any_number_of_processes(plays, kind: str, pro
         assert plan_run(sized.training, sized.data, num_processes=processes).micro_batch_size == 48 // processes
 
 
-def test_a_derived_micro_batch_fits_and_divides(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_derived_micro_batch_fits_and_divides(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--per_device_train_batch_size", "0", "--tokens_per_step", str(3 * 2**17)]
     for gigabytes, rows in ((80, 64), (32, 48), (16, 24), (12, 12), (4, 1)):
         gpu = Accelerator("cuda", "", 2, None, gigabytes * 10**9)
@@ -214,7 +214,7 @@ def test_a_derived_micro_batch_fits_and_divides(here: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("options", ["--data_files 'plays/hamlet.v1.txt'", "--dataset_dir 'data/my plays'"])
-def test_the_command_in_a_message_prepares_what_a_run_needs(here: Path, options: str) -> None:
+def test_the_command_in_a_message_prepares_what_a_run_needs(workspace: Path, options: str) -> None:
     words = [RECIPE, *shlex.split(options), "--sequence_length", "16", "--tokenizer", "train:300", "--dry_run"]
     with pytest.raises(UserError) as error:
         train.main(words)

@@ -86,13 +86,13 @@ def test_fewer_operations_than_stock_and_no_wait(stock, ours) -> None:
 def test_memory_of_a_token(stock, ours) -> None:
     unit = LAYERS * WIDTH  # one byte for each channel of each block
     model, call = ours
-    kept = saved_bytes_per_token(model, call, length=LENGTH)
+    saved = saved_bytes_per_token(model, call, length=LENGTH)
     # 12 blocks of width 768: 0.33 MB per token, 22 GB for 64 x 1024. Stock GPT-2: over twice that, and its logits.
-    assert kept < 42 * unit
-    assert saved_bytes_per_token(*stock, length=LENGTH) > 2.2 * kept
+    assert saved < 42 * unit
+    assert saved_bytes_per_token(*stock, length=LENGTH) > 2.2 * saved
     # All layers share one bf16 document mask, which causes no host sync.
     model.documents = Documents(separator=0)
-    assert saved_bytes_per_token(model, call, length=LENGTH) - kept == 2 * LENGTH
+    assert saved_bytes_per_token(model, call, length=LENGTH) - saved == 2 * LENGTH
     assert count(model, call).syncs == 0
     model.activation_checkpointing_enable()
     assert saved_bytes_per_token(model, call, length=LENGTH) < 8 * unit

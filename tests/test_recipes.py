@@ -63,8 +63,8 @@ def test_recipe_parses_for_every_script_and_resolves_to_the_same_run(path: Path,
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.stem != "own_text"], ids=lambda path: path.stem)
 def test_a_recipe_divides_on_the_gpus_that_its_header_names(path: Path) -> None:
     recipe = parse_for_training(path)
-    named = re.search(r"((?:\d+(?:, | or | and ))*\d+) (?:GPUs|processes)", header_of(path))
-    counts = map(int, re.findall(r"\d+", named[1] if named else "1"))
+    numbers = re.search(r"((?:\d+(?:, | or | and ))*\d+) (?:GPUs|processes)", header_of(path))
+    counts = map(int, re.findall(r"\d+", numbers[1] if numbers else "1"))
     plans = [plan_run(recipe.training, recipe.data, num_processes=count) for count in counts]
     assert len({plan.max_steps for plan in plans}) == 1
     assert {plan.passes_per_step * plan.positions_per_pass for plan in plans} == {recipe.training.tokens_per_step}
@@ -90,10 +90,10 @@ def test_each_size_is_llmc_s_script(size: str) -> None:
     values = values_of(ROOT / "recipes" / f"{size}.yaml")
     model, flat = values["model"], {key: value for section in values.values() for key, value in section.items()}
     steps, tokens_per_step, learning_rate, final, source = LLMC[size]
-    wanted = {"warmup_steps": 700, "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8, "weight_decay": 0.1}
-    wanted |= {"max_grad_norm": 1.0, "bf16": True, "dropout": 0.0, "source": source, "learning_rate": learning_rate}
-    wanted |= {"total_tokens": steps * tokens_per_step, "tokens_per_step": tokens_per_step}
-    assert (wanted | {"final_learning_rate_fraction": final}).items() <= flat.items()
+    expected = {"warmup_steps": 700, "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8, "weight_decay": 0.1}
+    expected |= {"max_grad_norm": 1.0, "bf16": True, "dropout": 0.0, "source": source, "learning_rate": learning_rate}
+    expected |= {"total_tokens": steps * tokens_per_step, "tokens_per_step": tokens_per_step}
+    assert (expected | {"final_learning_rate_fraction": final}).items() <= flat.items()
     shape = {"n_layer": model["n_layer"], "n_embd": model["n_embd"], "n_positions": flat["sequence_length"]}
     parameters = gpt2_parameters(**shape, vocab_size=50_257)
     published = {124_439_808: "", 354_823_168: "-medium", 774_030_080: "-large", 1_557_611_200: "-xl"}
@@ -119,8 +119,8 @@ def test_a_rung_is_matched_to_gpt2_and_changes_nothing_else(path: Path) -> None:
     assert other.flops_per_token == pytest.approx(gpt2.flops_per_token, rel=0.002)
     assert changed(values, default) <= {"config_overrides", "model_type", "output_dir"}
     page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
-    shown = f"| `{path.stem}` | {other.active / 1e6:.1f}M | {other.flops_per_token / 1e6:.1f} |"
-    assert shown in re.sub(" +", " ", page)
+    row = f"| `{path.stem}` | {other.active / 1e6:.1f}M | {other.flops_per_token / 1e6:.1f} |"
+    assert row in re.sub(" +", " ", page)
 
 
 PRICED = [path for path in GPT2 if "hours on 8 x" in header_of(path)]
@@ -228,8 +228,8 @@ def test_diff_recipe_prints_both_values_and_needs_no_data(
         ([str(DEFAULT), "--sample_prompt", f"{40 * 'long '}end"], "sample_prompt", ["end"]),
     ):
         train.main([*words, "--diff_recipe", str(DEFAULT)])
-        shown = capsys.readouterr().out
-        assert any(all(word in line for word in (field, *values)) for line in shown.splitlines()), shown
+        out = capsys.readouterr().out
+        assert any(all(word in line for word in (field, *values)) for line in out.splitlines()), out
 
 
 @pytest.mark.parametrize(

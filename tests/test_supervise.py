@@ -99,9 +99,9 @@ def handlers():
 def test_what_would_happen_again_is_not_started_again(command, plan: str, failure: str | None, attempts: int) -> None:
     with pytest.raises(RunFailed, match=failure) if failure else contextlib.nullcontext():
         main(command(plan))
-    told = command.attempts()
+    notes = command.attempts()
     # Later attempts read the notes of earlier ones, so they do not resume from --resume_from again.
-    assert len(told) == attempts and (attempts < 6 or told == ["None", "1", "2", "3", "4", "5"])
+    assert len(notes) == attempts and (attempts < 6 or notes == ["None", "1", "2", "3", "4", "5"])
 
 
 def test_a_mistake_of_the_user_ends_it_without_a_traceback(command, capfd: pytest.CaptureFixture[str]) -> None:

@@ -56,8 +56,8 @@ def test_positions_that_were_never_trained_show_in_their_table(folders, capsys, 
     assert markdown in capsys.readouterr().out and tables["window"] == 128 and "untrained" in caplog.text
     assert [row["label"] for row in tables["domains"]] == ["validation text", "LAMBADA passages", "wikitext"]
     for row in itertools.chain(*(tables[name] for name in DIAGNOSIS_TABLES)):
-        shown = f"| {row['label']} | {row['tokens']:,} | {row['ours']:.3f} | {row['theirs']:.3f} |"
-        assert shown.replace("-", "−") in markdown
+        line = f"| {row['label']} | {row['tokens']:,} | {row['ours']:.3f} | {row['theirs']:.3f} |"
+        assert line.replace("-", "−") in markdown
     differences = {row["label"]: abs(row["difference"]["value"]) for row in tables["positions"]}
     trained = [value for label, value in differences.items() if int(label.split()[0]) < 64]
     assert max(trained) < 1e-5 < min(list(differences.values())[len(trained) :])
@@ -118,11 +118,11 @@ def test_tables_equal_plain_sums(seed: int) -> None:
     edges = diagnosis.position_edges(window)
     expected: dict[str, dict[object, list[float]]] = {name: {} for name in DIAGNOSIS_TABLES}
     for row, of_row in zip(rows, losses[0], strict=True):
-        for place, (token, loss) in enumerate(zip(row.ids[1:].tolist(), of_row.tolist(), strict=True)):
-            before = row.ids[: place + 1].tolist()
+        for index, (token, loss) in enumerate(zip(row.ids[1:].tolist(), of_row.tolist(), strict=True)):
+            before = row.ids[: index + 1].tolist()
             share = counts[token] / counts.sum()
             groups = {"domains": row.domain, "frequencies": sum(share >= least for least in (1e-3, 1e-4, 1e-5, 1e-6))}
-            groups |= {"positions": max(edge for edge in edges if edge <= place)} if len(row.ids) > window else {}
+            groups |= {"positions": max(edge for edge in edges if edge <= index)} if len(row.ids) > window else {}
             groups |= {"ends": 0} if token == end else {}
             if end in before and (distance := before[::-1].index(end) + 1) < 65:
                 groups["starts"] = (distance - 1).bit_length()  # 1, 2, 3 to 4, 5 to 8, and so on

@@ -182,6 +182,6 @@ def test_the_texts_of_a_core_item_have_no_examples(tmp_path: Path) -> None:
         texts = texts_of(task.name, tmp_path / "tasks")
         alone = [row | {"shown": ""} for row in rows_of(task._replace(examples=0))]
         assert len(texts) == len(alone) == 20
-        for row, found in zip(alone, texts.values(), strict=True):
+        for row, of_item in zip(alone, texts.values(), strict=True):
             options = row.get("options", [""])
-            assert found == [row.get("context", "") + option + row.get("continuation", "") for option in options]
+            assert of_item == [row.get("context", "") + option + row.get("continuation", "") for option in options]

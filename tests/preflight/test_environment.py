@@ -11,11 +11,11 @@ from gpt2_repro.preflight.environment import Need, check_room
 def test_needs_on_one_disk_are_added(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     one, other = Need("data", tmp_path / "not" / "there", 0.6 * free), Need("the run", tmp_path / "run", 0.6 * free)
-    assert [found.mark for found in check_room([one])] == ["✓"]
+    assert [finding.mark for finding in check_room([one])] == ["✓"]
     (both,) = check_room([one, other])
     assert both.mark == "✗" and str(one.folder) in both.text and str(other.folder) in both.text
     (tmp_path / "file").touch()
-    assert [found.mark for found in check_room([Need("data", tmp_path / "file" / "below", 1)])] == ["✗"]
+    assert [finding.mark for finding in check_room([Need("data", tmp_path / "file" / "below", 1)])] == ["✗"]
 
 
 def test_the_room_of_a_rented_volume_is_what_its_files_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,6 @@ def test_the_room_of_a_rented_volume_is_what_its_files_leave(tmp_path: Path, mon
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
     # The data's disk has enough free space, but the rented volume has not. The size of the volume does not apply to
     # the run, which is on another disk.
-    here, there = Need("data", tmp_path, 8e6), Need("the run", Path("/dev/shm"), 8e6)
-    assert [found.mark for found in check_room([here, there], volume_bytes=10_000_000)] == ["✗", "✓"]
-    assert check_room([here._replace(bytes=6e6)], volume_bytes=10_000_000)[0].mark == "✓"
+    data, run = Need("data", tmp_path, 8e6), Need("the run", Path("/dev/shm"), 8e6)
+    assert [finding.mark for finding in check_room([data, run], volume_bytes=10_000_000)] == ["✗", "✓"]
+    assert check_room([data._replace(bytes=6e6)], volume_bytes=10_000_000)[0].mark == "✓"

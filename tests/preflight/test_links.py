@@ -39,8 +39,8 @@ def test_faulty_links_end_the_processes(fault: str, message: str, tmp_path: Path
 @pytest.mark.slow
 def test_two_processes_that_communicate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = check_all_reduce(2, seconds=120)
-    assert found.mark == "✓" and "GB/s" in found.text
+    finding = check_all_reduce(2, seconds=120)
+    assert finding.mark == "✓" and "GB/s" in finding.text
 
 
 def test_memory_settings_divide_the_step() -> None:

@@ -133,10 +133,10 @@ CARDS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told", "code"), CARDS)
-def test_cards_that_people_own(look, words: str, told: list[str], code: int) -> None:
+@pytest.mark.parametrize(("words", "texts", "code"), CARDS)
+def test_cards_that_people_own(look, words: str, texts: list[str], code: int) -> None:
     ended, out = look("--gpu", *words.split())
-    assert ended == code and not [text for text in told if text not in out], out
+    assert ended == code and not [text for text in texts if text not in out], out
     assert ("--precision fp16" in out) == words.startswith("T4")
 
 
@@ -152,7 +152,7 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
 
 
 def test_printed_commands_work_in_another_folder(tmp_path: Path) -> None:
-    shown = "from gpt2_repro.launchers import EVALUATE, PREPARE; print(PREPARE, EVALUATE)"
+    code = "from gpt2_repro.launchers import EVALUATE, PREPARE; print(PREPARE, EVALUATE)"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    printed = subprocess.check_output([sys.executable, "-c", shown], cwd=tmp_path, env=environment, text=True)
+    printed = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True)
     assert all(Path(tmp_path, word).is_file() for word in shlex.split(printed)[1::2])

@@ -122,8 +122,8 @@ class Pod:
         """
         variables = {"RUN": str(self.workspace / "runs" / "mine")} | variables
         training = ("accelerate", "launch", "train.py", "--usd_per_hour=1")
-        code, said = self.run("run_and_stop.sh", *words, "--max_usd", 20, "--", *training, **variables)
-        return code, said + self.log("run-*.log")
+        code, output = self.run("run_and_stop.sh", *words, "--max_usd", 20, "--", *training, **variables)
+        return code, output + self.log("run-*.log")
 
     def calls(self, start: str = "") -> list[str]:
         lines = self._calls.read_text(encoding="utf-8").splitlines() if self._calls.exists() else []
@@ -134,13 +134,13 @@ class Pod:
 
     def processes(self, words: str = "") -> list[int]:
         """Return the ids of this pod's processes whose command line contains `words`."""
-        mark, found = f"CALLS={self._calls}\0".encode(), []
+        mark, ids = f"CALLS={self._calls}\0".encode(), []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 started = (process / "cmdline").read_bytes().replace(b"\0", b" ")
                 if mark in (process / "environ").read_bytes() and words.encode() in started:
-                    found.append(int(process.name))
-        return found
+                    ids.append(int(process.name))
+        return ids
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ GPU = ("--gpu", "NVIDIA A100-SXM4-80GB", "--n", 8, "--volume", "vol", "--hours",
 
 def options(pod, *words: object) -> dict[str, str]:
     """Return the options and values of the command that create_pod.sh prints."""
-    code, said = pod.run("create_pod.sh", *words)
-    assert code == 0 and "--yes" in said and pod.calls() == [], said
-    line = shlex.split(said[said.index("runpodctl") : said.rindex("\n", 0, -1)].replace("\\\n", ""))
+    code, output = pod.run("create_pod.sh", *words)
+    assert code == 0 and "--yes" in output and pod.calls() == [], output
+    line = shlex.split(output[output.index("runpodctl") : output.rindex("\n", 0, -1)].replace("\\\n", ""))
     assert line[:3] == ["runpodctl", "pod", "create"]
     return dict(zip(line[3::2], line[4::2], strict=True))
 
@@ -84,14 +84,14 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
         command = ("sync.sh", run, "hf://buckets/me/mine/copies/")
         address = f"http://127.0.0.1:{hub.server_port}"
         variables = {"PYTHON": sys.executable, "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
-        code, said = pod.run(*command, **variables)
-        assert code == 0, said
+        code, output = pod.run(*command, **variables)
+        assert code == 0, output
         assert pod.calls("hf sync") == [f"hf sync {run} hf://buckets/me/mine/copies/run --exclude .lock --quiet"]
         assert pod.run(*command, **variables, STUB_hf="1")[0] != 0  # the copy command failed, although all files match
         weights.write_text("weightz", encoding="utf-8")  # other contents of the same size
         (run / "samples.jsonl").touch()
-        code, said = pod.run(*command, **variables)
-        assert code == 1 and "run: 2. Run" in said
+        code, output = pod.run(*command, **variables)
+        assert code == 1 and "run: 2. Run" in output
         hub.shutdown()
 
 
@@ -131,9 +131,9 @@ esac
 def test_a_copy_of_another_run_is_not_replaced(pod, to_bucket: bool) -> None:
     pod.stub("rsync", COPIES_FILES)
     pod.stub("hf", COPIES_OBJECTS)
-    place = pod.folder / "place"
-    target = "hf://buckets/me/mine" if to_bucket else place
-    variables = {"PYTHON": sys.executable, "BUCKET": str(place)}
+    copies = pod.folder / "place"
+    target = "hf://buckets/me/mine" if to_bucket else copies
+    variables = {"PYTHON": sys.executable, "BUCKET": str(copies)}
 
     def sync(seed: int) -> int:
         run = pod.folder / str(seed) / "run"
@@ -142,15 +142,15 @@ def test_a_copy_of_another_run_is_not_replaced(pod, to_bucket: bool) -> None:
         (run / "environment.json").write_text(json.dumps(identity), encoding="utf-8")
         return pod.run("sync.sh", run, target, **variables)[0]
 
-    (place / "run").mkdir(parents=True)
-    (place / "run" / "notes.txt").touch()
-    assert sync(1) == 2 and [path.name for path in (place / "run").iterdir()] == ["notes.txt"]
-    (place / "run" / "environment.json").write_text(
+    (copies / "run").mkdir(parents=True)
+    (copies / "run" / "notes.txt").touch()
+    assert sync(1) == 2 and [path.name for path in (copies / "run").iterdir()] == ["notes.txt"]
+    (copies / "run" / "environment.json").write_text(
         '{"run_identity": {"seed": 1, "extensions": [[1, 2]]}}', encoding="utf-8"
     )
-    before = (place / "run" / "environment.json").read_bytes()
-    assert sync(2) == 2 and (place / "run" / "environment.json").read_bytes() == before
-    assert sync(1) != 2 and (place / "run" / "environment.json").read_bytes() != before
+    before = (copies / "run" / "environment.json").read_bytes()
+    assert sync(2) == 2 and (copies / "run" / "environment.json").read_bytes() == before
+    assert sync(1) != 2 and (copies / "run" / "environment.json").read_bytes() != before
     archive = pod.folder / "archive" / "run"
     archive.mkdir(parents=True)
     assert pod.run("sync.sh", archive, target, **variables)[0] == 2  # it does not show whose it is
@@ -178,6 +178,6 @@ def test_a_copy_of_another_run_is_not_replaced(pod, to_bucket: bool) -> None:
 )
 def test_a_mistake_costs_nothing(pod, words: str, pod_id: str | None) -> None:
     """Wrong options, or a machine that is not a pod, end a script before anything is rented or stopped."""
-    code, said = pod.run(*shlex.split(words), RUNPOD_POD_ID=pod_id)
-    assert code == 2 and "error: " in said
+    code, output = pod.run(*shlex.split(words), RUNPOD_POD_ID=pod_id)
+    assert code == 2 and "error: " in output
     assert pod.calls() == [] and not pod.processes("deadline.sh")

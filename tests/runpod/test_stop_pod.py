@@ -40,8 +40,8 @@ NOTHING_WORKS = {"STUB_runpodctl": "1", "STUB_curl": "22"}
     ],
 )
 def test_every_way_is_tried_until_the_pod_is_gone(pod, words, variables: dict[str, str], calls: list[str]) -> None:
-    code, said = pod.run("stop_pod.sh", *words, **variables)
-    assert code == 1 and "https://console.runpod.io/pods" in said and pod.calls() == calls
+    code, output = pod.run("stop_pod.sh", *words, **variables)
+    assert code == 1 and "https://console.runpod.io/pods" in output and pod.calls() == calls
     assert all(json.loads(call.removeprefix(REQUEST).rpartition(" ")[0]) for call in pod.calls("curl"))
     # The API key is passed through a pipe and is not part of a command line.
     assert (pod.folder / "calls.keys").read_text(encoding="utf-8").count("curl has the key") == len(calls) / 2
@@ -93,8 +93,8 @@ def deadlines(pod, purpose: str = "") -> list[int]:
 def test_it_returns_at_once_and_stops_the_pod_later(pod, variables: dict[str, str], calls: list[str]) -> None:
     """deadline.sh returns at once, and its timer stops the pod later."""
     scripts = shutil.copytree(ROOT / "runpod", pod.folder / "gone")
-    code, said = pod.run(scripts / "deadline.sh", 4, **variables)
-    assert code == 0 and "4 hours" in said and pod.calls() == []
+    code, output = pod.run(scripts / "deadline.sh", 4, **variables)
+    assert code == 0 and "4 hours" in output and pod.calls() == []
     (process,) = deadlines(pod, "start")
     assert os.getsid(process) == process  # a separate session, without a terminal
     # The timer also works without the repository.
