@@ -182,7 +182,8 @@ def test_a_chat_answers_each_line(run: Path, chat: Path, monkeypatch, capsys, ca
     monkeypatch.setattr(generate, "_ids_of", lambda *args: sent.append(args[1][-1]["content"]) or ids_of(*args))
     generate.main([str(chat), *words])
     assert not lines and "fit into the window" in caplog.text
-    assert sent[1:] == ["<|end oftext|>", "b"]  # a typed special token is no special token
+    # A typed special token is not a special token. A message is encoded again if an older one is forgotten.
+    assert [*dict.fromkeys(sent[1:])] == ["<|end oftext|>", "b"]
 
 
 def test_a_temperature_of_0_is_greedy_whatever_the_checkpoint_says(run: Path, tmp_path: Path) -> None:
