@@ -17,6 +17,11 @@ MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
 ENOUGH = 256  # with fewer ids, a file is not checked for another format
 CHECKED_IDS = 2**20  # ids at the start of a file that are checked
 MOST_EQUAL = 1000  # a text ends with fewer equal ids, and has fewer empty documents in a row
+MOST_PERIOD = 16  # ids in a pattern at the end; in the middle, a text can repeat "0, " many times
+# Starts of .npy, .npz, PyTorch, pickle, Parquet, GGUF, gzip and safetensors files, and of others with capital letters
+# (LITPKDS), and the sizes in bytes of headers that have the number of ids or bytes that follow.
+FOREIGN = rb"(?s)\x93NUM|[A-Z0-9]{6}|PAR1|GGUF|PK\x03\x04|\x80[\x02-\x05][]\x8a\x95c]|\x1f\x8b\x08|.{4}\0{4}\{"
+HEADERS = (4, 8, 12, 16, 24, 32, 64, 128, 256, 512, HEADER_BYTES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +59,12 @@ class TokenPart(Part):
         are_halves = (high.max() < limit and low.mean() > 16 * high.max() for low, high in halves)
         if is_long and not is_wide and any(are_halves):
             wrong = "has integers of more than 16 bits. Save the ids as uint16"
+        elif is_long and not is_wide and _are_floats(ids):
+            wrong = "has floats. Save the ids as uint16"
         elif top > vocab_size:
             wrong = f"has the id {top - 1}, but the tokenizer has {vocab_size:,} ids. Pass another --tokenizer"
-        elif is_text and (np.ptp(ids[16:512]) == 0 or (len(end) == MOST_EQUAL and np.ptp(end) == 0)):
-            wrong = "has a header or an end of equal ids. Save only the ids of the text"
+        elif is_text and (np.ptp(ids[16:512]) == 0 or (len(end) == MOST_EQUAL and _is_periodic(end))):
+            wrong = "has a header or an end of equal ids or patterns. Save only the ids of the text"
         # Half of the ids have a low byte below 128, but most letters and the ids of characters are below 128.
         elif is_text and not is_wide and top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
             wrong = "has text or integers of 8 bits. Pass text as a .txt file, and save ids as uint16"
@@ -99,15 +106,14 @@ def read_header(path: Path) -> TokenPart:
     size = path.stat().st_size
     if path.suffix == ".ds":
         return _read_index(path, size)
-    start = np.fromfile(path, "<u4", count=3)
-    magic, version, tokens = [*start.tolist(), 0, 0, 0][:3]
-    # Other files begin with capital letters (LITPKDS), with llm.c's header and another magic number (its Llama 3 shards),
-    # or with the number of samples and the places where these end, of which the last is the size of the file (litdata).
+    start = np.fromfile(path, "<u4", count=4)
+    magic, version, tokens, _ = words = [*start.tolist(), 0, 0, 0, 0][:4]
+    # litdata has the number of samples and the places where these end, of which the last is the size of the file.
     is_sampled = np.fromfile(path, "<u4", count=1, offset=4 * (magic + 1)).tolist() == [size]
-    is_counted = size - HEADER_BYTES in (2 * tokens, 4 * tokens, 8 * tokens)
+    is_counted = any(word and size - width * word in HEADERS for word in words for width in (1, 2, 4, 8))
     if magic == MAGIC:
         offset, tokens = HEADER_BYTES, tokens if version == VERSION else -1
-    elif is_sampled or is_counted or re.match(rb"\x93NUM|[A-Z0-9]{6}", start.tobytes()):
+    elif is_sampled or is_counted or re.match(FOREIGN, start.tobytes()):
         raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
     else:
         offset, tokens = 0, size // 2
@@ -115,6 +121,17 @@ def read_header(path: Path) -> TokenPart:
         wanted = f"the {tokens:,} uint16 ids" if tokens >= 0 else f"version {VERSION} of llm.c's format"
         raise UserError(f"{path} with {size:,} bytes is cut off or does not have {wanted}. Download it again.")
     return TokenPart(str(path), offset, tokens, size)
+
+
+def _are_floats(ids: np.ndarray) -> bool:
+    """Return whether the bytes of ids are floats: whole numbers, some of them small. Those of ids are small fractions."""
+    kinds = [ids[: len(ids) // 4 * 4].view(kind) for kind in ("<f2", "<f4", "<f8")]
+    with np.errstate(invalid="ignore"):  # infinity and NaN
+        return any((each % 1 == 0).all() and each.min(where=each > 0, initial=2048) < 2048 for each in kinds)
+
+
+def _is_periodic(ids: np.ndarray) -> bool:
+    return any(np.array_equal(ids[period:], ids[:-period]) for period in range(1, MOST_PERIOD + 1))
 
 
 def _read_index(path: Path, size: int) -> TokenPart:

@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import gzip
 import json
+import pickle
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +39,11 @@ def header(*words: int) -> bytes:
         b"\x93NUMPY\1\0" + b"\0" * 120,
         b"LITPKDS" + (1).to_bytes(8, "little") + b"\x08" + (50).to_bytes(8, "little") + b"\1\0" * 50,  # TinyLlama
         np.array([2, 16, 36, 56, *range(10)], "<u4").tobytes(),  # litdata: samples and their places
+        *(struct.pack(form, 300) + b"\5\0" * 300 for form in ("<I", "<Q", "<4xQ", "<8xI20x", "<4xI248x")),
+        struct.pack("<Q", 600) + b"\5\0" * 300,  # the number of bytes
+        struct.pack("<Q", 60) + b'{"ids":{"dtype":"U16"' + b" " * 39 + b"\5\0" * 300,  # safetensors
+        *(gzip.compress(b"ids" * 9), pickle.dumps([1, 2]), pickle.dumps([1, 2], 2), b"PK\3\4" + b"\0" * 20),
+        b"PAR1\x15\4" + b"\0" * 20,
         b"\0\0\0",
     ],
 )
@@ -81,7 +89,7 @@ CHARACTERS = np.random.default_rng(0).integers(0, 65, 5000)  # ids like those of
         (CHARACTERS.astype("<u2").tobytes(), 65, None),
         ((CHARACTERS % 4).astype("<u2").tobytes(), 5, None),
         (CHARACTERS[:100].astype("<i4").tobytes()[:400], 50_257, None),  # too few to judge
-        (np.resize([END, 16, 10, 17, 28, 18], 6000).astype("<u2").tobytes(), 50_257, None),  # "1+2=3" and a separator
+        ((CHARACTERS % 10 + 15).astype("<u2").tobytes(), 50_257, None),  # digits
     ],
 )
 def test_ids_of_another_width_or_vocabulary_are_refused(
@@ -104,6 +112,8 @@ def test_ids_of_another_width_or_vocabulary_are_refused(
         (np.append(CHARACTERS, 60_000), "<u2", "the id 60000"),
         (np.stack([CHARACTERS * 900, CHARACTERS % 4], 1), "<u2", None),  # pairs of a place and an event
         (np.zeros(5000), "<u2", None),
+        *((CHARACTERS * 900, kind, "floats") for kind in ("<f2", "<f4", "<f8")),
+        (CHARACTERS + 29_900, "<u2", None),  # also whole numbers if read as float16
     ],
 )
 def test_ids_without_text_are_checked(tmp_path: Path, ids: np.ndarray, kind: str, named: str | None) -> None:
@@ -123,6 +133,8 @@ GPT2_LIKE = np.minimum(np.random.default_rng(0).zipf(1.3, 30_000), 50_255)
         [*range(1, 13), *[0] * 500, *GPT2_LIKE],  # a header
         [*GPT2_LIKE, *[END] * 5000],  # an end that was not filled
         [*GPT2_LIKE, *[0] * 5000],
+        [*GPT2_LIKE, *[END, END, 0] * 700],
+        [*GPT2_LIKE, *[END, *range(15)] * 100],
         [*GPT2_LIKE, *[END] * 5000, *GPT2_LIKE],
         [*GPT2_LIKE, *[0] * 5000, *GPT2_LIKE],
         [*GPT2_LIKE, *[5, 6, *[END] * 400] * 5, *GPT2_LIKE],  # documents that are filled to the same length
@@ -132,7 +144,7 @@ GPT2_LIKE = np.minimum(np.random.default_rng(0).zipf(1.3, 30_000), 50_255)
 @pytest.mark.parametrize("separator", ["before", "after"])
 def test_what_no_text_has_is_refused(tmp_path: Path, ids: list[int], separator: str) -> None:
     path = tmp_path / "a.bin"
-    for content, is_wrong in ((ids, True), ([*GPT2_LIKE, *[END] * 20, *[5, 6, END, END] * 5000], False)):
+    for content, is_wrong in ((ids, True), ([*GPT2_LIKE, *[5, 6, END, END] * 5000, 7], False)):
         np.array(content, np.uint16).tofile(path)
         with pytest.raises(UserError, match=str(path)) if is_wrong else contextlib.nullcontext():
             read_header(path).check(50_257)
@@ -160,7 +172,8 @@ def test_a_wrong_token_file_leaves_nothing(arguments, tmp_path: Path) -> None:
 def test_ids_of_gpt2_are_accepted(real_data: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(real_data / "gpt2" / "tokenizer.json"))
     text = (real_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
-    for content in (text[:300_000], text[:1000], "one two " * 2000, "12+34=46\n" * 2000, "а б в г д е\n" * 500):
+    sums = "".join(f"{a}+{b}={a + b}\n" for a in range(60) for b in range(60))
+    for content in (text[:300_000], text[:1000], "one two " * 400 + text[:50], sums, "а б в г д е\n" * 500 + sums):
         np.array(tokenizer.encode(content).ids, np.uint16).tofile(tmp_path / "a.bin")
         read_header(tmp_path / "a.bin").check(50_257)
 
