@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2_repro.cli import Progress, words_of
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.recipe import DataRecipe
-from gpt2_repro.errors import UserError, in_a_line, nearest
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import from_json, read_object, sha256_of, try_lock
 from gpt2_repro.launchers import PREPARE
 from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
@@ -49,9 +49,7 @@ class PreparedData:
         """
         folder = Path(path)
         if not folder.exists():
-            near = nearest(folder.name, [path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}")])
-            hint = f"Did you mean {folder.parent / near}? Otherwise, prepare" if near else "Prepare"
-            raise UserError(f"{folder} does not exist. {hint} the data with `{command}`.")
+            raise UserError(f"{folder} does not exist. Prepare the data with `{command}`.")
         try:
             return cls(folder, from_json(Manifest, read_object(folder / MANIFEST)))
         except ValueError:

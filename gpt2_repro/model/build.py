@@ -78,10 +78,6 @@ def compile_loss(model: PreTrainedModel, *, backend: Any = "inductor") -> None:
     # Importing transformers sets this variable to torch's default in /tmp. That value is replaced, too.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(CACHE).resolve())
-    recomputed = "skip_fwd_side_effects_in_bwd_under_checkpoint"
-    if model.balance_loss is not None and hasattr(torch._dynamo.config, recomputed):
-        # Hooks collect router logits in the forward pass. They need not run again when blocks are recomputed.
-        setattr(torch._dynamo.config, recomputed, True)
     # By default, torch (2.13) does not cache a graph with an autograd.Function or a choice of SDPA kernels, and traces
     # and partitions it again at each start. The key of the cache contains the code of both.
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True

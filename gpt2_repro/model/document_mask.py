@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from transformers.utils.generic import is_flash_attention_requested
-
-from gpt2_repro.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +53,3 @@ class Documents:
         seen = (number[:, :, None] == number[:, None, :]).tril()
         mask = torch.zeros(seen.shape, dtype=dtype, device=ids.device).masked_fill_(~seen, -torch.inf)
         return {"attention_mask": mask.unsqueeze(1)}
-
-
-def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Documents:
-    """Return the rule that finds documents separated by the end-of-text id.
-
-    Args:
-        separator: whether the end-of-text id is "before" or "after" each document.
-
-    Raises UserError if the tokenizer has no end-of-text id.
-    """
-    if tokenizer.eos_token_id is None:
-        raise UserError("Remove --document_mask. It needs an end-of-text token, but the data's tokenizer has none.")
-    return Documents(tokenizer.eos_token_id, behind=separator == "after")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -57,7 +57,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         # config.json may name a kernel of an unknown author, which transformers would download.
         config._attn_implementation = None  # also in nested configurations; transformers chooses SDPA or eager
         if Path(checkpoint).is_dir():
-            _check_files(Path(checkpoint), config)
+            _check_files(Path(checkpoint))
         logging.set_verbosity_error()  # hides a table of weights that do not fit config.json
         options = {"config": config, "output_loading_info": True, **SAFELY}
         model, loading = AutoModelForCausalLM.from_pretrained(checkpoint, **options)
@@ -88,8 +88,6 @@ def load_average(checkpoints: Sequence[str]) -> tuple[PreTrainedModel, PreTraine
 
 
 def _reason(checkpoint: str, error: Exception) -> str:
-    if "ignore_mismatched_sizes" in str(error):
-        return "the shapes of its weights do not fit its config.json"
     return in_a_line(error) if Path(checkpoint).exists() else hub_reason(error)
 
 
@@ -102,17 +100,11 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
     return True
 
 
-def _check_files(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise UserError for a file outside of `folder`, or fewer tensors than layers."""
+def _check_files(folder: Path) -> None:
+    """Raise UserError for a file outside of `folder`."""
     tensors = read_object(folder / "model.safetensors.index.json").get("weight_map", {})
     if outside := [name for name in map(str, tensors.values()) if Path(name).name != name]:
         raise UserError(f"The weight index of {folder} names a file outside of this folder: {outside[0]}.")
-    if (single := folder / "model.safetensors").is_file():
-        with safe_open(single, framework="pt") as file:
-            tensors = file.keys()
-    # Building a model of 200,000 layers takes minutes. transformers rejects wrong shapes before it builds the model.
-    if tensors and (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > len(tensors):
-        raise UserError(f"{folder} has {len(tensors):,} tensors, too few for the {layers:,} layers in config.json.")
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:

@@ -230,6 +230,10 @@ def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
     if function is None or not coefficient:
         return None
     maybe_install_capturing_hooks(model.base_model)  # hooks for router logits; torch.compile cannot install them
+    recomputed = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+    if hasattr(torch._dynamo.config, recomputed):  # torch 2.9 does not have it
+        # The hooks need not run again when blocks are recomputed.
+        setattr(torch._dynamo.config, recomputed, True)
     # Fedus et al. 2021, arXiv:2101.03961
     return lambda outputs: coefficient * function(outputs.router_logits, *experts_of(model.config))
 

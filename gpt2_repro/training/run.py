@@ -118,7 +118,7 @@ def build_trainer(
     from gpt2_repro.model.architecture import check_architecture
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
-    from gpt2_repro.model.document_mask import documents_of
+    from gpt2_repro.model.document_mask import Documents
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.inputs import open_inputs
     from gpt2_repro.training.tracking import prepare_tracking
@@ -134,12 +134,13 @@ def build_trainer(
     attention = _choose_kernel(args, recipe, config, run)
     run.end_phase("choosing the kernel")
     set_seed(args.seed)
+    documents = Documents(inputs.tokenizer.eos_token_id, behind=recipe.data.separator == "after")
     network = build_model(
         config,
         inputs.tokenizer,
         attention=attention.name,
         init_from="" if start.checkpoint else model.init_from,
-        documents=documents_of(inputs.tokenizer, recipe.data.separator) if model.document_mask else None,
+        documents=documents if model.document_mask else None,
         compiled=bool(args.settings.torch_compile),
     )
     run.end_phase("building the model")

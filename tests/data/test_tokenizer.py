@@ -55,15 +55,6 @@ def test_ids_without_text(tmp_path: Path) -> None:
     assert start_ids(tokenizer, "17 4 4") == [17, 4, 4] and tokenizer.decode([17, 4, 39]) == "17 4 39"
     with pytest.raises(UserError, match="Cannot encode"):
         start_ids(tokenizer, "40")
-    # Pairs of a type below 4 and a value are neither 32-bit integers nor the ids of a smaller vocabulary.
-    pairs = np.stack([ids % 4, ids + 476], axis=1)
-    pairs.tofile(tmp_path / "music.bin")
-    assert (
-        prepare(
-            DataArguments(tokenizer="none:516", **words | {"dataset_dir": str(tmp_path / "pairs")})
-        ).manifest.vocab_size
-        == 516
-    )
     for name in ("none", "none:x", "none:1"):
         with pytest.raises(UserError, match=r"none:512"):
             prepare(DataArguments(tokenizer=name, **words | {"dataset_dir": str(tmp_path / "other")}))
@@ -121,10 +112,7 @@ def test_ids_are_the_characters_in_their_order(tmp_path: Path, documents: list[s
     obtain_tokenizer(args, tmp_path / "tokenizer", lambda: documents, 0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     characters = sorted(set("".join(documents)))
-    for document in [*documents, "\n ".join(documents[:2]).replace("\n", documents[0][0])]:
-        ids = tokenizer(document)["input_ids"]
-        assert ids == [characters.index(character) for character in document]
-        assert tokenizer.decode(ids) == document
+    assert all(tokenizer.decode(tokenizer(document)["input_ids"]) == document for document in documents)
     assert start_ids(tokenizer, "") == [characters.index("\n" if "\n" in characters else characters[0])]
     with pytest.raises(UserError, match="'~'"):
         start_ids(tokenizer, "~", window=32)

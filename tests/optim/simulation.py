@@ -46,13 +46,13 @@ class Ranks:
         self.sent: list[Tensor] = [torch.empty(0)] * number
         monkeypatch.setattr(module.dist, "get_rank", self.rank)
         monkeypatch.setattr(module.dist, "get_world_size", lambda: number)
-        monkeypatch.setattr(module.dist, "all_reduce", lambda part: part.copy_(sum(self._exchange(part.clone()))))
-        monkeypatch.setattr(
-            module.dist, "all_gather_into_tensor", lambda out, part: torch.cat(self._exchange(part), out=out)
-        )
+        monkeypatch.setattr(module.dist, "all_gather_into_tensor", self._gather)
 
     def rank(self) -> int:
         return self.here.rank
+
+    def _gather(self, out: Tensor, part: Tensor) -> None:
+        torch.cat(self._exchange(part), out=out)
 
     def _exchange(self, part: Tensor) -> list[Tensor]:
         self.barrier.wait()  # all ranks have read the parts of the collective before this one

@@ -96,9 +96,7 @@ def _finished(staging: Path, args: DataArguments) -> PreparedData:
     data, folder = PreparedData.read(args.dataset_dir), args.dataset_dir
     fix = "Pass --overwrite to replace it, or another --dataset_dir."
     check_request(data.manifest.request, request_of(args), f"{folder} was prepared", fix)
-    for split in data.manifest.shards:
-        data.check_shards(split)
-    data.check_tokenizer()
+    data.check()
     logger.info("%s is already prepared with these options", folder)
     paths = [path for pattern in args.data_files for path in paths_of(pattern)]
     known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", [])}

@@ -12,7 +12,7 @@ from gpt2_repro.data.sources.base import Batch, Part, Source, SourceFile, TextFo
 from gpt2_repro.data.sources.parquet_files import parquet_parts
 from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart, is_json_array
 from gpt2_repro.data.sources.token_files import TOKENS, read_header
-from gpt2_repro.errors import UserError, nearest
+from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 
 
@@ -104,12 +104,11 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
     """
     paths: set[Path] = set()
     for pattern in patterns:
-        matches = paths_of(pattern)
-        files = [file for match in matches for file in ([match] if match.is_file() else _text_files_in(match))]
+        files = [
+            file for match in paths_of(pattern) for file in ([match] if match.is_file() else _text_files_in(match))
+        ]
         if not files:
-            near = nearest(Path(pattern).name, [path.name for path in Path(pattern).parent.glob("*")])
-            hint = f" Did you mean {near!r}?" if near and not matches else ""
-            raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} file.{hint}")
+            raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} file.")
         paths.update(files)
     # A file that is passed under two names is read once.
     sizes = {path: path.stat().st_size for path in sorted({p.resolve(): p for p in sorted(paths)[::-1]}.values())}

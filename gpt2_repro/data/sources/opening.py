@@ -14,7 +14,7 @@ from gpt2_repro.data.sources.base import Source, TextForm
 from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of, local_source, paths_of
 from gpt2_repro.data.sources.presets import BY_LANGUAGE, OTHER_SOURCES, PRESETS
-from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, Docstrings, Shakespeare, Topics
+from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, PythonDocumentation, Shakespeare
 from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError, did_you_mean
 
@@ -101,7 +101,7 @@ class SourceOpener:
             parts = [Shakespeare(0, TRAINING, str(self.folder)), Shakespeare(TRAINING, CHARACTERS, str(self.folder))]
             return Source({"name": name}, [parts[0]], [parts[1]])
         if name == "embedded":
-            return Source({"name": name, "python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
+            return Source({"name": name, "python": sysconfig.get_python_version()}, [PythonDocumentation()], [])
         if kind_of(Path(name)) in (*KINDS, *TOKENS) or paths_of(name):
             return local_source(name, [name], form, split=self.args.split)
         short, *language = name.partition(":")

@@ -15,12 +15,12 @@ from gpt2_repro.errors import UserError
 def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> list[Part]:
     """Divide a file of `size` bytes into parts of complete row groups.
 
-    A part has about `part_bytes` bytes of text.
+    A part has about `part_bytes` bytes of uncompressed columns.
     """
     with reading(path), pyarrow.parquet.ParquetFile(path) as table:
-        place = _place(table, path, form.text_column)
-        groups = (table.metadata.row_group(number) for number in range(table.metadata.num_row_groups))
-        sizes = [group.column(place).total_uncompressed_size for group in groups]
+        _check_column(table.schema_arrow, path, form.text_column)
+        groups = range(table.metadata.num_row_groups)
+        sizes = [table.metadata.row_group(number).total_byte_size for number in groups]
     parts: list[Part] = []
     start, held, total = 0, 0, max(1, sum(sizes))
     for number, of_group in enumerate(sizes, 1):
@@ -67,19 +67,14 @@ class ParquetPart(Part):
                 yield batch
 
 
-def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
-    """Return the index of the text column among the primitive columns of a file."""
-    fields = table.schema_arrow
+def _check_column(fields: pa.Schema, path: Path, column: str) -> None:
+    """Raise UserError if a file does not have exactly one text column with this name."""
     kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in fields]
     texts = (pa.string(), pa.large_string(), pa.string_view())
     names = [field.name for field, kind in zip(fields, kinds, strict=True) if kind in texts]
-    if column not in names:
-        raise UserError(f"{path} has no text column `{column}`. Pass --text_column with one of: {', '.join(names)}.")
-    # A nested column consists of several primitive columns.
-    paths = [table.schema.column(place).path for place in range(len(table.schema))]
-    if (columns := paths.count(column)) != 1:
-        raise UserError(f"{path} has {columns} columns `{column}`. Rename the others.")
-    return paths.index(column)
+    if names.count(column) != 1:
+        fix = f"Pass --text_column with one of: {', '.join(names)}."
+        raise UserError(f"{path} has {names.count(column)} text columns `{column}`. {fix}")
 
 
 def _join_pages(batches: Iterator[Batch], first_row: str) -> Iterator[Batch]:

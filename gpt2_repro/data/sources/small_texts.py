@@ -1,6 +1,7 @@
 """Read tiny Shakespeare, and the documentation that is installed with Python."""
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import http.client
@@ -50,30 +51,19 @@ class Shakespeare(WholeFile):
 
 
 @dataclasses.dataclass(frozen=True)
-class Topics(WholeFile):
-    """The topics of Python's language reference, each as one document."""
+class PythonDocumentation(WholeFile):
+    """The topics of Python's language reference, and the docstrings of each module of the standard library."""
 
-    name: str = "pydoc_data.topics"
-    size: int = 500_000  # approximate, for the progress bar
-
-    def read(self) -> Iterator[Batch]:
-        try:
-            from pydoc_data.topics import topics
-        except ImportError:  # some distributions of Python leave it out
-            return
-        yield from in_batches((text, "") for text in topics.values())
-
-
-@dataclasses.dataclass(frozen=True)
-class Docstrings(WholeFile):
-    """The docstrings of Python's standard library, one document per module."""
-
-    name: str = "docstrings"
-    size: int = 2_000_000  # approximate, for the progress bar
+    name: str = "documentation of Python"
+    size: int = 2_500_000  # approximate, for the progress bar
     # Installed packages, tests, tools and demonstrations are skipped: they are not documentation of Python.
     skipped = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"})
 
     def read(self) -> Iterator[Batch]:
+        with contextlib.suppress(ImportError):  # some distributions of Python leave it out
+            from pydoc_data.topics import topics
+
+            yield from in_batches((text, "") for text in topics.values())
         root = Path(sysconfig.get_paths()["stdlib"])
         modules = sorted(p for p in root.rglob("*.py") if not self.skipped & set(p.relative_to(root).parts))
         yield from in_batches((text, "") for path in modules if (text := module_docstrings(path)))

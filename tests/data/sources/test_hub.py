@@ -186,12 +186,6 @@ def test_a_preset_is_fetched_file_by_file_checked_and_dropped(
     ("source", "repository", "path", "language"),
     [
         ("dclm-100bt", "HuggingFaceFW/dclm_100BT-shuffled", "data/train-0000{}-of-00100.parquet", "en"),
-        (
-            "finepdfs-edu-100bt",
-            "HuggingFaceFW/finepdfs_edu_100BT-shuffled",
-            "data/train-0000{}-of-00100.parquet",
-            "en",
-        ),
         ("climbmix", "karpathy/climbmix-400b-shuffle", "shard_0000{}.parquet", "en"),
         ("fineweb-2:deu_Latn", "HuggingFaceFW/fineweb-2", "data/deu_Latn/train/000_0000{}.parquet", "deu"),
         ("finewiki:de", "HuggingFaceFW/finewiki", "data/dewiki/000_0000{}.parquet", "de"),
@@ -227,11 +221,8 @@ def test_ready_made_tokens_keep_their_validation_shard(
 ) -> None:
     stream = np.random.default_rng(0).integers(0, 299, 3000).astype(np.uint16)
     stream[::50] = 299
-    for name, ids in {
-        "train_000001": stream[650:1800],
-        "train_000002": stream[1800:],
-        "val_000000": stream[:650],
-    }.items():
+    parts = {"train_000001": stream[650:1800], "train_000002": stream[1800:], "val_000000": stream[:650]}
+    for name, ids in parts.items():
         shard = write_llmc_shard(tmp_path / f"{name}.bin", ids).read_bytes()
         hub.files.setdefault("kjj0/fineweb10B-gpt2", {})[f"fineweb_{name}.bin"] = shard
     words = ("--source", "fineweb-10bt-tokens", "--tokenizer", tokenizer)

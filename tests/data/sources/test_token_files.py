@@ -207,20 +207,17 @@ def test_datatrove_names_the_end_of_each_document(tmp_path: Path, dtype: str) ->
     assert len(read_header(tmp_path / "empty.ds").lengths(END, "after")) == 0
 
 
-def test_datatrove_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "index", [b"", *(np.array(ends, "<u8").tobytes() for ends in ([3, 5], [3, 2, 4], [2**63, 3, 4], [4, 3])), b"cut"]
+)
+def test_datatrove_files_that_do_not_belong_together_are_refused(tmp_path: Path, index: bytes) -> None:
     path = write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4]])
-    np.array([3, 5], "<u8").tofile(f"{path}.index")
-    with pytest.raises(UserError, match="the 5 tokens of its index"):
-        read_header(path)
-    for ends in ([3, 2, 4], [2**63, 3, 4], [4, 3]):
-        np.array(ends, "<u8").tofile(f"{path}.index")
-        with pytest.raises(UserError, match="index"):
-            read_header(path)
-    Path(f"{path}.index").write_bytes(np.array([3, 4], "<u8").tobytes() + b"\0")  # cut off
+    kept = Path(f"{path}.index").read_bytes()
+    Path(f"{path}.index").write_bytes(kept + index if index == b"cut" else index)
     with pytest.raises(UserError, match="index"):
         read_header(path)
     Path(f"{path}.index").unlink()
-    with pytest.raises(UserError, match=r"a\.ds\.index is missing"):
+    with pytest.raises(UserError, match="index"):
         read_header(path)
 
 
@@ -241,16 +238,10 @@ def test_rows_of_datatrove_equal_those_of_the_same_text(real_data: Path, tmp_pat
         prepare(DataArguments(separator="before", **files | {"dataset_dir": str(tmp_path / "before")}, **words))
 
 
-def test_wide_ids_beyond_the_vocabulary_are_refused(real_data: Path, tmp_path: Path) -> None:
+def test_wide_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     write_datatrove(tmp_path / "a.ds", [[70_000, *range(1, 200), END]] * 20, "<u4")
-    words = {
-        "tokenizer": str(real_data / "gpt2"),
-        "separator": "after",
-        "sequence_length": 32,
-        "validation_tokens": 200,
-    }
     with pytest.raises(UserError, match="70,?000"):
-        prepare(DataArguments(data_files=[str(tmp_path / "a.ds")], dataset_dir=str(tmp_path / "rows"), **words))
+        read_header(tmp_path / "a.ds").check(50_257)
 
 
 def test_a_document_of_more_than_4_billion_tokens_keeps_its_length(tmp_path: Path, arguments) -> None:
