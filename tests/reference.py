@@ -1,7 +1,8 @@
 """Build and train GPT-2 in plain PyTorch, without the code of this project."""
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,9 @@ def encode_each(encoder: Any, texts: list[str]) -> list[np.ndarray]:
     """
     ids, lengths = encoder.encode(texts)
     return np.split(ids, np.cumsum(lengths))[:-1]
+
+
+def write_jsonl(path: Path, texts: Iterable[str]) -> str:
+    """Write texts to a .jsonl file, and return its path."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return str(path)

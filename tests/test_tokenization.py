@@ -27,6 +27,7 @@ from gpt2_repro.evaluation import __main__ as evaluation
 from gpt2_repro.evaluation.scorer import Scorer
 from gpt2_repro.model.load import load_tokenizer
 from gpt2_repro.tokenization import encode, for_rows, start_ids
+from tests.reference import write_jsonl
 
 
 END = "<|endoftext|>"
@@ -156,8 +157,7 @@ def test_one_tokenizer_gives_all_ids(kind: str, tmp_path: Path, type_warm, monke
     parts = {"val": [f"{number} {line}" for number in range(20) for line in LINES]}
     parts["train"] = [*parts["val"], *SPELLED, *reversed(parts["val"])]
     for name, documents in parts.items():
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
-        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        write_jsonl(tmp_path / f"{name}.jsonl", documents)
     form = ("--sequence_length", 64, "--separator", separator, "--dataset_dir", data)
     source = ("--data_files", tmp_path / "train.jsonl", tmp_path / "val.jsonl", "--split", "source")
     prepare(type_warm, *source, "--tokenizer", tokenizer, "--validation_text", "true", *form)
@@ -221,20 +221,6 @@ def test_the_text_of_a_cut_document_is_the_text_of_its_rows(kind: str, tmp_path:
     expected = [*([stream[0]] if separator == "before" else []), *ids]
     assert text.startswith(held_out) and stream[:-4] == expected[: len(stream) - 4]
     assert abs(len(stream) - len(expected)) < 8
-
-
-def test_a_folder_with_another_encoding_is_refused_and_can_be_replaced(tmp_path: Path, type_warm) -> None:
-    (tmp_path / "one.txt").write_text("\n".join(LINES * 30), encoding="utf-8")
-    tokenizer, data = write(tmp_path / "tokenizer", "neox"), tmp_path / "data"
-    words = ("--data_files", tmp_path / "one.txt", "--tokenizer", tokenizer, "--dataset_dir", data)
-    prepare(type_warm, *words, "--sequence_length", 8)
-    complete = (data / "manifest.json").read_text(encoding="utf-8")
-    manifest = {key: value for key, value in json.loads(complete).items() if key != "encoding"}
-    (data / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    again = type_warm("python", "prepare_data.py", *words, "--sequence_length", 8)
-    assert again.returncode == 2 and "--overwrite" in again.stderr, again.stdout + again.stderr
-    prepare(type_warm, *words, "--sequence_length", 8, "--overwrite")
-    assert json.loads((data / "manifest.json").read_text(encoding="utf-8"))["encoding"] == 2
 
 
 def test_without_a_separator_one_token_is_only_context(model_folder: Path) -> None:

@@ -37,11 +37,6 @@ class Machine(NamedTuple):
     document_mask: bool = False
     fp16: bool = False
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type in which attention is computed."""
-        return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else torch.float32
-
 
 class Choice(NamedTuple):
     """The attention kernel of a run, and the reason."""
@@ -160,7 +155,8 @@ def time_kernels(
 
 def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int) -> tuple[float, list[Tensor]]:
     """Return a kernel's median time in milliseconds, and its output and gradients."""
-    dtype, device = machine.dtype, "cuda" if machine.cuda else "cpu"
+    dtype = torch.bfloat16 if machine.bf16 else torch.float16 if machine.fp16 else torch.float32
+    device = "cuda" if machine.cuda else "cpu"
     single = copy.deepcopy(config)
     single.num_hidden_layers, single.vocab_size = 1, 128
     single.bos_token_id = single.eos_token_id = None  # ids outside this small vocabulary cause a warning

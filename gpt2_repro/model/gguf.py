@@ -7,14 +7,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.llmc import BLOCKS, LAYER_NORM_EPSILON, require_gpt2, transposed
+from gpt2_repro.model.llmc import LAYER_NORM_EPSILON, require_gpt2, transposed
 
 
 # Types of the file and of its matrices.
 DTYPES = {"f16": ("MOSTLY_F16", "F16"), "q8_0": ("MOSTLY_Q8_0", "Q8_0"), "float32": ("ALL_F32", "F32")}
-# llama.cpp's names of the modules of a block (gguf-py/gguf/constants.py).
-NAMES = dict(zip(BLOCKS, ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down"), strict=True))
-OUTSIDE = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
 
 
 def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, *, dtype: str) -> None:
@@ -53,14 +50,13 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path:
         writer.add_eos_token_id(end)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
+    targets = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.n_layer)
     for name, tensor in transposed(model.transformer.state_dict()).items():
-        *parents, part = name.split(".")
-        block = ".".join(parents[2:])
-        target = f"blk.{parents[1]}.{NAMES[block]}" if block else OUTSIDE[parents[0]]
         array = tensor.contiguous().numpy()
-        is_matrix = array.ndim == 2 and parents[0] != "wpe" and not (dtype == "q8_0" and array.shape[1] % 32)
+        is_matrix = array.ndim == 2 and name != "wpe.weight" and not (dtype == "q8_0" and array.shape[1] % 32)
         kind = gguf.GGMLQuantizationType[matrix_type if is_matrix else "F32"]
-        writer.add_tensor(f"{target}.{part}", gguf.quants.quantize(array, kind), raw_dtype=kind)
+        target = targets.get_name(f"transformer.{name}", try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(target, gguf.quants.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

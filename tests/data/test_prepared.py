@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from datasets import load_from_disk
 
-from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_object
+from gpt2_repro.tokenization import ENCODING
+from tests.reference import write_jsonl
 
 
 def open_for(args: DataArguments, *typed: str) -> PreparedData:
@@ -36,10 +39,21 @@ def test_another_form_is_refused(arguments) -> None:
             with pytest.raises(UserError, match=f"--{list(changes)[-1]} {recorded}"):
                 open_for(arguments(**changes), *typed)
     path = Path(args.dataset_dir, "manifest.json")
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest = read_object(path)
     manifest["request"].pop("split_seed")  # as in a manifest that is older than this option: the default applies
     path.write_text(json.dumps(manifest), encoding="utf-8")
     assert open_for(args) == prepare(args) != data
+
+
+def test_ids_of_another_version_are_refused_and_can_be_replaced(arguments) -> None:
+    args = arguments()
+    path = prepare(args).path / "manifest.json"
+    manifest = read_object(path)
+    del manifest["encoding"]
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(UserError, match="--overwrite"):
+        prepare(args)
+    assert prepare(args, PreparationOptions(overwrite=True)).manifest.encoding == ENCODING
 
 
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 5}], ids=["concat", "wrap"])
@@ -47,8 +61,7 @@ def test_validation_is_the_first_rows_that_make_enough_targets(
     arguments, documents: list[str], tmp_path: Path, form: dict
 ) -> None:
     for name, size in (("one", 1), ("some_more", 9)):
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in documents[:size])
-        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        write_jsonl(tmp_path / f"{name}.jsonl", documents[:size])
     sets = [f"{name}={tmp_path / name}.jsonl" for name in ("one", "some_more")]
     args = arguments(**form, validation_sets=sets, validation_tokens=2000)
     data = prepare(args)

@@ -85,6 +85,6 @@ def test_each_rank_orthogonalizes_its_part_of_the_matrices(number: int, monkeypa
         return orthogonalize(batch)
 
     monkeypatch.setattr(module, "orthogonalize", counted)
-    elements = compare_parts_with_whole(ranks, optimizer_of, by="muon")
+    elements = compare_parts_with_whole(ranks, optimizer_of)
     largest = 4 * 16 * 16
     assert max(work) <= 20 * (elements / number + 2 * largest)  # neighbours share at most two matrices

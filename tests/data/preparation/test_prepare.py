@@ -24,12 +24,7 @@ from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from tests.commands import ROOT
-from tests.reference import write_llmc_shard
-
-
-def write_jsonl(path: Path, texts: list[str]) -> str:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return str(path)
+from tests.reference import write_jsonl, write_llmc_shard
 
 
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 12, "max_tokens": 3000}])

@@ -14,7 +14,7 @@ from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.preparation.staging import is_held_out
 from gpt2_repro.data.sources import local_files
 from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
-from tests.reference import encode_each
+from tests.reference import encode_each, write_jsonl
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,7 @@ def test_a_preparation_equals_the_naive_one(
         documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 45))]
         streams.append([text[:-1] + source.choice("abcdefgh") if text else text for text in documents])
         for name, part in (("a", streams[-1][:20]), ("b", streams[-1][20:])):
-            lines = "".join(json.dumps({"text": text}) + "\n" for text in part)
-            (tmp_path / f"{number}-{name}.jsonl").write_text(lines, encoding="utf-8")
+            write_jsonl(tmp_path / f"{number}-{name}.jsonl", part)
         names.append(f"{tmp_path}/{number}-*.jsonl" + (f"={weight}" if len(weights) > 1 else ""))
     form = {"sequence_length": length, "packing": packing, "separator": separator, "validation_fraction": 0.3}
     form["min_length"] = source.choice([0, length // 2, length]) if packing == "wrap" else 0

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gzip
-import json
 import pickle
 import struct
 from pathlib import Path
@@ -19,6 +18,7 @@ from gpt2_repro.data.preparation.staging import StagedPart, stage_part
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
+from tests.reference import write_jsonl
 
 
 END = 50256
@@ -225,7 +225,7 @@ def test_rows_of_datatrove_equal_those_of_the_same_text(real_data: Path, tmp_pat
     tokenizer = Tokenizer.from_file(str(real_data / "gpt2" / "tokenizer.json"))
     text = (real_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")[:200_000]
     texts = [text[start : start + 700] for start in range(0, len(text), 700)]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in texts), encoding="utf-8")
+    write_jsonl(tmp_path / "a.jsonl", texts)
     write_datatrove(tmp_path / "a.ds", [[*tokenizer.encode(each).ids, END] for each in texts])
     words = {"sequence_length": 32, "validation_tokens": 2000, "tokenizer": str(real_data / "gpt2")}
     for name in ("a.jsonl", "a.ds"):
