@@ -97,6 +97,11 @@ def build_config(
     values, overrides = values | keys, args.config_overrides.values
     _check_overrides(kind, overrides, length=sequence_length)
     config = _build(kind, values | _without_windows(kind, values, overrides) | overrides)
+    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if groups and heads % groups:
+        raise UserError(f"num_key_value_heads {groups} is not a divisor of --n_head {heads}.")
+    if experts_of(config)[1] > experts_of(config)[0]:
+        raise UserError("num_experts_per_tok must be at most the number of experts.")
     config.true_vocab_size = vocab_size
     return config
 
