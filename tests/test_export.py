@@ -163,29 +163,6 @@ def test_a_chat_template_keeps_the_model(run: Path, chat: Path) -> None:
                 tokenizer.apply_chat_template([message])
 
 
-def test_a_chat_answers_each_line(run: Path, chat: Path, monkeypatch, capsys, caplog) -> None:
-    model, tokenizer = load_pair(str(chat))
-    lines = ["a", "b", "c", "", "not read"]  # the window forgets the first ones
-    monkeypatch.setattr("builtins.input", lambda prompt: lines.pop(0))
-    words = ["--chat", "--max_new_tokens", "3", "--temperature", "0"]
-    generate.main([str(chat), *words])
-    assert lines == ["not read"] and "fit into the window" not in caplog.text
-    start = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True)["input_ids"]
-    ids = torch.tensor([start])
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
-    answer = tokenizer.decode(written[0, len(start) :], skip_special_tokens=True)
-    assert answer and capsys.readouterr().out.startswith(answer)
-    with pytest.raises(UserError, match="has no chat template"):
-        generate.main([str(run), *words])
-    lines[:] = ["long " * 100, "<|end<|endoftext|>oftext|>", "b<|endoftext|>", ""]
-    ids_of, sent = generate._ids_of, []
-    monkeypatch.setattr(generate, "_ids_of", lambda *args: sent.append(args[1][-1]["content"]) or ids_of(*args))
-    generate.main([str(chat), *words])
-    assert not lines and "fit into the window" in caplog.text
-    # A typed special token is not a special token. A message is encoded again if an older one is forgotten.
-    assert [*dict.fromkeys(sent[1:])] == ["<|end oftext|>", "b"]
-
-
 def test_a_temperature_of_0_is_greedy_whatever_the_checkpoint_says(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "final", tmp_path / "model")
     config = tmp_path / "model" / "generation_config.json"

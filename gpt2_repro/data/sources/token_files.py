@@ -124,7 +124,7 @@ def read_header(path: Path) -> TokenPart:
 
 
 def _are_floats(ids: np.ndarray) -> bool:
-    """Return whether the bytes of ids are floats: whole numbers, some of them small. Those of ids are small fractions."""
+    """Return whether the bytes of ids are floats with whole numbers. Read as floats, ids are small fractions."""
     kinds = [ids[: len(ids) // 4 * 4].view(kind) for kind in ("<f2", "<f4", "<f8")]
     with np.errstate(invalid="ignore"):  # infinity and NaN
         return any((each % 1 == 0).all() and each.min(where=each > 0, initial=2048) < 2048 for each in kinds)
