@@ -93,10 +93,10 @@ class Recipe:
     def differences(self, other: "Recipe") -> Iterator[tuple[str, str, Any, Any]]:
         """Yield section, key, this recipe's value and the value in `other`, for each field that differs."""
         for name, section in self.sections.items():
-            theirs = values_of(other.sections[name])
+            other_values = values_of(other.sections[name])
             for key, value in values_of(section).items():
-                if value != theirs[key]:
-                    yield name, key, value, theirs[key]
+                if value != other_values[key]:
+                    yield name, key, value, other_values[key]
 
 
 def values_of(section: Any) -> dict[str, Any]:

@@ -127,8 +127,8 @@ def load(checkpoint: str) -> "PreTrainedTokenizerBase":
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    found = cached_file(checkpoint, "tokenizer.json", **missing)
-    loader = AutoTokenizer if found is None else PreTrainedTokenizerFast
+    cached = cached_file(checkpoint, "tokenizer.json", **missing)
+    loader = AutoTokenizer if cached is None else PreTrainedTokenizerFast
     return loader.from_pretrained(checkpoint, trust_remote_code=False)
 
 

@@ -173,8 +173,8 @@ def size(checkpoint: Path) -> int:
 def rotate(run: Path, *, also: int = -1, **rules: Any) -> None:
     """Delete the complete checkpoints of a run, except those of `to_keep` and the one at step `also`."""
     complete = {layout.step_of(path): path for path in complete_checkpoints(run)}
-    kept = to_keep(run, {step: bool(read_manifest(path).get("rolling")) for step, path in complete.items()}, **rules)
-    for step in complete.keys() - kept - {also}:
+    stays = to_keep(run, {step: bool(read_manifest(path).get("rolling")) for step, path in complete.items()}, **rules)
+    for step in complete.keys() - stays - {also}:
         discard(complete[step])
 
 
@@ -191,15 +191,15 @@ def to_keep(
     """
     complete = sorted(rolling, reverse=True)
     lasting = [step for step in complete if not rolling[step]]
-    kept = {*complete[:1], *(lasting[:keep] if keep else lasting)}
+    stays = {*complete[:1], *(lasting[:keep] if keep else lasting)}
     if keep_every:
-        kept.update(step for step in complete if step % keep_every == 0)
+        stays.update(step for step in complete if step % keep_every == 0)
     if keep_best:
         validations = [event for event in events.read(run / layout.METRICS)[0] if "eval_loss" in event]
         losses = {event.get("step"): event["eval_loss"] for event in validations}
         measured = {step: loss for step in complete if events.is_number(loss := losses.get(step))}
-        kept.update(sorted(measured, key=measured.__getitem__)[:1])
-    return kept
+        stays.update(sorted(measured, key=measured.__getitem__)[:1])
+    return stays
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str) -> No
     Raises UserError if the copies belong to another run, or if all are damaged and the run directory has no complete
     checkpoint.
     """
-    place, here = Place(name), checkpoints.newest_complete(run.path)[0]
+    place, own = Place(name), checkpoints.newest_complete(run.path)[0]
     if identity.allow_change and not _is_earlier(place, run):
         # A run may change its settings, but not become another run that has copies there.
         identity = dataclasses.replace(identity, changeable=())
@@ -81,7 +81,7 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str) -> No
     else:
         logger.info("%s has no checkpoint to restore", name)
     # A run that went back restores no checkpoint that it has set aside, if its next copy was not complete.
-    newer = [step for step in copies if step > step_of(here or Path()) and step not in checkpoints.abandoned(run.path)]
+    newer = [step for step in copies if step > step_of(own or Path()) and step not in checkpoints.abandoned(run.path)]
     defects: dict[str, str] = {}
     if newer:
         run.lock()
@@ -104,7 +104,7 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str) -> No
         logger.info("restored %s from %s", target, name)
         break
     else:
-        if defects and here is None:
+        if defects and own is None:
             damaged = "; ".join(defects.values())
             raise UserError(f"All copies are damaged ({damaged}). Pass another {option} and --output_dir.")
     for skipped in defects:  # the next copy replaces it

@@ -57,14 +57,14 @@ class RunIdentity:
             where: the path of the checkpoint, the run directory or its copy, for the message.
             option: the option that selects another path.
         """
-        asked = json.loads(json.dumps(dict(self.values)))
-        if asked.keys() - saved.keys() - {"extensions"}:
+        current = json.loads(json.dumps(dict(self.values)))
+        if current.keys() - saved.keys() - {"extensions"}:
             raise UserError(f"{where} belongs to a run of another version of this project. Pass another {option}.")
         # Extensions are determined by --extend_to and the checkpoint.
-        names = [name for name in dict.fromkeys([*saved, *asked]) if name != "extensions"]
-        if not (differing := [name for name in names if saved.get(name) != asked.get(name)]):
+        names = [name for name in dict.fromkeys([*saved, *current]) if name != "extensions"]
+        if not (differing := [name for name in names if saved.get(name) != current.get(name)]):
             return
-        changed = "; ".join(f"{name} {saved.get(name)!r} -> {asked.get(name)!r}" for name in differing)
+        changed = "; ".join(f"{name} {saved.get(name)!r} -> {current.get(name)!r}" for name in differing)
         changed = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1…", changed)  # hashes
         fix = f"Undo the change or pass another {option}"
         if set(differing) <= set(self.changeable):

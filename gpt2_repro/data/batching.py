@@ -122,10 +122,10 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
     # Find the smallest batch size, in positions, for which greedy filling needs at most num_batches. No other way to
     # cut the rows needs fewer batches of that size.
     sizes = range(max(lengths[0], -(-sum(lengths) // num_batches)), max_positions + 1)
-    place = bisect.bisect_left(sizes, True, key=lambda positions: len(_fill(lengths, positions)) <= num_batches)
-    if place == len(sizes) or len(lengths) < num_batches:
+    smallest = bisect.bisect_left(sizes, True, key=lambda positions: len(_fill(lengths, positions)) <= num_batches)
+    if smallest == len(sizes) or len(lengths) < num_batches:
         raise ValueError(f"{len(lengths)} rows do not fit into {num_batches} batches of {max_positions} positions.")
-    ends = _fill(lengths, sizes[place])
+    ends = _fill(lengths, sizes[smallest])
     while len(ends) < num_batches:
         batches = [(start, end) for start, end in itertools.pairwise([0, *ends]) if end - start > 1]
         _, start, end = max((lengths[start] * (end - start), start, end) for start, end in batches)

@@ -40,12 +40,12 @@ def pack_windows(pieces: Iterable[Block], sequence_length: int, *, min_length: i
         targets = np.maximum(documents - 1, 0)
         rows = targets // sequence_length + (targets % sequence_length >= max(1, min_length))
         # For each row: its index within its document, the position of its first id, its length.
-        place = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
-        starts = np.repeat(np.cumsum(documents) - documents, rows) + place * sequence_length
-        lengths = np.minimum(np.repeat(targets, rows) - place * sequence_length, sequence_length) + 1
+        offset = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
+        starts = np.repeat(np.cumsum(documents) - documents, rows) + offset * sequence_length
+        lengths = np.minimum(np.repeat(targets, rows) - offset * sequence_length, sequence_length) + 1
         ends = np.cumsum(lengths)
-        wanted = np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths)
-        yield ids[wanted], lengths
+        positions = np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths)
+        yield ids[positions], lengths
 
 
 def in_blocks(pieces: Iterable[Block], rows_per_block: int) -> Iterator[Block]:

@@ -146,10 +146,10 @@ class PreparedData:
 
     def check_shards(self, split: str) -> None:
         """Raise UserError if file names or sizes of a split do not match the manifest."""
-        here = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}
+        sizes_on_disk = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}
         expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
-        for name, _ in sorted(here.items() ^ expected.items()):
-            sizes = f"{here.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
+        for name, _ in sorted(sizes_on_disk.items() ^ expected.items()):
+            sizes = f"{sizes_on_disk.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
             raise UserError(f"{self.path / split / name} has {sizes}. {COPY_AGAIN}")
 
     def check_tokenizer(self) -> None:

@@ -39,8 +39,8 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
         return model  # the error is raised later, when the weights are loaded
     if config.model_type != model.model_type:
         return model  # as above
-    kept = {option for option in SHAPE if option in stated and getattr(model, option)}
-    model = dataclasses.replace(model, **{option: shape[option] for option in shape.keys() - kept})
+    stated_sizes = {option for option in SHAPE if option in stated and getattr(model, option)}
+    model = dataclasses.replace(model, **{option: shape[option] for option in shape.keys() - stated_sizes})
     keys = {key: getattr(config, key) for key in size_keys(model, sequence_length=1)}
     overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
     return dataclasses.replace(model, config_overrides=overrides)

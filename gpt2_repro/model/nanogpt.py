@@ -36,7 +36,7 @@ def open_nanogpt(path: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
         built, settings = content.get("config"), content.get("model_args")
         shape = vars(built) if isinstance(built, _BuildConfig) else settings
         weights = {name.removeprefix("_orig_mod."): tensor for name, tensor in content["model"].items()}
-        sizes = {ours: int(shape[theirs]) for theirs, ours in SHAPE.items()}
+        sizes = {ours: int(shape[name_there]) for name_there, ours in SHAPE.items()}
         total = sum(tensor.numel() for tensor in weights.values())
         claimed = gpt2_parameters(**{name: size for name, size in sizes.items() if name != "n_head"})
         # Before a model is built. At most half of its weights, the biases, may be missing.
@@ -75,6 +75,6 @@ def write_nanogpt(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     require_gpt2(model, "nanoGPT")
     state = transposed(model.state_dict())
     weights = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in state.items()}
-    shape: dict[str, Any] = {theirs: getattr(model.config, ours) for theirs, ours in SHAPE.items()}
+    shape: dict[str, Any] = {name_there: getattr(model.config, ours) for name_there, ours in SHAPE.items()}
     settings = {ACTIVATION: model.config.activation_function}
     torch.save({"model": weights, "model_args": shape | {"bias": True, "dropout": 0.0}, "config": settings}, path)

@@ -78,8 +78,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_weight += torch.mm(gradient.T, part, **unrounded)
         if grad_weight is not None:
             # A sum over all tokens can exceed the range of fp16. It is rounded after it is scaled.
-            kept = torch.float32 if weight.dtype == torch.float16 else weight.dtype
-            ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(kept))
+            saved_dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
+            ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(saved_dtype))
         return total
 
     @staticmethod
@@ -151,11 +151,11 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
 def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
     """Return the loss of each target, in fp32 nats [targets]. `shift_labels`: [rows, T]."""
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-    wanted = shift_labels != IGNORED
+    is_target = shift_labels != IGNORED
     weight, vocab_size = model.get_output_embeddings().weight, model.config.true_vocab_size
     losses = []
     chunk = chunk_size(weight)
-    for part, target in zip(hidden[wanted].split(chunk), shift_labels[wanted].split(chunk), strict=True):
+    for part, target in zip(hidden[is_target].split(chunk), shift_labels[is_target].split(chunk), strict=True):
         logits = (part @ weight.T)[:, :vocab_size].float()
         losses.append(torch.nn.functional.cross_entropy(logits, target, reduction="none"))
     return torch.cat(losses)

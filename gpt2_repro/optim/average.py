@@ -71,9 +71,9 @@ class WeightAverage(TrainerCallback):
     def _swap(self) -> None:
         for weight in self._weights():
             average = self._optimizer.state[weight][AVERAGE]
-            kept = weight.clone()
+            trained = weight.clone()
             weight.copy_(average)
-            average.copy_(kept)
+            average.copy_(trained)
         if self._zero is not None:
             self._zero.update_lp_params()
 

@@ -87,8 +87,8 @@ def choose(flops: float, gpus: int) -> Choice:
         shape = {"n_layer": depth, "n_embd": 64 * depth, "sequence_length": CONTEXT}
         scale = gpt2_scale(**shape, vocab_size=VOCABULARY, pad_to_multiple_of=128)
         tokens = flops / scale.flops_per_token
-        wanted = max(32_768, BATCH * (tokens / TOKENS) ** 0.383)
-        batch = gpus << round(math.log2(wanted / gpus))
+        target = max(32_768, BATCH * (tokens / TOKENS) ** 0.383)
+        batch = gpus << round(math.log2(target / gpus))
         if (steps := int(tokens / batch)) >= 100:
             choices.append(Choice(depth, scale, batch, steps))
     if not choices:

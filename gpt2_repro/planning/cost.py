@@ -69,11 +69,11 @@ def cards_named(name: str) -> list[Card]:
 
     A GPU that is not in cards.yaml gets an estimated speed if its peak FLOP/s is known.
     """
-    if found := [card for card in CARDS.values() if is_named(card.name, name)]:
-        return found[:1]
-    asked = _words(name)
-    if found := [card for card in CARDS.values() if asked and asked <= _words(card.card)]:
-        return found
+    if matching := [card for card in CARDS.values() if is_named(card.name, name)]:
+        return matching[:1]
+    requested = _words(name)
+    if matching := [card for card in CARDS.values() if requested and requested <= _words(card.card)]:
+        return matching
     peak = peak_flops(name)
     speed = f"estimated at {LEAST_SHARE:.0%} of the peak, the lowest share of a published speed"
     return [Card(name, name, None, LEAST_SHARE * peak / GPT2_FLOPS_PER_TOKEN, speed)] if peak else []

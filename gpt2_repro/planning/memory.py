@@ -89,15 +89,15 @@ class MemoryEstimate(NamedTuple):
 
 
 def check_memory(
-    estimate: MemoryEstimate, asked: MemoryTrial, rows: int, memory_bytes: float
+    estimate: MemoryEstimate, requested: MemoryTrial, rows: int, memory_bytes: float
 ) -> tuple[Finding, MemoryTrial | None]:
     """Check whether a micro-batch fits on a GPU. Return the finding, and the memory setting to use, if any fits."""
-    form = f"{asked.micro_batch} rows x {estimate.sequence_length} tokens{', checkpointed,' * asked.checkpointing}"
+    form = f"{requested.micro_batch} rows x {estimate.sequence_length} tokens{', checkpointed,' * requested.checkpointing}"
     usable = f"{size(USABLE * memory_bytes)} of the GPU's {size(memory_bytes)}"
-    text = f"{form} need {size(estimate.bytes_of(asked))} (estimated). Usable: {usable}"
-    if estimate.fits(asked, memory_bytes):
-        return Finding("✓", "memory", text), asked
-    best = estimate.largest(asked, rows, memory_bytes)
+    text = f"{form} need {size(estimate.bytes_of(requested))} (estimated). Usable: {usable}"
+    if estimate.fits(requested, memory_bytes):
+        return Finding("✓", "memory", text), requested
+    best = estimate.largest(requested, rows, memory_bytes)
     fix = f"Pass {best.options}" if best else "Not even one row fits. Use a larger GPU"
     return Finding("✗", "memory", f"{text}. {fix}"), best
 

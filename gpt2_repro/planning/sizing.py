@@ -165,8 +165,8 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, device: Accelerator) ->
     parameters = 12 * model.n_layer * model.n_embd**2
     total = recipe.training.total_tokens or min(EPOCHS * tokens, TOKENS_PER_PARAMETER * parameters)
     most_rows = min(MOST_TOKENS_PER_STEP / length, counts.rows)
-    wanted = min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows)
-    rows = device.count << max(0, int(wanted / device.count).bit_length() - 1)  # a power of two on each process
+    target_rows = min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows)
+    rows = device.count << max(0, int(target_rows / device.count).bit_length() - 1)  # a power of two on each process
     tokens_per_step = fill("training", {"tokens_per_step": TokenCount(rows * length)}).tokens_per_step
     total = TokenCount(max(total, FEWEST_STEPS * tokens_per_step))
     training = fill("training", {"tokens_per_step": tokens_per_step, "total_tokens": total})

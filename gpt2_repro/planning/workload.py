@@ -73,10 +73,10 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     hellaswag_passes = min(validations, _times(steps, training.hellaswag_steps))
     sampled = training.sample_steps if training.sample_tokens else 0
     saves = 0 if training.save_strategy == "no" else -(-steps // (training.save_steps or steps))
-    kept = min(training.keep_checkpoints or saves, max(1, saves))
-    kept += steps // training.keep_every_steps if training.keep_every_steps else 0
+    retained = min(training.keep_checkpoints or saves, max(1, saves))
+    retained += steps // training.keep_every_steps if training.keep_every_steps else 0
     # The last save deletes the rolling checkpoint, but not the best one.
-    best = bool(training.keep_best_checkpoint and validations and kept < saves)
+    best = bool(training.keep_best_checkpoint and validations and retained < saves)
     rolling = 1 if saves and training.save_rolling_minutes else 0
     state = state_bytes(averaged=training.ema_steps > 0)
     one, final = checkpoint_bytes(scale.trained, bf16=training.is_half, state=state), 4 * scale.parameters
@@ -94,11 +94,11 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
         hellaswag_tokens=hellaswag_passes * HELLASWAG_TOKENS,
         samples=min(validations, _times(steps, sampled)),
         saves=saves,
-        kept=kept + best,
+        kept=retained + best,
         save_minutes=training.save_minutes if saves else 0.0,
         checkpoint_bytes=one,
         final_bytes=final,
-        run_bytes=(kept + rolling + 2) * one + final,
+        run_bytes=(retained + rolling + 2) * one + final,
         data_bytes=2 * tokens,
         missing_bytes=0 if is_prepared else peak,
         model_type=recipe.model.model_type,

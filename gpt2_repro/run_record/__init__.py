@@ -77,8 +77,8 @@ class RunRecord:
         name = self.recipe().get("data", {}).get("dataset_dir")
         if not name or not Path(name).is_dir():
             return None
-        trained, here = self.environment().data.get("sha256"), read_object(Path(name, MANIFEST)).get("sha256")
-        if trained and here and trained != here:
+        trained, current = self.environment().data.get("sha256"), read_object(Path(name, MANIFEST)).get("sha256")
+        if trained and current and trained != current:
             problem = f"{name} was prepared again after {self.path} was trained, so {self.path} may know its text"
             raise UserError(f"{problem}. Pass {option} {name} to score it nevertheless.")
         return Path(name)

@@ -74,8 +74,8 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
         return isinstance(at := event.get("step"), int) and at <= step - is_repeated
 
     if path.is_file():
-        kept = (line.rstrip("\n") for line, event in _read(path) if event is not None and stays(event))
-        write_whole(path, "".join(f"{line}\n" for line in kept))
+        remaining = (line.rstrip("\n") for line, event in _read(path) if event is not None and stays(event))
+        write_whole(path, "".join(f"{line}\n" for line in remaining))
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:

@@ -50,9 +50,9 @@ def choose_gloo_interface() -> None:
 
     By default, gloo uses the interface of the host name, which often does not lead to other machines in containers.
     """
-    wanted = os.environ.get("NCCL_SOCKET_IFNAME", "")
-    names = [name for _, name in socket.if_nameindex() if name.startswith(wanted.removeprefix("="))]
-    if wanted and names:  # not for the forms ^NAME and NAME,NAME
+    interface = os.environ.get("NCCL_SOCKET_IFNAME", "")
+    names = [name for _, name in socket.if_nameindex() if name.startswith(interface.removeprefix("="))]
+    if interface and names:  # not for the forms ^NAME and NAME,NAME
         os.environ.setdefault("GLOO_SOCKET_IFNAME", min(names, key=len))
 
 

@@ -158,23 +158,23 @@ def _choose_validation(group: Group, args: DataArguments) -> None:
             named = " and ".join(streams[number].source for number in few)
             group.remark = f"--split hash has too few documents in {named}: validation has {share}"
         return
-    wanted, most = float(args.validation_tokens), MOST_HELD_OUT * total
+    requested, most = float(args.validation_tokens), MOST_HELD_OUT * total
     # Rounded, because otherwise a document that starts less than a token before it is included.
-    group.head = head = float(round(min(wanted, most)))
+    group.head = head = float(round(min(requested, most)))
     held_out = [count["tokens"] for count in dataclasses.replace(group, below=head).counts()["validation"]]
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or not the shares of a mixture, or if more than
     # 10 % was requested.
     even = len(streams) == 1 or all(_is_near(held_out[n], streams[n].weight * head) for n in every)
-    if total and not (wanted <= most and sum(held_out) <= most and even):
+    if total and not (requested <= most and sum(held_out) <= most and even):
         group.cut = True
-        less = f" instead of the {wanted:,.0f} that were requested" if wanted > head else ""
+        less = f" instead of the {requested:,.0f} that were requested" if requested > head else ""
         share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
         group.remark = f"validation has {share}{less}. Its last document may be cut"
 
 
-def _is_near(tokens: float, wanted: float) -> bool:
-    return abs(tokens - wanted) <= wanted / 4
+def _is_near(tokens: float, requested: float) -> bool:
+    return abs(tokens - requested) <= requested / 4
 
 
 def _documents(stream: Stream, index: int, head: float | None) -> Iterator[tuple[np.ndarray, float]]:

@@ -118,8 +118,8 @@ def read_header(path: Path) -> TokenPart:
     else:
         offset, tokens = 0, size // 2
     if size != offset + 2 * tokens:
-        wanted = f"the {tokens:,} uint16 ids" if tokens >= 0 else f"version {VERSION} of llm.c's format"
-        raise UserError(f"{path} with {size:,} bytes is cut off or does not have {wanted}. Download it again.")
+        expected = f"the {tokens:,} uint16 ids" if tokens >= 0 else f"version {VERSION} of llm.c's format"
+        raise UserError(f"{path} with {size:,} bytes is cut off or does not have {expected}. Download it again.")
     return TokenPart(str(path), offset, tokens, size)
 
 
