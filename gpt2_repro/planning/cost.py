@@ -41,8 +41,14 @@ class Card(NamedTuple):
     name: str  # words that identify the GPU in the name that the driver reports
     memory_gb: int | None  # None if unknown
     tokens_per_second: float
-    speed: str  # where the speed was published, or how it was estimated
+    speed: str  # where the speed was published, or how it was measured or estimated
     bf16: bool = True  # False if the GPU cannot multiply in bf16. The speed is then that of fp16.
+
+    @property
+    def basis(self) -> str:
+        """The basis of the speed, for `budget`."""
+        bases = {"estimated": "estimated", "measured": "measured on one card"}
+        return bases.get(self.speed.split()[0], "published")
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
@@ -51,12 +57,9 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 CARDS = {row["card"]: Card(**row) for row in _rows("cards.yaml")}
 PRICES = tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
-# Share of the peak FLOP/s that training uses, for GPUs that are not in cards.yaml.
-LEAST_SHARE = min(
-    card.tokens_per_second * GPT2_FLOPS_PER_TOKEN / peak
-    for card in CARDS.values()
-    if (peak := peak_flops(card.name)) and not card.speed.startswith("estimated")
-)
+# Share of the peak FLOP/s that training uses, for GPUs that are not in cards.yaml: the lowest share of a published speed,
+# 3M tokens/s on 8 x H100 SXM (jjschwartz.github.io, scaling-gpt2).
+LEAST_SHARE = 0.32
 
 
 def price_of(name: str) -> Price | None:
@@ -114,7 +117,7 @@ class Workload:
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
     """Return name, minutes and basis of each activity on a rented machine, or on this CPU if `basis` is "measured".
 
-    The other bases of the speed, of all GPUs together, are "published", "estimated" and "typed" (passed as an option).
+    The other bases of the speed, of all GPUs together, are "typed" (passed as an option) and those of `Card.basis`.
     """
     training, rented = work.tokens / tokens_per_second / 60, basis != "measured"
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
@@ -167,7 +170,7 @@ def plan_on(
     if card and not speed and work.is_fast:
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
         source = card.speed if is_124m else f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token"
-        basis = "published" if is_124m and not card.speed.startswith("estimated") else "estimated"
+        basis = card.basis if is_124m else "estimated"
     paid = usd_per_hour or (price.usd_per_hour * cards if price else None)
     priced = "passed as an option" if usd_per_hour else str(price) if price else None
     entries = budget(work, speed, basis=basis) if speed else []

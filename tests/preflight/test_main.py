@@ -102,17 +102,17 @@ def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.chdir(tmp_path)
     machine = ("--gpu", "H100 SXM", "--n", 8)
     # Also three GPUs, and a typed speed of GPT-2 124M, which the larger model does not reach.
-    for budget, options in ((100, (*machine[:2], "--n", 3, "--tokens_per_second", 1_000_000)), (32, machine)):
+    for budget, options in ((100, (*machine[:2], "--n", 3, "--tokens_per_second", 1_000_000)), (25, machine)):
         code, out = look("--budget", budget, *options)
         total = re.search(r"^total +([\d.]+) min +\$([\d.]+)", out, re.MULTILINE)
         assert code == 0 and total and float(total[2]) == pytest.approx(budget, rel=0.01)
-    path = tmp_path / "budget_32usd.yaml"
-    assert parse_for_training(path).model.n_layer == 12  # near gpt2_124m, which costs $39
-    assert "prepare_data.py budget_32usd.yaml" in out and "train.py budget_32usd.yaml" in out
+    path = tmp_path / "budget_25usd.yaml"
+    assert parse_for_training(path).model.n_layer == 12  # near gpt2_124m, which costs $31
+    assert "prepare_data.py budget_25usd.yaml" in out and "train.py budget_25usd.yaml" in out
     path.write_text(path.read_text(encoding="utf-8").replace("n_head: 12", "n_head: 6"), encoding="utf-8")
-    other_recipe = "recipes/demo.yaml --budget 32"
-    for words in (other_recipe, "--budget 32", "--budget 32 --optim muon", "--budget 30_000", "--budget 3"):
-        with pytest.raises(UserError, match=r"demo.yaml|budget_32usd|--optim|350B|--budget"):
+    other_recipe = "recipes/demo.yaml --budget 25"
+    for words in (other_recipe, "--budget 25", "--budget 25 --optim muon", "--budget 30_000", "--budget 3"):
+        with pytest.raises(UserError, match=r"demo.yaml|budget_25usd|--optim|350B|--budget"):
             preflight.main([*words.split(), *map(str, machine)])
     assert "n_head: 6" in path.read_text(encoding="utf-8")
     # With both limits, the smaller one counts. The fields that were passed stay in the commands.
