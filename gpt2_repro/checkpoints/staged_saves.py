@@ -84,7 +84,7 @@ class StagingMemory:
         self.view = memoryview(mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
         if torch.cuda.is_initialized():
             self._pinned_at = torch.frombuffer(self.view, dtype=torch.uint8).data_ptr()
-            if code := int(torch.cuda.cudart().cudaHostRegister(self._pinned_at, size, 0)):
+            if code := int(torch.cuda.cudart().cudaHostRegister(self._pinned_at, size, 1)):
                 self._pinned_at = 0
                 logger.warning("Saves pause the training for longer: memory cannot be pinned (CUDA error %d).", code)
 
