@@ -24,14 +24,10 @@ def start_command(words: tuple[object, ...], environment: dict[str, str], **stre
     (accelerate with ZeRO-1), `ddp`, `zero2`, `zero3`, `fsdp2` and `torchrun`. `environment` is added to the current
     environment variables. `streams` contains further arguments of subprocess.Popen.
     """
+    command = ["bash", *map(str, words[1:])] if words[0] == "bash" else [sys.executable, *words_of(words)]
+    variables = os.environ | ENVIRONMENT | environment
     return subprocess.Popen(
-        ["bash", *map(str, words[1:])] if words[0] == "bash" else [sys.executable, *words_of(words)],
-        cwd=ROOT,
-        env=os.environ | ENVIRONMENT | environment,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        **streams,
+        command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, text=True, start_new_session=True, **streams
     )
 
 

@@ -42,8 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that launch several processes as slow."""
     for item in items:
         launcher = item.callspec.params.get("launcher") if hasattr(item, "callspec") else None
-        several = isinstance(launcher, tuple) and len(launcher) == 2 and launcher[1] > 1
-        if several:
+        if isinstance(launcher, tuple) and len(launcher) == 2 and launcher[1] > 1:
             item.add_marker(pytest.mark.slow)
 
 

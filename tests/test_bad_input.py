@@ -50,6 +50,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("--tokens_per_step 300", "--tokens_per_step 256"),
         ("--total_tokens 255 --max_steps 0", "--total_tokens"),
         ("--warmup_steps 8", "--warmup_steps"),
+        ("--init_from runs/none", "runs/none"),
         ("--attn_implementation flash_attention_2", "GPU"),
     ],
 )
@@ -57,14 +58,11 @@ def test_an_option(refused, options: str, named: str) -> None:
     assert named in refused(*shlex.split(options))
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("train: {seed: 3}", "training"),
-        ("training: {sed: 3}", "seed"),
-        ("training: {seed: 1, max_steps: 2, seed: 3}", "seed"),  # YAML alone would use the last value
-    ],
-)
+RECIPES = {"train: {seed: 3}": "training", "training: {sed: 3}": "seed"}
+RECIPES["training: {seed: 1, max_steps: 2, seed: 3}"] = "seed"  # YAML alone would use the last value
+
+
+@pytest.mark.parametrize(("text", "named"), RECIPES.items())
 def test_a_recipe(refused, text: str, named: str, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(text, encoding="utf-8")
     assert named in refused(recipe=tmp_path / "r.yaml")
@@ -97,9 +95,7 @@ def test_a_launcher_that_did_not_start_the_process(refused, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("vocab_size", "ids"), [(300, 300), (320, 300), (300, 290)])  # ids of the model, tokenizer
-def test_weights_of_another_tokenizer(
-    refused, documents: list[str], tmp_path: Path, vocab_size: int, ids: int
-) -> None:
+def test_weights_of_another_tokenizer(refused, documents, tmp_path: Path, vocab_size: int, ids: int) -> None:
     shape = {"vocab_size": vocab_size, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
     args = DataArguments(tokenizer=f"train:{ids}", sequence_length=32)
     obtain_tokenizer(args, tmp_path / "other", lambda: [text[::-1] for text in documents], 0)

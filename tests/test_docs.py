@@ -1,6 +1,5 @@
-"""README, CONTRIBUTING and docs/ name options, defaults, files and tests that exist."""
+"""README, CONTRIBUTING and docs/ name options, files and tests that exist."""
 
-import ast
 import contextlib
 import functools
 import importlib
@@ -97,25 +96,10 @@ def test_commands(page: Path) -> None:
                 parse_for_preparation(*words)
             if program == "train.py":
                 recipe = parse_for_training(*words)
-                launched = code.startswith("accelerate ") and "single_gpu" not in code
                 processes = re.search(r"--num_processes (\d+)", code)
-                count = int(processes[1]) if processes else 8 if launched else 1
+                count = int(processes[1]) if processes else 8 if code.startswith("accelerate ") else 1
                 if recipe.training.tokens_per_step:
                     plan_run(recipe.training, recipe.data, num_processes=count)
-
-
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
-def test_defaults_in_parentheses(page: Path) -> None:
-    shown: dict[str, set[str]] = {}
-    for program in ("train.py", "gpt2_repro.generate"):
-        for entry in re.split(r"\n(?=  --)", help_of(program)):
-            text = re.sub(r"-\s*\n\s+", "-", entry)  # argparse breaks words at hyphens
-            if (option := re.match(r" *(--\w+)", text)) and (value := re.search(r"\(default:\s+(\S+)\)", text)):
-                shown.setdefault(option[1], {"none"}).add(value[1])
-    for option, value in re.findall(r"`(--\w+)` \((\w[\w.+-]*)\)", page.read_text(encoding="utf-8")):
-        numbers = {float(text) for text in shown.get(option, ()) if re.fullmatch(r"[\d.e+-]+", text)}
-        is_number = re.fullmatch(r"[\d.e+-]+", value)
-        assert float(value) in numbers if is_number else value in shown.get(option, {"none"}), f"{page.name}: {option}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: page.stem)
@@ -129,11 +113,7 @@ def test_files(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_form_of_pages() -> None:
-    """Lines have at most 119 characters; README is short and links docs/README.md, which lists every page."""
-    for page in [*PAGES, RESULTS, ROOT / "CHANGELOG.md", ROOT / "runpod" / "README.md"]:
-        for line in page.read_text(encoding="utf-8").splitlines():
-            assert line.startswith("|") or len(re.sub(r"\]\([^)]*\)|https?://\S+", "]", line)) <= 119, (page, line)
+def test_readme_is_short_and_links_the_list_of_all_pages() -> None:
     readme, index = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/README.md"))
     listed = re.findall(r"\]\(([\w-]+)\.md[)#]", index)
     assert len(readme.splitlines()) <= 150 and "](docs/README.md)" in readme
@@ -175,16 +155,5 @@ def test_tables() -> None:
         named = re.findall(r"`([\w/]+(?:\.py|/))`", shown)
         assert named and all((ROOT / "tests" / name).exists() for name in named), number
     sources = (ROOT / "docs" / "data.md").read_text(encoding="utf-8").partition("## Choose a source\n")[2]
-    assert re.findall(r"^\| `([\w-]+)(?::LANGUAGE)?`", sources.partition("\n## ")[0], re.MULTILINE) == list(
-        SOURCE_NAMES
-    )
-
-
-def test_first_lines_of_docstrings() -> None:
-    for path in (
-        path for folder in ("gpt2_repro", "tests", "benchmarks", "dev") for path in (ROOT / folder).rglob("*.py")
-    ):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                first = (ast.get_docstring(node) or "").partition("\n")[0]
-                assert len(first) <= 110 and first[-1:] in ("", ".", "?"), f"{path}: {first}"
+    rows = re.findall(r"^\| `([\w-]+)(?::LANGUAGE)?`", sources.partition("\n## ")[0], re.MULTILINE)
+    assert rows == list(SOURCE_NAMES)

@@ -29,6 +29,12 @@ def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
 
 @pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the path of a new run directory."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
 def resumes_exactly(train, golden) -> Callable[..., None]:
     """Return a function that resumes a run, and compares it with a run without faults."""
 

@@ -15,12 +15,9 @@ SAVES = ("--save_steps", 2, "--eval_steps", 2, "--per_device_train_batch_size", 
 
 
 @pytest.mark.parametrize(("launcher", "bf16"), [(("launch", 2), "true"), (("python",), "false")], ids=["zero1", "one"])
-def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
-    resumes_exactly, fault, launcher, bf16: str, tmp_path: Path
-) -> None:
+def test_a_kill_in_a_save_costs_the_steps_since_the_last(resumes_exactly, fault, launcher, bf16: str, run) -> None:
     """A run that is killed during several saves ends like a run without faults."""
     options = (*SAVES, "--max_steps", 12, "--bf16", bf16, "--keep_checkpoints", 1, "--keep_best_checkpoint", "false")
-    run = tmp_path / "run"
     kills = [
         ("kill_after_the_model", 2, 0, None),
         ("kill_before_the_manifest", 4, 0, 2),
@@ -45,9 +42,8 @@ def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
     assert not (run / "staging").exists()
 
 
-def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_path: Path) -> None:
+def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, run) -> None:
     """After SIGTERM during a save, the save is completed before the run stops."""
-    run = tmp_path / "run"
     code, text = fault("term_while_saving", 4, run, *SAVES)
     assert code == 0 and status(run)["state"] == "stopped", text
     # The validation after the save is interrupted, and the checkpoint is not saved again.
@@ -66,12 +62,12 @@ def hellaswag_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("fault_kind", ["kill", "fail"])
 @pytest.mark.parametrize("place", ["validation", "hellaswag", "sampling", "tracking"])
-def test_a_fault_after_the_save_of_a_step_loses_no_step(
-    place: str, fault_kind: str, resumes_exactly, fault, hellaswag_file: Path, tmp_path: Path
+def test_a_fault_after_a_save_loses_no_step(
+    place: str, fault_kind: str, resumes_exactly, fault, hellaswag_file, run
 ) -> None:
     """A crash in a validation, a sample or a tracking service costs no training step."""
     scored = ("--hellaswag_steps", 2, "--hellaswag_data", hellaswag_file, "--sample_steps", 2, "--sample_tokens", 4)
-    options, run = (*SAVES, "--max_steps", 8, *scored), tmp_path / "run"
+    options = (*SAVES, "--max_steps", 8, *scored)
     code, text = fault(f"{fault_kind}_in_{place}", 4, run, *options)
     if place in ("sampling", "tracking") and fault_kind == "fail":
         assert code == 0 and status(run)["state"] == "complete", text
@@ -80,9 +76,7 @@ def test_a_fault_after_the_save_of_a_step_loses_no_step(
     resumes_exactly(run, *options)
 
 
-def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(
-    train, fault, resumes_exactly, small_disk: Path
-) -> None:
+def test_a_disk_that_fills_up_costs_no_checkpoint(train, fault, resumes_exactly, small_disk: Path) -> None:
     """If the disk fills up during a save, the previous checkpoint stays complete."""
     run = small_disk / "run"
     train(run, *SAVES, "--stop_at_step", 2)
@@ -96,10 +90,9 @@ def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(
     resumes_exactly(run, *SAVES)
 
 
-def test_no_secret_reaches_a_file_or_the_screen(start, tmp_path: Path) -> None:
+def test_no_secret_reaches_a_file_or_the_screen(start, run) -> None:
     """Secrets in the environment are neither in the run directory nor in the output."""
     secrets = {name: f"secret of {name}" for name in ("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY")}
-    run = tmp_path / "run"
     command = start(run, *SAVES, "--report_to", "wandb", **secrets, WANDB_MODE="offline", launcher=("launch", 2))
     assert command.end() == 0, command.text()
     files = [path for path in [*run.rglob("*"), command.output] if path.is_file()]

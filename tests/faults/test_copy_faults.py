@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,18 +13,8 @@ from tests.faults.runs import results, status
 
 pytestmark = pytest.mark.faults
 
-SAVES = (
-    "--per_device_train_batch_size",
-    4,
-    "--save_steps",
-    2,
-    "--eval_steps",
-    2,
-    "--keep_checkpoints",
-    1,
-    "--keep_best_checkpoint",
-    "false",
-)
+SAVES = ("--per_device_train_batch_size", 4, "--save_steps", 2, "--eval_steps", 2, "--keep_checkpoints", 1)
+SAVES += ("--keep_best_checkpoint", "false")
 OPTIONS = (*SAVES, "--max_steps", 12)
 
 
@@ -38,22 +27,14 @@ def newest_copy(place: str) -> int:
     [(("python",), "{}/place"), (("python",), "dir::file://{}/objects"), (("launch", 2), "{}/place")],
     ids=["one-folder", "one-objects", "zero1-folder"],
 )
-def test_a_machine_that_disappears_costs_the_steps_since_the_last_copy(
-    place: str, launcher: tuple, train, fault, golden, tmp_path: Path
-) -> None:
+def test_a_machine_disappears_during_a_copy(place: str, launcher, train, fault, golden, tmp_path) -> None:
     """The processes are killed and the disk is deleted in each phase; the run continues elsewhere."""
     place = place.format(tmp_path)
     to = ("--sync_to", place)
-    kills = [
-        ("kill_before_the_copy", "2-12"),
-        ("kill_in_a_file", "2-12"),
-        ("kill_before_the_copied_manifest", "2-12"),
-        ("kill_in_the_rotation_of_copies", "2-12"),
-        ("kill_in_a_restored_file", "2-12"),
-        ("kill_before_the_restored_checkpoint", "2-12"),
-        ("kill_in_a_file", "8-12"),
-        ("kill_before_the_copied_manifest", "10-12"),
-    ]
+    of_copier = ("kill_before_the_copy", "kill_in_a_file", "kill_before_the_copied_manifest")
+    others = ("kill_in_the_rotation_of_copies", "kill_in_a_restored_file", "kill_before_the_restored_checkpoint")
+    kills = [(name, "2-12") for name in (*of_copier, *others)]
+    kills += [("kill_in_a_file", "8-12"), ("kill_before_the_copied_manifest", "10-12")]
     for number, (name, steps) in enumerate(kills[1:6] if launcher != ("python",) else kills):
         run = tmp_path / f"machine-{number}"
         before = newest_copy(place)
@@ -70,8 +51,8 @@ def test_a_machine_that_disappears_costs_the_steps_since_the_last_copy(
     assert list(Place(place).manifests()) == [12]
 
 
-def test_a_killed_restore_is_repeated_in_the_same_folder(train, fault, resumes_exactly, tmp_path: Path) -> None:
-    place, run = tmp_path / "place", tmp_path / "run"
+def test_a_killed_restore_is_repeated_in_the_same_folder(train, fault, resumes_exactly, run, tmp_path) -> None:
+    place = tmp_path / "place"
     train(tmp_path / "first", *OPTIONS, "--stop_at_step", 4, "--sync_to", place)
     for name in ("kill_in_a_restored_file", "kill_before_the_restored_checkpoint"):
         code, _ = fault(name, 4, run, *OPTIONS, "--sync_from", place)
@@ -81,8 +62,8 @@ def test_a_killed_restore_is_repeated_in_the_same_folder(train, fault, resumes_e
     resumes_exactly(run, *OPTIONS)
 
 
-def test_a_signal_saves_first_and_waits_for_the_copy(start, tmp_path: Path) -> None:
-    place, run = tmp_path / "place", tmp_path / "run"
+def test_a_signal_saves_first_and_waits_for_the_copy(start, run, tmp_path) -> None:
+    place = tmp_path / "place"
     command = start(run, "--max_steps", 2000, *SAVES, "--sync_to", place, fault=("slow_copy", 0, 0))
     command.wait_until(lambda: command.step() > 2)
     command.process.send_signal(signal.SIGTERM)
@@ -92,24 +73,15 @@ def test_a_signal_saves_first_and_waits_for_the_copy(start, tmp_path: Path) -> N
     assert newest and newest.name == f"checkpoint-{newest_copy(str(place))}"
 
 
-def test_no_copier_survives_its_trainer(start, tmp_path: Path) -> None:
-    """If the trainer is killed, a copy that hangs ends too."""
-    options = ("--max_steps", 2000, *SAVES, "--sync_to", tmp_path / "place")
-    command = start(tmp_path / "run", *options, fault=("stuck_copy", "0-2000", 0))
-    command.wait_until(command.mark.is_file)
-    processes = psutil.Process(command.process.pid).children(recursive=True)
-    copiers = [process for process in processes if "serve_copies" in " ".join(process.cmdline())]
-    assert len(copiers) == 1
-    copiers[0].parent().kill()
-    _, alive = psutil.wait_procs(copiers, timeout=10)
-    assert not alive
-
-
-def test_a_stuck_copy_neither_blocks_the_training_nor_keeps_old_checkpoints(start, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_stuck_copy_neither_blocks_the_training_nor_survives_it(start, run, tmp_path) -> None:
+    """A copy that hangs keeps only the checkpoint that it copies, and ends if the trainer is killed."""
     options = ("--max_steps", 2000, *SAVES, "--sync_to", tmp_path / "place")
     command = start(run, *options, fault=("stuck_copy", "0-2000", 0))
     command.wait_until(command.mark.is_file)
     step = command.step()
     command.wait_until(lambda: command.step() > step + 20)
     assert len(list(run.glob("checkpoint-*"))) <= 4  # newest, in flight, and one that is just published or deleted
+    processes = psutil.Process(command.process.pid).children(recursive=True)
+    (copier,) = (process for process in processes if "serve_copies" in " ".join(process.cmdline()))
+    copier.parent().kill()
+    assert not psutil.wait_procs([copier], timeout=10)[1]

@@ -2,7 +2,6 @@
 
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -26,14 +25,14 @@ SIGNALS = {
 }
 
 
-def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, start, tmp_path: Path) -> None:
+def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, start, run, tmp_path) -> None:
     """Each signal stops all ranks at the same step, with one checkpoint.
 
     After the last resume, the run has the results of an uninterrupted run.
     """
     options = (*LONG, *READERS)
     golden = train(tmp_path / "golden", *options, launcher=("launch", 2))
-    run, before = tmp_path / "run", 0
+    before = 0
     for name, (rank, number, reason) in SIGNALS.items():
         command = start(run, *options, launcher=("launch", 2), warm="Ctrl-C" not in name)
         command.wait_until(lambda: command.step() >= before + 20)  # noqa: B023
@@ -52,9 +51,9 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
     assert results(train(run, *options, launcher=("launch", 2))) == results(golden)
 
 
-def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
+def test_the_second_ctrl_c_ends_at_once(start, run) -> None:
     """A second Ctrl-C ends a run at once, even if a step hangs."""
-    command = start(tmp_path / "run", *LONG, fault=("hang", 3, 0))
+    command = start(run, *LONG, fault=("hang", 3, 0))
     command.wait_until(command.mark.is_file)
     sent = 0
     while command.process.poll() is None and sent < 20:  # a busy machine may handle the first signal late
@@ -65,11 +64,11 @@ def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", [("python",), ("fsdp2", 2)], ids=["one", "fsdp2"])
-def test_a_validation_that_a_signal_interrupts_is_repeated(launcher, train, start, tmp_path: Path) -> None:
+def test_a_validation_that_a_signal_interrupts_is_repeated(launcher, train, start, run, tmp_path) -> None:
     """After a signal during a validation, the resumed run repeats the validation."""
     options = ("--max_steps", 6, "--eval_steps", 3, "--save_steps", 100, "--per_device_eval_batch_size", 1)
     options += ("--per_device_train_batch_size", 4)
-    golden, run = train(tmp_path / "golden", *options, launcher=launcher), tmp_path / "run"
+    golden = train(tmp_path / "golden", *options, launcher=launcher)
     slow = start(run, *options, "--eval_on_start", "false", launcher=launcher, fault=("slow_validation", 0, 0))
     slow.wait_until(slow.mark.is_file)
     # With sharded weights, all ranks leave the validation after the same batch.

@@ -41,30 +41,14 @@ def silent() -> Iterator[tuple[str, list[socket.socket]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_stopped_rank_ends_the_run_with_the_stack_of_the_other(start, resumes_exactly, tmp_path: Path) -> None:
-    """A rank with SIGSTOP makes the others wait. --hang_timeout ends the run."""
-    run, launcher = tmp_path / "run", ("launch", 2)
-    command = start(run, *LONG, "--hang_timeout", 10, launcher=launcher)
-    command.wait_until(lambda: command.step() >= 4)
-    left = psutil.Process(command.process.pid).children(recursive=True)
-    command.ranks()[1].send_signal(signal.SIGSTOP)
-    assert command.end() != 0  # torch's launcher kills the rank after 30 s
-    assert "Timeout (0:00:10)!" in command.text() and "trainer.py" in command.text()
-    _, alive = psutil.wait_procs(left, timeout=10)
-    assert not alive
-    resumes_exactly(run, *LONG, launcher=launcher)
-
-
-def test_a_disk_that_becomes_read_only_costs_no_checkpoint(fault, resumes_exactly, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_disk_that_becomes_read_only_costs_no_checkpoint(fault, resumes_exactly, run) -> None:
     code, text = fault("read_only", 6, run, *LONG)
     assert code == 1 and "read-only" in text and "Traceback" not in text, text
     assert newest_complete(run)[0] == run / "checkpoint-4" and not (run / "staging").exists()
     resumes_exactly(run, *LONG)
 
 
-def test_of_two_starts_in_the_same_second_one_trains(start, golden, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_of_two_starts_in_the_same_second_one_trains(start, golden, run) -> None:
     both = [start(run, *SAVES, log=f"{number}.log") for number in range(2)]
     assert sorted(command.end() for command in both) == [0, 2]
     (refused,) = (command for command in both if command.process.returncode == 2)
@@ -72,12 +56,12 @@ def test_of_two_starts_in_the_same_second_one_trains(start, golden, tmp_path: Pa
     assert results(run) == results(golden(*SAVES))
 
 
-def test_a_run_continues_only_when_its_data_is_back(train, start, golden, tiny_data: Path, tmp_path: Path) -> None:
-    """Without its data, or with truncated rows, a run does not start."""
+def test_a_run_continues_when_its_data_is_back(train, start, golden, tiny_data: Path, run, tmp_path: Path) -> None:
+    """Truncated rows are tested in data/test_prepared.py."""
     own = tmp_path / "data"
     shutil.copytree(tiny_data, own)
     longer = (*SAVES, "--max_steps", 160, "--save_steps", 80)
-    options, run = (*longer, "--dataset_dir", own), tmp_path / "run"
+    options = (*longer, "--dataset_dir", own)
     command = start(run, *options, warm=True)
     command.wait_until(lambda: command.step() >= 4)
     own.rename(tmp_path / "moved")  # the rows are mapped, so training continues
@@ -91,15 +75,10 @@ def test_a_run_continues_only_when_its_data_is_back(train, start, golden, tiny_d
     (tmp_path / "moved").rename(own)
     train(run, *options)
     assert weights(run) == weights(golden(*longer))
-    rows = max((own / "train").glob("*.arrow"), key=lambda path: path.stat().st_size)
-    rows.write_bytes(rows.read_bytes()[:-100])
-    refused = start(tmp_path / "new", *options, log="refused.log", warm=True)
-    assert refused.end() == 2 and rows.name in refused.text() and "Traceback" not in refused.text(), refused.text()
-    assert not (tmp_path / "new").exists()
 
 
-def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent, tmp_path: Path) -> None:
-    run, (url, connections), began = tmp_path / "run", silent, time.monotonic()
+def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent, run, tmp_path: Path) -> None:
+    (url, connections), began = silent, time.monotonic()
     network = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "WANDB_BASE_URL": url, "WANDB_API_KEY": "0" * 40}
     network["WANDB_INIT_TIMEOUT"] = "4"
     command = start(run, *SAVES, "--report_to", "wandb", HOME=str(tmp_path), **network)
@@ -108,8 +87,8 @@ def test_a_network_that_never_answers_does_not_stop_a_run(start, golden, silent,
     assert connections
 
 
-def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Path) -> None:
-    run, options = tmp_path / "run", (*SAVES, "--max_steps", 250, "--save_steps", 20)
+def test_a_run_continues_if_its_supervisor_is_killed(start, golden, run) -> None:
+    options = (*SAVES, "--max_steps", 250, "--save_steps", 20)
     supervised = ("python", "-m", "gpt2_repro.supervise", "--", sys.executable)
     command = start(run, *options, launcher=supervised)
     command.wait_until(lambda: newest_complete(run)[0])
@@ -124,38 +103,17 @@ def test_a_run_continues_if_its_supervisor_is_killed(start, golden, tmp_path: Pa
     assert results(run) == results(golden(*options))
 
 
-@pytest.mark.parametrize(
-    "launcher", [("python",), ("launch", 2), ("python", "-m", "gpt2_repro.supervise", "--", sys.executable)]
-)
-def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path, tmp_path: Path, launcher) -> None:
-    run = tmp_path / "run"
-    words = (*launcher, "train.py", tiny_recipe, "--output_dir", run, *SAVES)
-    assert start_cold(words, {}, Path("/dev/full")).wait(240) == 0
-    assert status(run)["state"] == "complete"
-    if launcher == ("python",):
-        prepare = ("python", "prepare_data.py", tiny_recipe, "--dataset_dir", tmp_path / "data")
-        assert start_cold(prepare, {}, Path("/dev/full")).wait(120) == 0
-    if launcher[0] == "python":
-        assert results(run) == results(golden(*SAVES))
+def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path, tmp_path: Path) -> None:
+    supervised = ("python", "-m", "gpt2_repro.supervise", "--", sys.executable)
+    train = ("train.py", tiny_recipe, *SAVES, "--output_dir")
+    prepare = ("prepare_data.py", tiny_recipe, "--dataset_dir", tmp_path / "data")
+    commands = [("launch", 2, *train, tmp_path / "two"), (*supervised, *train, tmp_path / "one"), ("python", *prepare)]
+    for words in commands:
+        assert start_cold(words, {}, Path("/dev/full")).wait(240) == 0, words
+    assert status(tmp_path / "two")["state"] == "complete" and results(tmp_path / "one") == results(golden(*SAVES))
 
 
-def test_a_service_that_dies_is_disabled_and_the_run_continues(start, golden, tmp_path: Path) -> None:
-    """If the wandb process is killed, the training disables wandb and completes."""
-    run = tmp_path / "run"
-    options = ("--max_steps", 400, "--eval_steps", 100)
-    command = start(run, *options, "--report_to", "wandb", WANDB_MODE="offline", HOME=str(tmp_path), warm=True)
-
-    command.wait_until(lambda: command.step() >= 5)
-    (core,) = (p for p in psutil.Process(command.process.pid).children(recursive=True) if "wandb-core" in p.name())
-    core.kill()
-    assert command.end() == 0, command.text()
-    assert "WandbCallback failed in on_log" in command.text() and "it is disabled from now on" in command.text()
-    assert losses(run) == losses(golden(*options))
-
-
-def test_memory_trials_run_the_real_command(
-    tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_trials_run_the_real_command(tiny_recipe: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """`preflight --memory` reduces the micro-batch size until train.py succeeds."""
     (tmp_path / "requirements.txt").symlink_to(ROOT / "requirements.txt")
     (tmp_path / "train.py").symlink_to(ROOT / "tests" / "faults" / "faulty_train.py")

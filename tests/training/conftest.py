@@ -1,6 +1,5 @@
 """Fixtures that several test files share: runs and prepared data."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,16 +41,14 @@ def finished(straight: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wrapped_data(tiny_recipe: Path, documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a prepared folder with rows of 8 to 32 targets, and two additional validation sets.
+    """Return a prepared folder with rows of 8 to 32 targets, and an additional validation set.
 
     Each row contains text of a single document.
     """
     folder = tmp_path_factory.mktemp("wrapped")
-    for name, texts in (("few", documents[:2]), ("many_words", documents[2:20])):
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    sets = [f"{name}={folder}/{name}.jsonl" for name in ("few", "many_words")]
-    changes = {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8, "validation_sets": sets}
+    (folder / "few.txt").write_text(documents[0], encoding="utf-8")
+    changes = {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}
+    changes["validation_sets"] = [f"few={folder}/few.txt"]
     prepare(DataArguments(**yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"] | changes))
     return folder / "data"
 

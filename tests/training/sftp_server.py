@@ -24,13 +24,12 @@ class Anyone(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
 
-def reply(action: Callable[[], Any]) -> int:
-    """Perform an action on the disk. Return the status of SFTP."""
+def reply(action: Callable[[], Any]) -> Any:
+    """Return the result of an action on the disk, or the status of its error."""
     try:
-        action()
+        return action()
     except OSError as error:
         return paramiko.SFTPServer.convert_errno(error.errno)
-    return paramiko.SFTP_OK
 
 
 class Disk(paramiko.SFTPServerInterface):
@@ -43,39 +42,32 @@ class Disk(paramiko.SFTPServerInterface):
         return str(self._path(path))
 
     def list_folder(self, path: str) -> Any:
-        try:
-            return [paramiko.SFTPAttributes.from_stat(item.stat(), item.name) for item in self._path(path).iterdir()]
-        except OSError as error:
-            return paramiko.SFTPServer.convert_errno(error.errno)
+        return reply(lambda: [paramiko.SFTPAttributes.from_stat(p.stat(), p.name) for p in self._path(path).iterdir()])
 
     def stat(self, path: str) -> Any:
-        try:
-            return paramiko.SFTPAttributes.from_stat(self._path(path).stat())
-        except OSError as error:
-            return paramiko.SFTPServer.convert_errno(error.errno)
+        return reply(lambda: paramiko.SFTPAttributes.from_stat(self._path(path).stat()))
 
     lstat = stat
 
     def open(self, path: str, flags: int, attr: Any) -> Any:
-        handle = paramiko.SFTPHandle(flags)
-        try:
-            file = os.fdopen(os.open(self._path(path), flags, 0o644), "wb" if flags & os.O_WRONLY else "rb")
-        except OSError as error:
-            return paramiko.SFTPServer.convert_errno(error.errno)
-        handle.readfile = handle.writefile = file
-        return handle
+        def open_file() -> paramiko.SFTPHandle:
+            handle, descriptor = paramiko.SFTPHandle(flags), os.open(self._path(path), flags, 0o644)
+            handle.readfile = handle.writefile = os.fdopen(descriptor, "wb" if flags & os.O_WRONLY else "rb")
+            return handle
+
+        return reply(open_file)
 
     def remove(self, path: str) -> int:
-        return reply(self._path(path).unlink)
+        return reply(self._path(path).unlink) or paramiko.SFTP_OK
 
     def rmdir(self, path: str) -> int:
-        return reply(self._path(path).rmdir)
+        return reply(self._path(path).rmdir) or paramiko.SFTP_OK
 
     def mkdir(self, path: str, attr: Any) -> int:
-        return reply(self._path(path).mkdir)
+        return reply(self._path(path).mkdir) or paramiko.SFTP_OK
 
     def posix_rename(self, oldpath: str, newpath: str) -> int:
-        return reply(lambda: self._path(oldpath).replace(self._path(newpath)))
+        return reply(lambda: self._path(oldpath).replace(self._path(newpath)) and paramiko.SFTP_OK)
 
 
 @contextlib.contextmanager
@@ -86,9 +78,8 @@ def serve(home: Path) -> Iterator[int]:
     key.write_private_key_file(str(home / ".ssh" / "id_ecdsa"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (home / ".ssh" / "known_hosts").write_text(
-            f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n", encoding="utf-8"
-        )
+        known = f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n"
+        (home / ".ssh" / "known_hosts").write_text(known, encoding="utf-8")
 
         def accept() -> None:
             with contextlib.suppress(OSError):  # closed

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2_repro.model.load import load_pair
-from tests.faults.runs import losses
+from tests.faults.runs import losses, results, weights
+from tests.sections import RECIPES, values_of
 from tests.training.by_hand import nll, rows_of, targets_of
 
 
@@ -26,9 +27,7 @@ def naive_loss(run: Path, data: Path) -> float:
     return total / targets_of(rows)
 
 
-def test_document_mask_in_training_and_validation(
-    straight, train, typed, events, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_document_mask_in_training_and_validation(straight, train, typed, events, tiny_data: Path, tmp_path) -> None:
     masked = train(tmp_path / "masked", "--document_mask")
     assert "document_mask" not in (masked / "final" / "config.json").read_text(encoding="utf-8")
     # The loss with a document mask differs from the loss of the same run without a mask.
@@ -62,8 +61,7 @@ def whole(train, kind: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 def test_resumed_run_equals_uninterrupted_run(train, kind, whole: Path, tmp_path: Path) -> None:
     run = train(tmp_path / "run", *kind, "--stop_at_step", 4)
     train(run, *kind)
-    assert losses(run) == losses(whole)
-    assert (run / "final/model.safetensors").read_bytes() == (whole / "final/model.safetensors").read_bytes()
+    assert results(run) == results(whole)
 
 
 @pytest.mark.slow
@@ -87,3 +85,25 @@ def test_stock_transformers_loads_the_final_model(events, whole: Path, kind, typ
     assert validated[0] == pytest.approx(math.log(len(tokenizer)), abs=0.1) and validated[-1] < validated[0] - 1
     done = typed(whole, "--max_steps", 9)
     assert done.returncode == 2 and f"model_type {kind[1]!r} -> 'gpt2'" in done.stderr
+
+
+RUNGS = [path for path in RECIPES if path.parent.name == "ladder"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RUNGS, ids=lambda path: path.stem)
+def test_a_rung_trains_with_muon_and_resumes(path: Path, train, events, tmp_path: Path) -> None:
+    """Each rung of recipes/ladder, under ZeRO-1."""
+    model = values_of(path)["model"]
+    overrides = model["config_overrides"].values
+    overrides |= {"num_key_value_heads": 1} if "num_key_value_heads" in overrides else {}
+    options = ("--model_type", model["model_type"], "--config_overrides", json.dumps(overrides), "--optim", "muon")
+    options += ("--per_device_train_batch_size", 4)
+    straight = train(tmp_path / "straight", *options, launcher=("launch", 2))
+    for stop in (4, 0):
+        run = train(tmp_path / "run", *options, "--stop_at_step", stop, launcher=("launch", 2))
+    assert weights(run) == weights(straight)
+    losses = [event["eval_loss"] for event in events(run) if "eval_loss" in event]
+    assert losses[-1] < losses[0]
+    final = AutoModelForCausalLM.from_pretrained(run / "final")
+    assert final.config.model_type == model["model_type"] and final.config.vocab_size == final.lm_head.out_features

@@ -37,8 +37,7 @@ def test_losses_are_those_of_fp32(launcher, train_fp16, train, events, tmp_path:
     options = ("--max_steps", 50)
     half = train_fp16(tmp_path / "half", *options, launcher=launcher)
     whole = train(tmp_path / "whole", *options, "--per_device_train_batch_size", 4, launcher=launcher)
-    pairs = zip(events(half), events(whole), strict=True)
-    for mine, theirs in pairs:
+    for mine, theirs in zip(events(half), events(whole), strict=True):
         for key in ("loss", "eval_loss"):
             assert mine.get(key) == pytest.approx(theirs.get(key), abs=1e-2)
     assert events(half)[1]["loss_scale"] == 2**16
@@ -83,28 +82,21 @@ def test_sums_of_gradients_beyond_the_range_of_fp16_are_scaled_first() -> None:
     assert weight.grad is not None and weight.grad[0] == pytest.approx(torch.full((8,), -30 * 63 / 64), rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("asked", "cpu", "native", "chosen"),
-    [
-        ("auto", False, True, "bf16"),
-        ("auto", False, False, "fp16"),
-        ("fp16", False, True, "fp16"),
-        ("fp16", True, True, "fp32"),
-        ("auto", True, True, "bf16"),
-        ("auto", True, False, "fp32"),
-        ("fp32", False, True, "fp32"),
-        ("bf16", False, False, None),
-    ],
-)
-def test_the_precision_is_what_the_device_computes_fast(
-    asked: str, cpu: bool, native: bool, chosen: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: native)
+# The precision on a GPU with and without bf16, and on a CPU with and without bf16. None: an error.
+PRECISIONS = {"auto": ("bf16", "fp16", "bf16", "fp32"), "fp16": ("fp16", "fp16", "fp32", "fp32")}
+PRECISIONS |= {"bf16": ("bf16", None, "bf16", "fp32"), "fp32": ("fp32",) * 4}
+
+
+@pytest.mark.parametrize("asked", PRECISIONS)
+def test_the_precision_is_what_the_device_computes_fast(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
-    monkeypatch.setattr("gpt2_repro.hardware.cpu_multiplies_bf16", lambda: native)
-    if chosen is None:
-        with pytest.raises(UserError, match="Tesla T4 does not support bf16. Pass --precision fp16"):
-            choose_precision(asked, use_cpu=cpu, accept_any_hardware=False)
-        assert choose_precision(asked, use_cpu=cpu, accept_any_hardware=True)[0] == "fp32"
-    else:
-        assert choose_precision(asked, use_cpu=cpu, accept_any_hardware=False)[0] == chosen
+    devices = ((False, True), (False, False), (True, True), (True, False))
+    for (cpu, native), expected in zip(devices, PRECISIONS[asked], strict=True):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda native=native, **options: native)
+        monkeypatch.setattr("gpt2_repro.hardware.cpu_multiplies_bf16", lambda native=native: native)
+        if expected:
+            assert choose_precision(asked, use_cpu=cpu, accept_any_hardware=False)[0] == expected
+        else:
+            with pytest.raises(UserError, match="Tesla T4 does not support bf16. Pass --precision fp16"):
+                choose_precision(asked, use_cpu=cpu, accept_any_hardware=False)
+            assert choose_precision(asked, use_cpu=cpu, accept_any_hardware=True)[0] == "fp32"

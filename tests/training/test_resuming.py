@@ -129,19 +129,14 @@ def test_run_can_be_extended_repeatedly(save, tmp_path: Path) -> None:
 
 def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
     model = "zero_pp_rank_{}_mp_rank_00_model_states"
-    forms = {
-        "ddp": ["optimizer"],
-        "zero1": ["mp_rank_00_model_states"],
-        "zero3": [model.format(0), model.format(1)],
-        "fsdp2": ["pytorch_model_fsdp"],
-    }
+    forms = {"ddp": ["optimizer"], "zero1": ["mp_rank_00_model_states"], "fsdp2": ["pytorch_model_fsdp"]}
+    forms["zero3"] = [model.format(0), model.format(1)]
     for step, (written, files) in enumerate(forms.items(), start=1):
         save(step, dict.fromkeys(files, {}))
         for launcher in forms:
-            if launcher == written:
-                assert start_of(tmp_path, launcher=launcher)[0] == step
-            else:
+            if launcher != written:
                 refused(f"{written}.yaml", tmp_path, launcher=launcher)
+        assert start_of(tmp_path, launcher=written)[0] == step
     save(5, {"mp_rank_00_model_states": {}})
     refused("seed 1 -> 2.*--allow_resume_change", tmp_path, launcher="zero1", run_identity=TRAJECTORY | {"seed": 2})
     asked = {"launcher": "zero1", "allow_change": True}

@@ -6,6 +6,7 @@ import mmap
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -126,25 +127,16 @@ def test_every_file_is_on_disk_before_the_checkpoint_has_its_name(saver, tmp_pat
     assert synced.index("optimizer.pt") < synced.index(partial) < len(synced) - 1
 
 
-def test_too_little_memory_is_not_called_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with (
-        pytest.raises(RunFailed, match="memory"),
-        disk_faults_in_words(tmp_path, "checkpoint-2", tmp_path / "staging"),
-    ):
-        StagingMemory(100)
-
-
-def test_full_disk_in_the_words_of_safetensors_ends_the_run_with_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_or_memory_ends_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = tmp_path / "staging"
     for text, raised in (("No space left on device (os error 28)", RunFailed), ("a bug", RuntimeError)):
         staging.mkdir(exist_ok=True)
         with pytest.raises(raised), disk_faults_in_words(tmp_path, "checkpoint-2", staging):
-            raise RuntimeError(f"I/O error: {text}")
+            raise RuntimeError(f"I/O error: {text}")  # in the words of safetensors
         assert staging.exists() == (raised is RuntimeError)
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(RunFailed, match="memory"), disk_faults_in_words(tmp_path, "checkpoint-2", staging):
+        StagingMemory(100)
 
 
 def test_waiting_for_another_rank_restarts_the_watchdog_while_files_grow(saver, tmp_path: Path, monkeypatch) -> None:

@@ -4,7 +4,6 @@ The HellaSwag scores are the same with one and with two processes.
 """
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,11 +20,11 @@ from gpt2_repro.report.read import Run
 from gpt2_repro.training.tracking import FAILURES_ALLOWED
 from gpt2_repro.training.validation import validation_batches
 from tests.faults.runs import status
-from tests.training.by_hand import mean_nll, rows_of
+from tests.training.by_hand import mean_nll, rows_of, targets_of
 
 
 @pytest.mark.slow
-def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path: Path) -> None:
+def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path) -> None:
     endings = ["abc", "de fg", "hij a", "b c d e"]
     items = [{"ctx": " ".join(endings[: n % 4 + 1]), "endings": endings, "label": n % 4} for n in range(9)]
     hellaswag = tmp_path / "hellaswag.jsonl"
@@ -43,26 +42,26 @@ def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path: Path) -
     assert all(status(one)["time_breakdown"][name] > 0 for name in ("startup", "training", "validation", "saving"))
 
 
-def test_no_name_of_a_validation_set_hides_another_loss(
-    tiny_recipe: Path, documents: list[str], typed, events, tmp_path: Path
-) -> None:
+def test_no_name_of_a_validation_set_hides_another_loss(tiny_recipe, documents, train, events, tmp_path) -> None:
     recipe = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))
     names = ("average", "b", "average_b", "ema_b", "validation", "loss", "tokens", "hellaswag")
-    for number, name in enumerate(names):
-        text = json.dumps({"text": documents[3 * number]}) + "\n"
-        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    sets = [f"{name}={tmp_path}/{name}.jsonl" for name in names]
+    for name, text in zip(names, documents[::3], strict=False):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    sets = [f"{name}={tmp_path}/{name}.txt" for name in names]
     recipe["data"] |= {"dataset_dir": str(tmp_path / "data"), "validation_sets": sets}
     prepare(DataArguments(**recipe["data"]))
-    run, words = tmp_path / "run", ("--dataset_dir", tmp_path / "data", "--ema_steps", 3, "--max_steps", 4)
-    assert typed(run, *words).returncode == 0
+    options = ("--dataset_dir", tmp_path / "data", "--ema_steps", 3, "--max_steps", 4, "--eval_tokens", 1500)
+    run = train(tmp_path / "run", *options)
     (last,) = [event for event in events(run) if event["step"] == 4 and "eval_loss" in event]
     losses, card = Run(run), (run / "final" / "README.md").read_text(encoding="utf-8")
     assert len(losses.further_sets) == 2 * len(names) + 1
     for weights, prefix in ((run / "checkpoint-4", "eval"), (run / "final", "eval_EMA")):
         model = AutoModelForCausalLM.from_pretrained(weights).eval()
         for name in ("", *(f"_{name}" for name in names)):
-            expected = mean_nll(model, rows_of(tmp_path / "data", f"validation{name}"))
+            rows = rows_of(tmp_path / "data", f"validation{name}")
+            taken = [row for place, row in enumerate(rows) if targets_of(rows[:place]) < 1500]
+            assert last[f"eval{name}_tokens"] == targets_of(taken) and (len(taken) < len(rows)) == (not name)
+            expected = mean_nll(model, taken)
             assert last[f"{prefix}{name}_loss"] == pytest.approx(expected, abs=1e-5), name
             assert (f"{last[f'{prefix}{name}_loss']:.4f} nats" in card) == (prefix == "eval_EMA"), name
     # The report shows the main validation split although a set has the name "validation".
@@ -71,7 +70,7 @@ def test_no_name_of_a_validation_set_hides_another_loss(
     assert last["eval_loss"] in [line.get_ydata()[-1] for line in figure.axes[0].lines if len(line.get_ydata())]
 
 
-def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_path: Path) -> None:
+def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_path) -> None:
     """A sample from logits that are not finite does not end the run."""
     # In an earlier version, the sampler raised an exception before UpdateGuard ended the run. The run then ended with
     # a traceback instead of the state `diverged`, at the same step after every restart.
@@ -84,7 +83,7 @@ def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_pat
     assert not (run / "samples.jsonl").exists()
 
 
-def test_bad_hellaswag_file_is_refused(typed, tmp_path: Path) -> None:
+def test_bad_hellaswag_file_is_refused(typed, tmp_path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"ctx": "abc", "label": 0}\n', encoding="utf-8")
     done = typed(tmp_path / "run", "--hellaswag_steps", 4, "--hellaswag_data", tmp_path / "bad.jsonl")
     assert done.returncode == 2 and "endings" in done.stderr and not (tmp_path / "run").exists()

@@ -4,7 +4,7 @@ import faulthandler
 import os
 import re
 import signal
-from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 from transformers import TrainerCallback
@@ -37,7 +37,7 @@ def test_second_signal_and_signals_of_workers_are_ignored(signals: StopSignals) 
     assert forked.received == 0
 
 
-def test_a_rolling_checkpoint_is_replaced_by_the_next_checkpoint(typed, tmp_path: Path) -> None:
+def test_a_rolling_checkpoint_is_replaced_by_the_next_checkpoint(typed, tmp_path) -> None:
     run = tmp_path / "run"
     due = ("--save_rolling_minutes", 1e-6, "--background_save", "false", "--keep_checkpoints", 0)
     # The last checkpoint of a run is never rolling, and neither is one that is due for another reason.
@@ -52,7 +52,7 @@ def test_a_rolling_checkpoint_is_replaced_by_the_next_checkpoint(typed, tmp_path
         assert [path.name for path in checkpoints(run)] == [f"checkpoint-{step}" for step in kept]
 
 
-def test_rolling_checkpoints_do_not_postpone_save_minutes(train, tmp_path: Path) -> None:
+def test_rolling_checkpoints_do_not_postpone_save_minutes(train, tmp_path) -> None:
     due = ("--save_rolling_minutes", 1e-6, "--save_minutes", 0.005, "--save_steps", 1000, "--keep_checkpoints", 0)
     run = train(tmp_path / "run", *due, "--background_save", "false", "--max_steps", 60, "--eval_strategy", "no")
     assert len(checkpoints(run)) > 2
@@ -60,14 +60,11 @@ def test_rolling_checkpoints_do_not_postpone_save_minutes(train, tmp_path: Path)
 
 def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of progress, such as a step or a save, restarts the watchdog's timer."""
-    calls: list[object] = []
-    monkeypatch.setattr(
-        faulthandler, "dump_traceback_later", lambda seconds, exit, file: calls.append((seconds, exit))
-    )
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", timer := Mock())
     signs = {name for name in vars(Watchdog) if name.startswith("on_")}
     assert signs >= {"on_substep_end", "on_step_end", "on_prediction_step", "on_save", "on_evaluate"}
     assert signs <= set(dir(TrainerCallback))
     for sign in signs:
         getattr(Watchdog(600), sign)(None, None, None)
         getattr(Watchdog(0), sign)(None, None, None)  # disabled
-    assert calls == [(600, True)] * len(signs)
+    assert timer.mock_calls == [call(600, exit=True, file=2)] * len(signs)
