@@ -14,8 +14,9 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.fields import ABOVE_0, FRACTION, Range, changeable, check_ranges, fixed, option, unnamed
 from gpt2_repro.files import expand
-from gpt2_repro.model.arguments import ModelArguments, check_model
+from gpt2_repro.model.arguments import SHAPE, ModelArguments, check_model
 from gpt2_repro.optim import Schedule
+from gpt2_repro.run_record import RunRecord
 
 
 # Fields of TrainingArguments that `trainer:` cannot set, with the reason. Nor can it set the fields of the section.
@@ -184,7 +185,8 @@ class TrainingRecipe(DataRecipe):
 def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
     """Return the recipe for a command line of train.py.
 
-    If `init_from` names a checkpoint, the model sizes are the sizes of that checkpoint.
+    If `init_from` names a checkpoint, the model sizes are the sizes of that checkpoint. A run that has started can
+    resume without it.
 
     Args:
         argv: the command line after the program's name.
@@ -199,6 +201,12 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
         from gpt2_repro.model.initial_weights import follow_checkpoint  # imports torch
 
         model = follow_checkpoint(model, recipe.stated)
+        if (
+            model is recipe.model
+        ):  # it cannot be read, perhaps on another machine: a run that has started knows its shape
+            run = RunRecord(output_dir_of(dataclasses.replace(recipe, data=data))).environment().run_identity
+            shape = {option: run[option] for option in SHAPE if option not in recipe.stated and option in run}
+            model = dataclasses.replace(model, **shape)
     check_model(model, packing=recipe.data.packing, separator=recipe.data.separator)
     return dataclasses.replace(recipe, data=data, model=model)
 

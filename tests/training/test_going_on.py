@@ -157,8 +157,13 @@ def test_finetuning_keeps_the_shape_and_the_learning_rate(straight, type_warm, t
     run = tmp_path / "tuned"
     form = ("--dataset_dir", tiny_data, "--sequence_length", 32, "--separator", "before", "--tokens_per_step", 256)
     form += ("--use_cpu", "--bf16", "false", "--dataloader_num_workers", 0, "--per_device_train_batch_size", 8)
-    words = ("recipes/finetune_shakespeare.yaml", "--init_from", straight, "--output_dir", run, *form)
-    done = type_warm("python", "train.py", *words, "--max_steps", 20, "--sample_prompt", "")
+    shutil.copytree(straight / "final", tmp_path / "start")
+    words = ("recipes/finetune_shakespeare.yaml", "--init_from", tmp_path / "start", "--output_dir", run, *form)
+    words += ("--max_steps", 20, "--sample_prompt", "")
+    done = type_warm("python", "train.py", *words, "--stop_at_step", 10)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "start")  # as on another machine
+    done = type_warm("python", "train.py", *words)
     assert done.returncode == 0, done.stderr
     run_identity = json.loads((run / "environment.json").read_text(encoding="utf-8"))["run_identity"]
     assert (run_identity["n_layer"], run_identity["n_head"], run_identity["n_embd"]) == (2, 2, 32)  # the checkpoint's
