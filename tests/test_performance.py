@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from benchmarks.saved_bytes import saved_bytes_per_token
+from gpt2_repro.model import pretraining
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
@@ -48,6 +50,24 @@ class Counter(TorchDispatchMode):
             self.places.append(f"{frames[-2].filename}:{frames[-2].lineno}")
         self.operations += name not in VIEWS
         return function(*args, **(kwargs or {}))
+
+
+class LargeTensors(TorchDispatchMode):
+    """Measure how many bytes the tensors of at least `smallest` bytes have at the same time (`peak`)."""
+
+    def __init__(self, smallest: int) -> None:
+        super().__init__()
+        self.smallest, self.peak = smallest, 0
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.untyped_storage().nbytes() >= self.smallest:
+            storage = StorageWeakRef(result.untyped_storage())
+            self.storages[storage.cdata] = storage, result.untyped_storage().nbytes()
+        self.storages = {key: entry for key, entry in self.storages.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
+        return result
 
 
 @pytest.fixture
@@ -96,6 +116,18 @@ def test_memory_of_a_token(stock, ours) -> None:
     assert count(model, call).syncs == 0
     model.activation_checkpointing_enable()
     assert saved_bytes_per_token(model, call, length=LENGTH) < 8 * unit
+
+
+@pytest.mark.parametrize(("dtype", "bytes_per_logit"), [(torch.bfloat16, 6), (torch.float32, 4)])
+def test_memory_of_a_logit(dtype: torch.dtype, bytes_per_logit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss holds the logits of one chunk, in fp32 and as rounded matrix products, and nothing of earlier chunks."""
+    chunk, vocabulary = 64, 512
+    monkeypatch.setattr(pretraining, "chunk_size", lambda weight: chunk)
+    hidden, weight = (torch.randn(rows, 8, dtype=dtype, requires_grad=True) for rows in (4 * chunk, vocabulary))
+    with LargeTensors(2 * chunk * vocabulary) as large:
+        labels = torch.randint(vocabulary, (4 * chunk,))
+        pretraining.chunked_cross_entropy(hidden, weight, labels, vocab_size=vocabulary).backward()
+    assert large.peak == bytes_per_logit * chunk * vocabulary
 
 
 # Writes the numbers of host syncs and collectives of rank 0 before each forward pass.

@@ -76,6 +76,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if part.dtype == torch.float16 and not unrounded:  # the sums can exceed the range of fp16
                     gradient, part = gradient.float(), part.float()
                 grad_weight += torch.mm(gradient.T, part, **unrounded)
+                del gradient
+            del logits, odds  # otherwise they stay in memory while the next chunk is computed
         if grad_weight is not None:
             # A sum over all tokens can exceed the range of fp16. It is rounded after it is scaled.
             saved_dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
@@ -158,6 +160,7 @@ def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tenso
     for part, target in zip(hidden[is_target].split(chunk), shift_labels[is_target].split(chunk), strict=True):
         logits = (part @ weight.T)[:, :vocab_size].float()
         losses.append(torch.nn.functional.cross_entropy(logits, target, reduction="none"))
+        del logits  # as in _ChunkedCrossEntropy
     return torch.cat(losses)
 
 

@@ -67,9 +67,8 @@ class MemoryEstimate(NamedTuple):
         # 2: the gradient of the head's input.
         untraced = UNTRACED_BYTES * (1 if trial.checkpointing else self.n_layer)
         activations = tokens * self.n_embd * (blocks + untraced + inputs + 2) * (1 if self.bf16 else 2)
-        # The logits of a chunk and their gradient, in bf16. Eager mode also has the logits in fp32, and keeps the fp32
-        # probabilities and the gradient of the last chunk.
-        logits = min(tokens, self.chunk) * self.vocab_size * (12 if not self.compiled else 4 if self.bf16 else 8)
+        # Compiled: the logits of a chunk and their gradient, in bf16. Eager: one of them in bf16, and the logits in fp32.
+        logits = min(tokens, self.chunk) * self.vocab_size * (6 if not self.compiled else 4 if self.bf16 else 8)
         return self.parameters * of_weight + activations + logits + CONTEXT_BYTES
 
     def fits(self, trial: MemoryTrial, memory_bytes: float) -> bool:
