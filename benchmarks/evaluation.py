@@ -61,6 +61,16 @@ def write_data(source: Path, folder: Path, share: float) -> None:
         (folder / f"{name}.jsonl").write_text("".join(lines[: counts[name]]), encoding="utf-8")
 
 
+def write_models(folder: Path, tokenizer: Path, **sizes: int) -> list[Path]:
+    """Write two GPT-2 with random weights, and return their folders."""
+    models = [folder.with_name(f"{folder.name}{seed}") for seed in (1, 2)]
+    for seed, model in enumerate(models, start=1):
+        torch.manual_seed(seed)
+        GPT2LMHeadModel(GPT2Config(initializer_range=0.05, **sizes)).save_pretrained(model)
+        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(model)
+    return models
+
+
 def seconds(*words: object) -> float:
     began = time.perf_counter()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHON": sys.executable}
@@ -83,14 +93,10 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.005, help="of the documents of each task")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        data, tasks, models = Path(scratch, "data"), SUITES["standard"], []
+        data, tasks = Path(scratch, "data"), SUITES["standard"]
         data.mkdir()
         write_data(options.data, data, options.share)
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            models.append(Path(scratch, f"model{seed}"))
-            GPT2LMHeadModel(GPT2Config(initializer_range=0.05)).save_pretrained(models[-1])
-            AutoTokenizer.from_pretrained(options.data / "gpt2").save_pretrained(models[-1])
+        models = write_models(Path(scratch, "model"), options.data / "gpt2")
         write_task_files(find_local_files(data, tasks), Path(scratch, "tasks"))
         words = ["--suite", "standard", "--local_data", data, "--device", "cpu", "--output_dir", Path(scratch, "ours")]
         ours = seconds("bash", ROOT / "evaluate.sh", models[0], "--baseline", models[1], "--no_cache", *words)
