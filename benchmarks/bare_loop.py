@@ -21,10 +21,6 @@ import torch
 from torch import Tensor
 
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.numpy_rows import read_ids
-
-
 SEED = 1337
 
 
@@ -124,12 +120,14 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     config.json are compared. The loss is computed on the first `rows` validation rows of `data`, a folder of prepared
     data. The results are written to the JSON file `out`.
     """
+    from datasets import load_from_disk
     from safetensors import safe_open
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = GPT2LMHeadModel.from_pretrained(final).to(device).eval()
-    ids = torch.tensor(read_ids(Path(data, "validation"))[: int(rows)].astype(np.int64))
+    rows_of = load_from_disk(str(Path(data, "validation"))).with_format("numpy")
+    ids = torch.tensor(rows_of[: int(rows)]["input_ids"].astype(np.int64))
     total = 0.0
     with torch.no_grad():
         for part in ids.to(device).split(8):

@@ -2,8 +2,7 @@
 
     python benchmarks/gpu.py --minutes 9 --out DIR [--nanogpt ~/nanoGPT] [--data_files 'books/*.jsonl.gz']
 
-The parts, by value: times of the attention kernels, train_step.py with its contenders, chunk sizes of the loss and
-inductor's coordinate-descent tuning, a profile of two steps, and a real run with kill and resume (real_run.py). A part
+The parts, by value: times of the attention kernels, train_step.py with its contenders, a profile of two steps, and a real run with kill and resume (real_run.py). A part
 that does not fit into the remaining time is skipped. Every part runs in its own processes, which share one cache of
 compiled code. On a CPU all parts run with a small model, to test this script.
 """
@@ -30,8 +29,7 @@ from benchmarks.train_step import Setup, run, table
 GPU = torch.cuda.is_available()
 SHAPE, ROWS, PASSES = ("124m", 64, 4) if GPU else ("shakespeare", 12, 1)
 # Shares of the time limit. Time that a part does not use is left for the next parts.
-SHARES = {"attention": 0.06, "train_step": 0.44, "chunks": 0.17, "profile": 0.11, "real_run": 0.22}
-CHUNKS = (2048, 4096, 8192, 16_384) if GPU else (32, 512)  # tokens
+SHARES = {"attention": 0.06, "train_step": 0.5, "profile": 0.14, "real_run": 0.3}
 
 
 class Parts:
@@ -56,17 +54,6 @@ class Parts:
             results[name] = [run(name, self.setup, processes=1, timeout=until - time.monotonic())]
             (self.out / "train_step.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
         yield table(self.setup, results)
-
-    def chunks(self, seconds: float) -> Iterator[str]:
-        until = time.monotonic() + seconds
-        yield "| tokens per chunk | coordinate descent | ms per step | peak memory |\n| --- | --- | --- | --- |"
-        for size, tuned in [*((size, False) for size in CHUNKS), (CHUNKS[-1], True)]:
-            os.environ["TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"] = str(int(tuned))
-            setup = dataclasses.replace(self.setup, tokens_per_chunk=size)
-            measured = run(self.bare, setup, processes=1, timeout=until - time.monotonic())
-            milliseconds = measured.get("error") or f"{measured['median'] * 1e3:.1f}"
-            yield f"| {size:,} | {tuned} | {milliseconds} | {measured.get('peak_bytes', 0) / 1e9:.1f} GB |"
-        del os.environ["TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"]
 
     def profile(self, seconds: float) -> Iterator[str]:
         file = self.out / "profile.json"

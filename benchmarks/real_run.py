@@ -16,7 +16,6 @@ interrupted, only the results of the current phase are lost. The exit code is 1 
 """
 
 import argparse
-import importlib.util
 import json
 import shlex
 import shutil
@@ -55,7 +54,6 @@ class Bench:
         self.prepared = Path(args.data_files[0], "manifest.json").is_file()
         if self.prepared:
             self.data = Path(args.data_files[0]).resolve()
-        self.reader = [] if importlib.util.find_spec("datasets") else ["benchmarks/numpy_rows.py"]
         recipe = load_recipe([args.recipe, *extra])
         data, model = recipe.data, recipe.model
         self.length = data.sequence_length
@@ -83,7 +81,7 @@ class Bench:
         }
         launcher = {"config_file": "accelerate_configs/zero1.yaml", "num_processes": args.processes}
         launch = ["-m", "accelerate.commands.launch", *options(launcher | {"main_process_port": 0})]
-        self.train_command = [*launch, *self.reader, "train.py", args.recipe, *options(train), *extra]
+        self.train_command = [*launch, "train.py", args.recipe, *options(train), *extra]
         self.work.mkdir(parents=True, exist_ok=True)
         self.results: dict[str, Any] = {"commands": [], "phases": {}}
         if (self.work / "results.json").is_file():
@@ -208,7 +206,7 @@ class Bench:
     def bare(self, phase: str = "bare", *rows: str) -> None:
         out = self.work / f"{phase}.json"
         words = ["bare", str(self.run), str(out), *rows]
-        done = self.call([*self.reader, "benchmarks/bare_loop.py", *words], f"{phase}.log")
+        done = self.call(["benchmarks/bare_loop.py", *words], f"{phase}.log")
         read = json.loads(out.read_text(encoding="utf-8"))
         speed = read["tokens_per_step"] / statistics.median(read["step_seconds"][COLD:])
         shown = {"time": f"{done.seconds:.1f} s", "one process, median after warm-up": f"{speed:,.0f} tokens/s"}

@@ -76,7 +76,6 @@ class Setup:
     compile: bool
     bf16: bool
     nanogpt: str = ""
-    tokens_per_chunk: int = 0  # of this project's loss; 0: its default
     profile: str = ""  # JSON file for a profile of the two steps after the windows; "": count their host syncs
 
     @property
@@ -276,10 +275,6 @@ def measure(name: str, setup: Setup) -> None:
     """Run a contender in this process, and print the measurements as JSON."""
     logging.disable(logging.INFO)
     watch = Stopwatch(setup)
-    if setup.tokens_per_chunk:
-        from gpt2_repro.model import pretraining
-
-        pretraining.chunk_size = lambda weight: setup.tokens_per_chunk
     CONTENDERS[name](setup, watch)
     on_gpu = torch.cuda.is_available()
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
