@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 SEED = 1337
 
 
