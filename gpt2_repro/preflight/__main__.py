@@ -194,8 +194,11 @@ def _commands(recipe: TrainingRecipe, device: Accelerator) -> list[str]:
     count, options = str(device.count), recipe.overrides
     train = training_command("--num_processes", count, on_gpu=_is_launched(recipe, device))
     of_data = cli.words_of({name: value for name, value in options.items() if hasattr(recipe.data, name)})
+    if recipe.data.source == "files" and not recipe.data.data_files:
+        of_data += ["--data_files", "FILE"]
+    is_prepared = Path(recipe.data.dataset_dir, MANIFEST).is_file()
     lines = [
-        f"{PREPARE} {shlex.join([str(recipe.path), *of_data])}",
+        *([] if is_prepared else [f"{PREPARE} {shlex.join([str(recipe.path), *of_data])}"]),
         shlex.join([*train, str(recipe.path), *cli.words_of(options)]),
         f"{EVALUATE} {shlex.quote(output_dir_of(recipe))}",
     ]

@@ -146,6 +146,8 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
     assert lines["torch"].startswith("✓") and lines["device"].startswith("✓") and "memory" not in lines
     assert lines["data"].startswith("✓") and "0 MB for data" in lines["disk"]
     assert "tokens/s, measured on this CPU" in out and "epochs" in out
+    commands = out.partition("Commands:")[2]
+    assert "train.py" in commands and "prepare_data.py" not in commands  # it is prepared
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
     code, out = look(tiny_recipe, "--sequence_length", 16, "--use_cpu")
     assert code == 1 and "✗ data" in out and "sequence_length 32" in out
