@@ -42,7 +42,7 @@ def header(*words: int) -> bytes:
         *(struct.pack(form, 300) + b"\5\0" * 300 for form in ("<I", "<Q", "<4xQ", "<8xI20x", "<4xI248x")),
         struct.pack("<Q", 600) + b"\5\0" * 300,  # the number of bytes
         struct.pack("<Q", 60) + b'{"ids":{"dtype":"U16"' + b" " * 39 + b"\5\0" * 300,  # safetensors
-        *(gzip.compress(b"ids" * 9), pickle.dumps([1, 2]), pickle.dumps([1, 2], 2), b"PK\3\4" + b"\0" * 20),
+        *(gzip.compress(b"ids" * 9, mtime=0), pickle.dumps([1, 2]), pickle.dumps([1, 2], 2), b"PK\3\4" + b"\0" * 20),
         b"PAR1\x15\4" + b"\0" * 20,
         b"\0\0\0",
     ],
