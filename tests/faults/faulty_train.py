@@ -145,7 +145,7 @@ OF_WRITER: dict[str, Fault] = {
     "kill_before_the_manifest": ("checkpoints.seal", kill, saves),
     "kill_before_the_rename": ("checkpoints.publish", kill, saves),
     "read_only": ("checkpoints.writer._write_file", refuse, saves),
-    "slow_disk": ("checkpoints.writer.HashedFile.write", waits(4), always),
+    "slow_disk": ("checkpoints.writer.HashedFile.write", waits(8), always),
     "stuck_disk": ("checkpoints.writer.HashedFile.write", waits(3600), always),
     "kill_in_rotation": ("checkpoints.shutil.rmtree", tear, deletes),
     "term_while_saving": ("checkpoints.publish", signals(os.getppid, number=signal.SIGTERM), saves),
