@@ -57,7 +57,10 @@ PRINTED: list[tuple[str, str, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("words", "start", "changed"), PRINTED)
-def test_the_printed_commands_do_what_is_planned(look, capsys, words: str, start: str, changed: dict) -> None:
+def test_the_printed_commands_do_what_is_planned(
+    look, capsys, monkeypatch: pytest.MonkeyPatch, words: str, start: str, changed: dict
+) -> None:
+    monkeypatch.setattr(preflight, "MANIFEST", "none")  # as if no data was prepared, for example by `make demo`
     _, out = look(*shlex.split(words))
     prepare, train, evaluate = (shlex.split(line) for line in out.partition("Commands:\n")[2].splitlines())
     options = train[train.index("train.py") + 1 :]
