@@ -1,7 +1,7 @@
 """Run each command with the sizes of a complete run of GPT-2 124M, and measure CPU time, memory and bytes read.
 
-    python benchmarks/full_size.py ../shared/data --work /tmp/full_size
-    python benchmarks/full_size.py ../shared/data --work /tmp/full_size --share 0.1 --parts build folder overlap
+    python benchmarks/full_size.py ../shared/data --work full_size
+    python benchmarks/full_size.py ../shared/data --work full_size --share 0.1 --parts build folder overlap
 
 The prepared folder of 10B tokens has 75 hard links to one file of real rows, so it needs 0.3 GB of disk space. Only
 the part `prepare` writes 20 GB. `training` trains a narrow model of one block with GPT-2's vocabulary. `checkpoint`
@@ -80,13 +80,12 @@ class Bench:
         self.enlarge(round(75 * self.share))
 
     def preparation(self, source: str) -> str:
-        return (
-            f"prepare_data.py {RECIPE} --data_files {self.work}/{source}/* --tokenizer {self.source}/gpt2 --num_proc 2"
-        )
+        text = f"--data_files {self.work}/{source}/* --tokenizer {self.source}/gpt2"
+        return f"prepare_data.py {RECIPE} {text} --num_proc 2"
 
     def enlarge(self, count: int) -> None:
         """Replace the files of the training split by `count` links to the first file."""
-        first, state = (self.data / "train" / name for name in ("data-00000.arrow", "state.json"))
+        first, state = self.data / "train/data-00000.arrow", self.data / "train/state.json"
         for path in {*first.parent.glob("*.arrow")} - {first}:
             path.unlink()
         link(first, count)
@@ -213,7 +212,13 @@ def main() -> None:
     parser.add_argument("--documents", type=float, default=0.01, help="Share of the documents to score. (0.01)")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="Default: all, in this order.")
     options = parser.parse_args()
+    mark = options.work / ".full_size"
+    if options.work.exists() and any(options.work.iterdir()) and not mark.exists():
+        parser.error(
+            f"{options.work} has other files, and the parts delete folders such as run/. Pass an empty folder."
+        )
     options.work.mkdir(parents=True, exist_ok=True)
+    mark.touch()
     os.environ["HF_HUB_OFFLINE"] = "1"
     print(f"{describe('torch', 'transformers', 'datasets', 'lm_eval')}\n`python {' '.join(sys.argv)}`\n")
     print("| command | CPU s | s | MB | MB with files | GB read | GB from disk |\n|" + " --- |" * 7, flush=True)

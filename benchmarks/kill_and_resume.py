@@ -80,11 +80,8 @@ def compare_saves(words: list[str], run: Path, args: argparse.Namespace) -> None
     """Print how long each save of a run takes, and how long training pauses for it."""
     for background in ("true", "false"):
         log, steps = run.with_name(f"{background}.log"), str(args.saves * args.checkpoint)
-        run_python(
-            [*words, f"{run}-{background}", "--background_save", background, "--max_steps", steps],
-            log=log,
-            timeout=3600,
-        )
+        options = [f"{run}-{background}", "--background_save", background, "--max_steps", steps]
+        run_python([*words, *options], log=log, timeout=3600)
         sizes, totals, pauses = zip(*SAVE.findall(log.read_text(encoding="utf-8")), strict=True)
         print(f"--background_save {background}: {sizes[-1]} MB", flush=True)
         print(f"  complete after {', '.join(totals)} s\n  training paused for {', '.join(pauses)} s", flush=True)
@@ -125,8 +122,8 @@ def measure_goodput(words: list[str], run: Path, args: argparse.Namespace) -> No
         lost = {
             "restart": parts.get("startup", 0.0) / (args.kills + 1),
             "wait before the restart": parts.get("idle", 0.0) / max(1, args.kills),
-            "redone steps": rolling * 60 / 2
-            + parts["writing"],  # on average, half of the time between two checkpoints
+            # On average, half of the time between two checkpoints.
+            "redone steps": rolling * 60 / 2 + parts["writing"],
             "pauses for saves": parts["pause"] * failure / rolling,
         }
         kept = failure * 60 - sum(lost.values())
