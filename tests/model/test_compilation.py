@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 from transformers import PreTrainedModel
 
 from gpt2_repro.model import build as building
@@ -38,6 +39,22 @@ def build(kind: str = "gpt2") -> PreTrainedModel:
 def batch() -> dict[str, torch.Tensor]:
     ids = torch.randint(0, 90, (3, 17), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids[:, :-1].contiguous(), "shift_labels": ids[:, 1:].contiguous()}
+
+
+@pytest.mark.parametrize("attention", ["causal_sdpa", "causal_cudnn"])
+def test_the_traced_loss_can_be_cached(batch, attention: str) -> None:
+    """Otherwise each start traces and partitions the loss again, although the generated code is cached."""
+    model, checked = build(), list[bool]()
+    model.set_attn_implementation(attention)
+
+    def backend(graph, inputs):
+        check_cacheable(graph)  # raises BypassAOTAutogradCache
+        checked.append(True)
+        return graph
+
+    compile_loss(model, backend=backend)
+    model(**batch)
+    assert checked == [True] and model.config._attn_implementation == attention  # not replaced after a failure
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,9 @@ def test_finetuning_keeps_the_shape_and_the_learning_rate(straight, type_warm, t
     shutil.rmtree(tmp_path / "start")  # as on another machine
     done = type_warm("python", "train.py", *words)
     assert done.returncode == 0, done.stderr
-    run_identity = json.loads((run / "environment.json").read_text(encoding="utf-8"))["run_identity"]
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    run_identity, phases = environment["run_identity"], environment["startup"]
+    assert [*phases][:: len(phases) - 1] == ["settings", "first step"] and all(part >= 0 for part in phases.values())
     assert (run_identity["n_layer"], run_identity["n_head"], run_identity["n_embd"]) == (2, 2, 32)  # the checkpoint's
     logged = events(run)
     assert {event["learning_rate"] for event in logged if "loss" in event} == {3e-5}

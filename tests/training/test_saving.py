@@ -6,7 +6,7 @@ import mmap
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -161,3 +161,26 @@ def test_a_save_in_the_foreground_restarts_the_watchdog_for_each_piece(saver, mo
     monkeypatch.setattr(writer, "PIECE", 100)
     saver.step(1)
     assert len(alive) > 5
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_memory_for_copies_from_a_gpu_is_pinned(code: int, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    cuda = Mock(cudaHostRegister=Mock(return_value=code))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "synchronize", cuda.synchronize)
+    memory = StagingMemory(1000)
+    first, size = cuda.cudaHostRegister.call_args.args[:2]
+    assert size == memory.size and ("pinned" in caplog.text) == bool(code)
+    memory.reserve(2 * size)  # a larger checkpoint
+    assert cuda.cudaHostRegister.call_args.args[1] == memory.size > size
+    assert cuda.cudaHostUnregister.call_args == (None if code else call(first))
+    names = [each[0] for each in cuda.mock_calls]
+    # Copies to the old mapping end before the new one exists.
+    assert names == [
+        "synchronize",
+        "cudaHostRegister",
+        "synchronize",
+        *["cudaHostUnregister"] * (not code),
+        "cudaHostRegister",
+    ]

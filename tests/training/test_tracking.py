@@ -1,7 +1,9 @@
 """Training continues if a tracking service fails, or if wandb has no API key. Curves are plotted over tokens."""
 
 import importlib.util
+import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock, call
@@ -13,9 +15,10 @@ from transformers.integrations import integration_utils
 from transformers.integrations.integration_utils import TensorBoardCallback, TrackioCallback, WandbCallback
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.planning.recipe import check_trackers
+from gpt2_repro.planning.recipe import TrainingSection, check_trackers
 from gpt2_repro.training import announce
 from gpt2_repro.training.tracking import check_reporting, guard_reporting, prepare_tracking, report_text
+from gpt2_repro.training.trainer import PretrainingArguments
 
 
 def trainer_with(*callbacks: Any) -> Any:
@@ -109,6 +112,12 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError, match=f"pip install {name}"):
         check_trackers([name])
     check_trackers(["none"])
+
+
+def test_tracking_services_get_the_settings(tmp_path: Path) -> None:
+    args = PretrainingArguments(output_dir=str(tmp_path), use_cpu=True, settings=TrainingSection(ema_steps=7))
+    written = json.loads(args.to_json_string())
+    assert (written["ema_steps"], written["tokens_per_step"]) == (7, 524_288) and "settings" not in written
 
 
 def test_a_command_is_recorded_without_secrets() -> None:
