@@ -109,7 +109,7 @@ class Ladder:
 
     def scale(self, arm: Arm) -> ModelScale:
         model, (layers, width, *_) = self.model(arm), SIZES[arm.size]
-        model["config_overrides"] = JsonObject(json.dumps(model.get("config_overrides", {})))
+        model["config_overrides"] = JsonObject(model.get("config_overrides", {}))
         section = ModelArguments(**model, n_layer=layers, n_embd=width, n_head=width // 32)
         return scale_of(section, sequence_length=CONTEXT, vocab_size=2048)
 

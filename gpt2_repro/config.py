@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -28,27 +28,22 @@ R = TypeVar("R", bound="Recipe")
 Options = Mapping[str, dict[str, Any]]
 
 
-class JsonObject(str):
-    """A JSON object as text, with sorted keys. `key=value,key=value` is accepted too. "" is the empty object."""
+class JsonObject(dict[str, Any]):
+    """A mapping that can be parsed from text: a JSON object, `key=value,key=value`, or "" for an empty mapping."""
 
-    values: dict[str, Any]
+    def __init__(self, content: str | Mapping[str, Any] | Iterable[tuple[str, Any]] = "") -> None:
+        if isinstance(content, str):
+            is_json = not content.strip() or content.lstrip().startswith("{")
+            content = json.loads(content or "{}") if is_json else map(_pair, content.split(","))
+        super().__init__(content)
 
-    def __new__(cls, text: str) -> "JsonObject":
-        if not text.strip() or text.lstrip().startswith("{"):
-            values = json.loads(text or "{}")
-        else:
-            pairs = [part.split("=") for part in text.split(",")]
-            values = {key.strip(): cls._value(value.strip()) for key, value in pairs}
-        json_object = super().__new__(cls, json.dumps(values, sort_keys=True) if values else "")
-        json_object.values = values
-        return json_object
 
-    @staticmethod
-    def _value(text: str) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
+def _pair(text: str) -> tuple[str, Any]:
+    key, value = text.split("=")
+    try:
+        return key.strip(), json.loads(value)
+    except ValueError:
+        return key.strip(), value.strip()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +81,7 @@ class Recipe:
         """Return the resolved recipe as YAML text, which is a valid recipe."""
         sections = {name: values_of(section) for name, section in self.sections.items()}
         shown = {name: {k: v for k, v in values.items() if v is not None} for name, values in sections.items()}
-        plain = json.loads(json.dumps(shown))  # YAML does not support TokenCount and JsonObject
+        plain = json.loads(json.dumps(shown))  # YAML supports neither TokenCount nor JsonObject
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=119)
         return f"# Resolved from {self.path}\n{text}"
 

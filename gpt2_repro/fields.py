@@ -1,5 +1,6 @@
 """Define the fields of a recipe's sections, with all that is known of them."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -39,10 +40,10 @@ class Setting(dict[str, Any]):
 
 
 def option(default: Any, help: str, valid: Range = AT_LEAST_0, *, role: str = "neutral", **keywords: Any) -> Any:
-    """Return a field of a section. If `default` is a list, every instance gets a copy."""
+    """Return a field of a section. If `default` is a list or a mapping, every instance gets a copy."""
     metadata = Setting(valid, role, help=help, **keywords)
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=functools.partial(copy.copy, default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

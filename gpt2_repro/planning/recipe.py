@@ -133,7 +133,7 @@ class TrainingSection:
     run_name: str | None = unnamed(None, "Name for tracking services. (default: the recipe and its overrides)")
     disable_tqdm: bool = unnamed(False, "Print no progress bar.")
     trainer: JsonObject = option(
-        JsonObject(""),
+        JsonObject(),
         "Other fields of transformers.TrainingArguments. In a recipe: a mapping. On the command line: JSON or key=value,…",
     )
 
@@ -164,7 +164,7 @@ class TrainingSection:
         if not self.eval_steps:
             self.eval_strategy = "no"
         reasons = DERIVED | dict.fromkeys(self.__dataclass_fields__, "it is a field of the section training")
-        for name in self.trainer.values:
+        for name in self.trainer:
             if name in reasons:
                 raise UserError(f"trainer cannot set {name}: {reasons[name]}.")
 

@@ -1,7 +1,6 @@
 """Replace sizes of 0 in a recipe with values derived from the data."""
 
 import dataclasses
-import json
 import logging
 import math
 import os
@@ -124,9 +123,9 @@ def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
 
         keys = size_keys(model, sequence_length=recipe.data.sequence_length)
     if saved.get("model_type") == model.model_type:
-        recorded = JsonObject(saved.get("config_overrides", "")).values
+        recorded = JsonObject(saved.get("config_overrides", ""))
         keys |= {key: recorded[key] for key in keys.keys() & recorded.keys()}
-    overrides = JsonObject(json.dumps(keys | model.config_overrides.values))
+    overrides = JsonObject(keys | model.config_overrides)
     return dataclasses.replace(recipe, model=dataclasses.replace(model, config_overrides=overrides))
 
 

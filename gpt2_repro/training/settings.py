@@ -1,6 +1,7 @@
 """Derive the settings of a run from its recipe and the machine."""
 
 import dataclasses
+import json
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -100,6 +101,8 @@ def run_identity_of(
         "sequence_length": plan.sequence_length,
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
+        # Text, as earlier versions recorded it.
+        "config_overrides": json.dumps(model.config_overrides, sort_keys=True) if model.config_overrides else "",
     }
     can_change = {"data", *(name for name, setting in fields.items() if setting.role == "changeable")}
     return RunIdentity(values, can_change, settings.allow_resume_change)
@@ -130,7 +133,7 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     from gpt2_repro.training.trainer import PretrainingArguments
 
     prepare_deepspeed(use_cpu=settings.use_cpu)
-    further, known = settings.trainer.values, TrainingArguments.__dataclass_fields__
+    further, known = settings.trainer, TrainingArguments.__dataclass_fields__
     if unknown := sorted(further.keys() - known.keys()):
         raise UserError(f"trainer has no field {unknown[0]!r}. {did_you_mean(unknown[0], known)}")
     shared = {name: value for name, value in values_of(settings).items() if name in known}

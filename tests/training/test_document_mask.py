@@ -95,7 +95,7 @@ RUNGS = [path for path in RECIPES if path.parent.name == "ladder"]
 def test_a_rung_trains_with_muon_and_resumes(path: Path, train, events, tmp_path: Path) -> None:
     """Each rung of recipes/ladder, under ZeRO-1."""
     model = values_of(path)["model"]
-    overrides = model["config_overrides"].values
+    overrides = model["config_overrides"]
     overrides |= {"num_key_value_heads": 1} if "num_key_value_heads" in overrides else {}
     options = ("--model_type", model["model_type"], "--config_overrides", json.dumps(overrides), "--optim", "muon")
     options += ("--per_device_train_batch_size", 4)
