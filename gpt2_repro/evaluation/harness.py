@@ -128,12 +128,14 @@ def evaluate_model(
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
     settings = job.settings
-    options: dict[str, Any] = {"batch_size": settings.batch_size, "device": settings.device, "limit": settings.limit}
-    options |= dict.fromkeys(SEEDS, settings.seed)
-    options |= {"bootstrap_iters": 0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000}
-    sizes: dict[str, Any] = {"max_length": settings.max_length, "batch_size": settings.batch_size}
-    ranking = {"per_token": job.task == COMPLETION, "compares_options": job.task.startswith(PREFIX)}
-    scorer = Scorer(pretrained=model, tokenizer=tokenizer, **sizes, **ranking)
+    scorer = Scorer(
+        pretrained=model,
+        tokenizer=tokenizer,
+        max_length=settings.max_length,
+        batch_size=settings.batch_size,
+        per_token=job.task == COMPLETION,
+        compares_options=job.task.startswith(PREFIX),
+    )
     if accelerator:
         # HFLM (lm_eval 0.4.13) shares documents among processes only if it loads the model itself, and only on GPUs.
         scorer.accelerator = accelerator
@@ -141,7 +143,16 @@ def evaluate_model(
     with one_line_errors(job.task):
         index = task_index(job.folder, job.task)
         evaluator.get_git_commit_hash = lambda: None  # git prints an error outside of a repository (lm_eval 0.4.13)
-        results = evaluator.simple_evaluate(model=scorer, tasks=[job.task], task_manager=index, **options)
+        results = evaluator.simple_evaluate(
+            model=scorer,
+            tasks=[job.task],
+            task_manager=index,
+            batch_size=settings.batch_size,
+            device=settings.device,
+            limit=settings.limit,
+            bootstrap_iters=0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000,
+            **dict.fromkeys(SEEDS, settings.seed),
+        )
     if results is None:
         return {}, {}
     samples = results.pop("samples")

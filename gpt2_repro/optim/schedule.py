@@ -56,7 +56,19 @@ def learning_rate_factor(
     return factor(step)
 
 
-def build_schedule(optimizer: Any, args: Any, run_identity: Mapping[str, Any]) -> LambdaLR:
+class LearningRate(LambdaLR):
+    """A schedule whose peak can be changed."""
+
+    def set_peak(self, learning_rate: float) -> None:
+        """Change the peak of all groups, and with it the rate of the next update."""
+        # A checkpoint restores the rate and the peak of the save. The recipe's peak may have changed since then.
+        self.base_lrs = [learning_rate for _ in self.lr_lambdas]
+        self._last_lr = [learning_rate * factor(self.last_epoch) for factor in self.lr_lambdas]
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
+
+def build_schedule(optimizer: Any, args: Any, run_identity: Mapping[str, Any]) -> LearningRate:
     """Return the schedule for PretrainingArguments and a run identity with its extensions."""
     factor = functools.partial(
         learning_rate_factor,
@@ -67,14 +79,4 @@ def build_schedule(optimizer: Any, args: Any, run_identity: Mapping[str, Any]) -
         kind=args.lr_scheduler_type,
         decay_fraction=args.decay_fraction,
     )
-    return LambdaLR(optimizer, factor)
-
-
-def follow(schedule: LambdaLR, learning_rate: float) -> None:
-    """Change the peak of `schedule`, and with it the rate of the next update."""
-    # A checkpoint restores the rate and the peak of the save. The recipe's peak may have changed since then.
-    groups = schedule.optimizer.param_groups
-    schedule.base_lrs = [learning_rate * group.get("lr_factor", 1.0) for group in groups]
-    for group, rate, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
-        group["lr"] = rate * factor(schedule.last_epoch)
-    schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
+    return LearningRate(optimizer, factor)

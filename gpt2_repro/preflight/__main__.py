@@ -301,11 +301,11 @@ def _find_micro_batch(
     logger.info("Searching for the largest micro-batch. Each attempt takes 2 to 3 minutes (assumed).")
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         path = Path(scratch, "probe.yaml")
-        silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": [], "disable_tqdm": True}
+        probe = recipe.with_training(eval_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True)
         # Two steps: the optimizer state is allocated before the second one.
-        short = {"epochs": 0.0, "max_steps": 2, "warmup_steps": 1, "extend_to": TokenCount(0), "stop_at_step": 0}
-        alone = {"sync_to": "", "sync_from": "", "resume_from": ""}
-        path.write_text(recipe.with_training(**silent, **short, **alone).to_yaml(), encoding="utf-8")
+        probe = probe.with_training(max_steps=2, warmup_steps=1, epochs=0.0, extend_to=TokenCount(0), stop_at_step=0)
+        probe = probe.with_training(sync_to="", sync_from="", resume_from="")
+        path.write_text(probe.to_yaml(), encoding="utf-8")
         for trial in memory.trials_of(largest, rows):
             tokens = 2 * trial.micro_batch * data.sequence_length * device.count  # two forward passes per step
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")

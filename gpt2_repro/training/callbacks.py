@@ -34,19 +34,21 @@ class ProgressBar(ProgressCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            steps = {"total": state.max_steps, "initial": state.global_step}
+            self.current_step = state.global_step
             # Without a terminal the log lines are enough. They are also written if the bar is hidden.
             hidden = args.disable_tqdm or not sys.stderr.isatty()
-            self.training_bar = Progress(**steps, desc="train", unit="step", hidden=hidden)
-        self.current_step = state.global_step
+            self.training_bar = Progress(
+                total=state.max_steps, initial=self.current_step, desc="train", unit="step", hidden=hidden
+            )
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             if self.prediction_bar is None:
                 # The base class takes the number of batches from a dataloader, which our validation does not have.
-                batches = self.eval_batches(state.global_step)
-                look = {"unit": "batch", "leave": False, "hidden": args.disable_tqdm}
-                self.prediction_bar = Progress(total=batches, desc="validate", **look)
+                batches, hidden = self.eval_batches(state.global_step), args.disable_tqdm
+                self.prediction_bar = Progress(
+                    total=batches, desc="validate", unit="batch", leave=False, hidden=hidden
+                )
             self.prediction_bar.update(1)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

@@ -23,7 +23,7 @@ from gpt2_repro.config import values_of
 from gpt2_repro.model.load import load_experts
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
-from gpt2_repro.optim.schedule import build_schedule, follow
+from gpt2_repro.optim.schedule import build_schedule
 from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
@@ -153,7 +153,7 @@ class PretrainingTrainer(Trainer):
         engine.skip_repeated_work(self.model_wrapped, self.model, self.optimizer)
         if self.is_deepspeed_enabled:
             engine.save_files_with(self.model_wrapped, lambda obj, path: self.staged.save(obj, path))
-        follow(self.lr_scheduler, self.args.learning_rate)
+        self.lr_scheduler.set_peak(self.args.learning_rate)
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
         engine.check_engine(facts, self.environment, max_grad_norm=self.args.max_grad_norm)
@@ -316,12 +316,14 @@ class PretrainingTrainer(Trainer):
             report = self.callback_handler.on_prediction_step
             after_batch = functools.partial(report, self.args, self.state, self.control)
             # Trainer would average the means of batches and count padded duplicates.
-            options: Any = {"step": self.state.global_step, "after_batch": after_batch}
+            measure = functools.partial(
+                self.validation.measure, self.model.eval(), step=self.state.global_step, after_batch=after_batch
+            )
             try:
-                metrics = self.validation.measure(self.model.eval(), **options)
+                metrics = measure()
                 if self.average.exists:
                     with self.average.applied():
-                        metrics |= self.validation.measure(self.model, **options, averaged=True)
+                        metrics |= measure(averaged=True)
             except Interrupted:
                 self.control.should_save = not is_saved
                 return {}
