@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import yaml
+
 from gpt2_repro.batch_plan import SamplingStrategy, TokenCount
 from gpt2_repro.config import JsonObject, parse_recipe
 from gpt2_repro.data.arguments import name_folder
@@ -19,34 +21,9 @@ from gpt2_repro.optim import Schedule
 from gpt2_repro.run_record import RunRecord
 
 
-# Fields of TrainingArguments that `trainer:` cannot set, with the reason. Nor can it set the fields of the section.
-LAUNCHER = "the files in accelerate_configs/ set it"
-BATCHES = "it follows from tokens_per_step, total_tokens and the data"
-CHECKPOINTS = "checkpoints have other options (save_*, keep_*, resume_from)"
-HUB = "final/ is pushed after the training"
-LOSS = "the loss is the plain negative log-likelihood"
-SECTION = "the section training has another field for it"
-DERIVED = {
-    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "accelerator_config"), LAUNCHER),
-    **dict.fromkeys(("local_rank",), LAUNCHER),
-    **dict.fromkeys(("gradient_accumulation_steps", "num_train_epochs", "auto_find_batch_size"), BATCHES),
-    **dict.fromkeys(("average_tokens_across_devices", "dataloader_drop_last"), BATCHES),
-    **dict.fromkeys(("dataloader_persistent_workers", "dataloader_multiprocessing_context"), BATCHES),
-    **dict.fromkeys(("remove_unused_columns", "label_names", "length_column_name"), BATCHES),
-    **dict.fromkeys(("load_best_model_at_end", "metric_for_best_model", "greater_is_better"), CHECKPOINTS),
-    **dict.fromkeys(("save_total_limit", "save_only_model", "save_on_each_node"), CHECKPOINTS),
-    **dict.fromkeys(("enable_jit_checkpoint", "ignore_data_skip", "resume_from_checkpoint"), CHECKPOINTS),
-    **dict.fromkeys(("restore_callback_states_from_checkpoint",), CHECKPOINTS),
-    **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"), HUB),
-    **dict.fromkeys(("hub_always_push", "hub_revision"), HUB),
-    **dict.fromkeys(("label_smoothing_factor", "neftune_noise_alpha", "use_liger_kernel"), LOSS),
-    **dict.fromkeys(("liger_kernel_config", "prediction_loss_only", "include_for_metrics"), LOSS),
-    **dict.fromkeys(("batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches"), LOSS),
-    **dict.fromkeys(("eval_use_gather_object", "include_num_input_tokens_seen", "debug"), LOSS),
-    **dict.fromkeys(("fp16", "fp16_full_eval", "bf16_full_eval", "lr_scheduler_kwargs", "optim_args"), SECTION),
-    **dict.fromkeys(("gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile_backend"), SECTION),
-    **dict.fromkeys(("torch_compile_mode", "do_train", "do_eval", "do_predict", "use_cache"), SECTION),
-}
+_REFUSED = yaml.safe_load(Path(__file__).with_name("refused_fields.yaml").read_text(encoding="utf-8"))
+# For each field of TrainingArguments that `trainer:` cannot set, the reason.
+DERIVED: dict[str, str] = {name: reason for reason, names in _REFUSED.items() for name in names}
 RATE = Range("above 0 and less than 1", lambda value: 0 < value < 1)
 SEED = Range("at least 0 and less than 2**32", lambda value: 0 <= value < 2**32)  # numpy's seeds
 

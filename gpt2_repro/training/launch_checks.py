@@ -11,6 +11,8 @@ import socket
 import sys
 from pathlib import Path
 
+import yaml
+
 from gpt2_repro.checkpoints.side_process import end_with_parent
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
@@ -18,31 +20,8 @@ from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
-# Keys that must be "auto", with the value if the key is missing.
-AUTO = {
-    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")),
-    "gradient_clipping": None,  # without this key, DeepSpeed clips at 1.0 and ignores the value of the recipe
-    **dict.fromkeys(("bf16.enabled", "fp16.enabled"), "auto"),
-}
-# Keys that a DeepSpeed JSON cannot set, with the reason.
-REFUSED = {
-    "optimizer": "the recipe sets the optimizer",
-    "scheduler": "the recipe sets the learning-rate schedule",
-    "amp": "the recipe sets the precision",
-    "checkpoint": "train.py converts checkpoints if necessary",
-    "compute_grad_norm": "train.py skips updates whose gradient norm is not finite",
-}
 MASTERS = "bf16_master_weights_and_grads"
-# Values that the block fsdp_config needs: FSDP2, checkpoints without pickles, and fp32 weights on every device.
-FSDP = {
-    "version": "2",
-    "state_dict_type": "FULL_STATE_DICT",
-    "cpu_ram_efficient_loading": "false",
-    "reshard_after_forward": "true",
-    "offload_params": "false",
-    "activation_checkpointing": "false",
-    "auto_wrap_policy": "none",
-}
+_KEYS = yaml.safe_load(Path(__file__).with_name("launcher_keys.yaml").read_text(encoding="utf-8"))
 
 
 def choose_gloo_interface() -> None:
@@ -105,10 +84,10 @@ def check_deepspeed_json(path: Path) -> None:
         raise UserError(f"{path} needs the section zero_optimization with the stage 1, 2 or 3.")
     sections = {name: section for name, section in config.items() if isinstance(section, dict)}
     flat = config | {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    for key, reason in REFUSED.items():
+    for key, reason in _KEYS["refused"].items():
         if {key, f"zero_optimization.{key}"} & flat.keys():
             raise UserError(f"{path}: {key} cannot be set, because {reason}.")
-    for key, value in AUTO.items():
+    for key, value in _KEYS["auto"].items():
         if flat.get(key, value) != "auto":
             raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
     # In fp16, gradients below 6e-8 become 0, and Adam does not move these weights.
@@ -126,7 +105,7 @@ def check_fsdp() -> None:
     """Raise UserError if FSDP has only one process or unsupported settings."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         raise UserError("FSDP needs two or more processes. Pass --num_processes 2, or run python train.py.")
-    for name, needed in FSDP.items():
+    for name, needed in _KEYS["fsdp"].items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value.lower() != needed.lower():
             raise UserError(f"fsdp_config has fsdp_{name} {value}, but train.py needs {needed}.")

@@ -40,21 +40,8 @@ class Preset:
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8"))
-PRESETS = {name: Preset(**fields) for name, fields in _TABLE.items()}
-
-OTHER_SOURCES = {
-    "tiny-shakespeare": "40,000 lines of plays as one document, with nanoGPT's validation text: 1.1 MB, 338 K tokens",
-    "embedded": "the English documentation that is part of CPython: 2 MB, no network, depends on the Python version",
-    "files": "your own text or tokens: pass --data_files GLOB",
-}
-# Short names of Hub datasets with a config per language: NAME:CONFIG.
-BY_LANGUAGE = {"fineweb-2": "HuggingFaceFW/fineweb-2", "finewiki": "HuggingFaceFW/finewiki"}
-FORMS = {
-    "fineweb-2:LANGUAGE": "web text in 1,900 languages, such as fineweb-2:deu_Latn; 1 kB to 6 TB of text each (odc-by)",
-    "finewiki:LANGUAGE": "Wikipedia in more than 300 languages, such as finewiki:de",
-    "OWNER/NAME[:CONFIG][@REVISION]": "any other dataset of the Hub with .parquet, .jsonl, .csv or .txt files",
-    "SOURCE=WEIGHT,SOURCE=WEIGHT": "a mixture by shares of tokens; it ends as soon as one of its sources ends",
-}
+PRESETS = {name: Preset(**fields) for name, fields in _TABLE["presets"].items()}
+OTHER_SOURCES, BY_LANGUAGE = _TABLE["other_sources"], _TABLE["by_language"]
 
 
 def language_of(source: Mapping[str, Any]) -> str | None:
@@ -77,7 +64,7 @@ def table(num_proc: int) -> str:
         peak = peak_bytes(staged=folder, rows=folder, downloads=preset.downloads)
         sizes = size(preset.download), f"{preset.tokens / 1e9:.2f}B", size(folder), size(peak), duration(60 * minutes)
         shown.rows.append([Cell(name), *(Cell(text, "number") for text in sizes), Cell(preset.about + own)])
-    others = [f"{name}\n    {about}" for name, about in (OTHER_SOURCES | FORMS).items()]
+    others = [f"{name}\n    {about}" for name, about in (OTHER_SOURCES | _TABLE["forms"]).items()]
     note = (
         "disk: size of the prepared folder, 2 bytes per token. peak: maximum disk usage, with temporary tokens. "
         f"time: {num_proc} workers tokenize {TEXT_RATE / 1e6:.0f} MB of text per second each (benchmarks/RESULTS.md), "
