@@ -3,7 +3,6 @@
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       create a Hugging Face folder
 python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       upload to the Hub (set HF_TOKEN)
 python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin                             create a model file of llm.c
-python -m gpt2_repro.export runs/gpt2_124m ckpt.pt                                   create a checkpoint of nanoGPT
 python -m gpt2_repro.export runs/gpt2_124m gpt2_124m.gguf --dtype q8_0               for llama.cpp and ollama
 python -m gpt2_repro.export ckpt.pt FOLDER --tokenizer openai-community/gpt2         from nanoGPT or llm.c (.bin)
 """
@@ -31,7 +30,6 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.j2")
 FORMATS = {  # the extension of OUT, and the types of weights, the default first
     "hf": ("", ("float32", "bfloat16")),
     "llmc": (".bin", ("float32", "bfloat16")),
-    "nanogpt": (".pt", ("float32", "bfloat16")),
     "gguf": (".gguf", ("f16", "q8_0", "float32")),
 }
 
@@ -105,22 +103,19 @@ def _write_file(model: Any, tokenizer: Any, path: Path, args: argparse.Namespace
     """Write a file of another program, and say if that program computes another GELU than the model."""
     from gpt2_repro.model.gguf import write_gguf
     from gpt2_repro.model.llmc import write_llmc
-    from gpt2_repro.model.nanogpt import write_nanogpt
 
     if args.format == "gguf":
         write_gguf(model, tokenizer, path, dtype=args.dtype)
     else:
-        {"llmc": write_llmc, "nanogpt": write_nanogpt}[args.format](model, path, dtype=args.dtype)
-    is_exact, reads_exact = model.config.activation_function == "gelu", args.format == "nanogpt"
-    if is_exact != reads_exact:
-        gelu = "the exact GELU" if is_exact else "GPT-2's approximation of GELU"
-        print(f"The model has {gelu}, and {args.format} computes the other one. Its outputs will differ slightly.")
+        write_llmc(model, path, dtype=args.dtype)
+    if model.config.activation_function == "gelu":
+        print(f"The model has the exact GELU, but {args.format} approximates it. Its outputs will differ slightly.")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
-    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder, .bin, .pt or .gguf to create.")
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder, .bin or .gguf to create.")
     parser.add_argument("--format", choices=tuple(FORMATS), help="Format of OUT. (default: by the extension of OUT)")
     parser.add_argument(
         "--dtype",

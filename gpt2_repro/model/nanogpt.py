@@ -1,7 +1,6 @@
-"""Read and write checkpoints of nanoGPT and build-nanogpt, which contain a GPT-2 model."""
+"""Read checkpoints of nanoGPT and build-nanogpt, which contain a GPT-2 model."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.model.configuration import FAILURES
-from gpt2_repro.model.llmc import NO_DROPOUT, require_gpt2, transposed
+from gpt2_repro.model.llmc import NO_DROPOUT, transposed
 from gpt2_repro.model.size import gpt2_parameters
 
 
@@ -17,7 +16,6 @@ from gpt2_repro.model.size import gpt2_parameters
 # where transformers has Conv1D, whose weights are transposed.
 SHAPE = {"block_size": "n_positions"} | {name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
 MASKS = (".attn.bias", ".attn.masked_bias")  # buffers
-ACTIVATION = "activation_function"
 
 
 class _BuildConfig:
@@ -43,10 +41,10 @@ def open_nanogpt(path: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
         is_possible = min(sizes.values()) > 0 and sizes["n_layer"] <= len(weights)
         if not is_possible or claimed > 2 * total or total > path.stat().st_size:
             raise ValueError("its shape does not fit its size")
-        # nanoGPT's GELU is exact. build-nanogpt has GPT-2's approximation, and `write_nanogpt` records the model's own.
-        names = built if isinstance(built, dict) else {ACTIVATION: "gelu_pytorch_tanh"} if built else {}
-        special = {ACTIVATION: names.get(ACTIVATION, "gelu"), "bos_token_id": None, "eos_token_id": None}
-        return GPT2Config(**sizes, **NO_DROPOUT, **special), weights
+        # nanoGPT's GELU is exact. build-nanogpt has GPT-2's approximation.
+        gelu = "gelu_pytorch_tanh" if isinstance(built, _BuildConfig) else "gelu"
+        no_ids = {"bos_token_id": None, "eos_token_id": None}
+        return GPT2Config(**sizes, **NO_DROPOUT, **no_ids, activation_function=gelu), weights
     except Exception as error:  # torch raises many kinds for damaged and refused pickles
         raise UserError(f"{path} is not a checkpoint of nanoGPT or build-nanogpt ({in_a_line(error)}).") from None
 
@@ -68,13 +66,3 @@ def read_nanogpt(path: Path) -> PreTrainedModel:
     if not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"]):
         raise UserError(f"{path} has an output layer with its own weights. GPT-2 shares them with the embeddings.")
     return model.eval()
-
-
-def write_nanogpt(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
-    """Write a GPT-2 as a checkpoint that nanoGPT's sample.py reads, in `dtype`, or raise UserError."""
-    require_gpt2(model, "nanoGPT")
-    state = transposed(model.state_dict())
-    weights = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in state.items()}
-    shape: dict[str, Any] = {name_there: getattr(model.config, ours) for name_there, ours in SHAPE.items()}
-    settings = {ACTIVATION: model.config.activation_function}
-    torch.save({"model": weights, "model_args": shape | {"bias": True, "dropout": 0.0}, "config": settings}, path)
