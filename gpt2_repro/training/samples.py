@@ -1,4 +1,4 @@
-"""Sample text during training, print it, and log it to samples.jsonl and wandb."""
+"""Sample text during training, print it, and log it to samples.jsonl."""
 
 from typing import Any
 
@@ -9,7 +9,6 @@ from transformers import LogitsProcessorList, TrainerCallback
 from gpt2_repro.run_record import events
 from gpt2_repro.tokenization import start_ids
 from gpt2_repro.training.sharded import has_shards
-from gpt2_repro.training.tracking import report_text
 from gpt2_repro.training.trainer import PretrainingTrainer
 
 
@@ -17,7 +16,7 @@ SHOWN = 200  # characters of a sample shown in the terminal
 
 
 class TextSampler(TrainerCallback):
-    """Samples text after a validation, and writes it to samples.jsonl and the tracking services."""
+    """Samples text after a validation, prints it and writes it to samples.jsonl."""
 
     def __init__(self, trainer: PretrainingTrainer) -> None:
         self.trainer, self.tokenizer = trainer, trainer.processing_class
@@ -33,7 +32,6 @@ class TextSampler(TrainerCallback):
             self.trainer.run.samples, {"step": state.global_step, "prompt": args.settings.sample_prompt, "text": text}
         )
         tqdm.write(f"sample: {_on_one_line(text)}")
-        report_text(self.trainer, text)
 
     def _sample(self, args: Any, step: int, model: Any, *, together: bool) -> str:
         window = model.config.max_position_embeddings

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import html
 import logging
 import netrc
 import os
@@ -96,8 +95,8 @@ class Guarded:
             logger.warning("The callback %s failed in %s with %s: %s (%s)", name, method, kind, error, last)
 
 
-class WandbPage(TrainerCallback):
-    """Shows text samples in wandb, and plots all curves over the trained tokens."""
+class WandbAxis(TrainerCallback):
+    """Makes wandb plot all curves over the trained tokens."""
 
     def __init__(self, wandb: Any) -> None:
         self.wandb = wandb
@@ -108,35 +107,9 @@ class WandbPage(TrainerCallback):
             self.wandb.define_metric(TOKENS)
             self.wandb.define_metric("*", step_metric=TOKENS, step_sync=True)
 
-    def show(self, text: str, tokens: int) -> None:
-        """Show a text sample in wandb.
 
-        Args:
-            tokens: the number of target tokens trained before the sample was generated.
-        """
-        page = self.wandb.Html(f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>")
-        self.wandb.log({"sample": page, TOKENS: tokens})
-
-
-class TrackioPage(TrainerCallback):
-    """Stands in for the module trackio, with trained tokens as steps, and shows text samples."""
-
-    def __init__(self, trackio: Any) -> None:
-        self.trackio = trackio
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.trackio, name)
-
-    def log(self, values: dict[str, Any]) -> None:
-        # The callback of transformers (5.23) passes no step, so that trackio counts the log entries.
-        self.trackio.log(values, step=values.get(TOKENS))
-
-    def show(self, text: str, tokens: int) -> None:
-        self.trackio.log({"sample": self.trackio.Markdown(_as_markdown(text))}, step=tokens)
-
-
-class TensorBoardPage(TrainerCallback):
-    """Wraps the callback of transformers: its horizontal axis has trained tokens. Shows text samples."""
+class TensorBoardAxis(TrainerCallback):
+    """Wraps the callback of transformers: its horizontal axis has trained tokens."""
 
     def __init__(self, stock: Any) -> None:
         self.stock, self.on_train_end = stock, stock.on_train_end
@@ -153,32 +126,14 @@ class TensorBoardPage(TrainerCallback):
         at_tokens.global_step = state.num_input_tokens_seen
         self.stock.on_log(args, at_tokens, control, **kwargs)
 
-    def show(self, text: str, tokens: int) -> None:
-        if self.stock.tb_writer is not None:  # only rank 0 has a writer
-            self.stock.tb_writer.add_text("sample", _as_markdown(text), tokens)
-
-
-def _as_markdown(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())  # a block of code
-
 
 def guard_reporting(trainer: "Trainer") -> None:
-    """Catch exceptions of Trainer's reporting callbacks, plot over tokens, and show samples."""
+    """Catch exceptions of Trainer's reporting callbacks, and let wandb and TensorBoard plot over tokens."""
     guarded: list[Any] = []
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__module__ == "transformers.integrations.integration_utils":
-            guarded.append(Guarded(TensorBoardPage(callback) if hasattr(callback, "tb_writer") else callback))
-            guarded += [Guarded(WandbPage(callback._wandb))] if hasattr(callback, "_wandb") else []
-            if hasattr(callback, "_trackio"):
-                callback._trackio = TrackioPage(callback._trackio)
-                guarded.append(Guarded(callback._trackio))
+            guarded.append(Guarded(TensorBoardAxis(callback) if hasattr(callback, "tb_writer") else callback))
+            guarded += [Guarded(WandbAxis(callback._wandb))] if hasattr(callback, "_wandb") else []
         else:
             guarded.append(callback)
     trainer.callback_handler.callbacks[:] = guarded
-
-
-def report_text(trainer: "Trainer", text: str) -> None:
-    """Show a text sample in wandb, trackio and tensorboard, if the run reports to them."""
-    for guarded in trainer.callback_handler.callbacks:
-        if isinstance(guarded, Guarded) and isinstance(guarded.callback, WandbPage | TrackioPage | TensorBoardPage):
-            guarded.attempt("show", text, trainer.state.num_input_tokens_seen)
