@@ -32,8 +32,7 @@ STYLE = Path(__file__).with_name("figures.mplstyle")
 def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, bytes]:
     """Return the figures that have data as PNG images, by file name without extension."""
     pictures = {}
-    drawn = {"loss": draw_loss, "cost": draw_cost, "hellaswag": draw_hellaswag, "training": draw_training}
-    for name, draw in drawn.items():
+    for name, draw in {"loss": draw_loss, "hellaswag": draw_hellaswag, "training": draw_training}.items():
         with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # the font lacks some scripts; such names are drawn as boxes
             figure, buffer = Figure(facecolor="white"), io.BytesIO()
@@ -73,20 +72,6 @@ def draw_loss(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> Non
         positions, lows, highs = zip(*limits, strict=True)
         axes.fill_between(positions, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
     _finish(axes, "loss (nats per token)", [run.reference_losses for run in runs], "{:.3f}")
-
-
-def draw_cost(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
-    """Draw the validation losses of several runs over the dollars that they had cost."""
-    axes = figure.subplots()
-    for run, label, colour in zip(runs if len(runs) > 1 else (), labels, itertools.cycle(COLOURS)):
-        tokens, losses = points(run.validation, "eval_loss")
-        at, dollars = points(run.training, "usd")
-        if losses and dollars:
-            paid = np.interp(tokens, [0, *at], [0, *dollars])
-            axes.plot(paid, losses, "o-", color=colour, label=f"{label} ${paid[-1]:,.2f}")
-    _finish(axes, "validation loss (nats per token)")
-    axes.set_xlabel("dollars")
-    axes.xaxis.set_major_formatter("{x:g}")
 
 
 def draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:

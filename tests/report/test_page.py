@@ -139,8 +139,8 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(tmp_path: Path, monke
     for rate, of_seeds in losses.items():
         for seed, loss in enumerate(of_seeds):
             folder = write_run(tmp_path / f"rate{rate}-seed{seed}", learning_rate=rate)
-            change(folder / "environment.json", run_identity={"learning_rate": rate, "seed": seed}, usd_per_hour=2.0)
-            add(folder, step=40, tokens=40 * 8192, loss=4.0, usd=1.5)
+            change(folder / "environment.json", run_identity={"learning_rate": rate, "seed": seed})
+            add(folder, step=40, tokens=40 * 8192, loss=4.0)
             add(folder, step=40, tokens=40 * 8192, eval_loss=loss, eval_bits_per_byte=loss / 3)
     paths = sorted(path for path in tmp_path.iterdir() if path.is_dir())
     runs = [Run(path) for path in paths]
@@ -162,4 +162,4 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     main(list(map(str, paths)))
     assert "1.3667" in _Page(tmp_path / "report.html").text  # bits per byte of the first run
-    assert (tmp_path / "report" / "cost.png").is_file() and "rate0.001-seed*" in capsys.readouterr().out
+    assert (tmp_path / "report" / "loss.png").is_file() and "rate0.001-seed*" in capsys.readouterr().out
