@@ -115,25 +115,25 @@ class Workload:
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
-    """Return name, minutes and basis of each activity on a rented machine, or on this CPU if `basis` is "measured".
+    """Return name, minutes and basis of each activity on a rented machine.
 
-    The other bases of the speed, of all GPUs together, are "typed" (passed as an option) and those of `Card.basis`.
+    The basis of the speed, of all GPUs together, is "typed" (passed as an option) or one of `Card.basis`.
     """
-    training, rented = work.tokens / tokens_per_second / 60, basis != "measured"
+    training = work.tokens / tokens_per_second / 60
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
     copied = work.kept * work.checkpoint_bytes + work.final_bytes  # by runpod/run_and_stop.sh
     minutes = {
-        "boot": BOOT * rented,
-        "environment": ENVIRONMENT * rented,
-        "compiling": COMPILING * rented,
+        "boot": BOOT,
+        "environment": ENVIRONMENT,
+        "compiling": COMPILING,
         "training steps": training,
         # Three times as fast as training: a forward pass takes a third of the time of a training pass.
         "validation": work.eval_tokens / 3 / tokens_per_second / 60,
         "HellaSwag": work.hellaswag_tokens / 3 / tokens_per_second / 60,
         "samples": work.samples * SAMPLE_SECONDS / 60,
         "saving": saves * SAVE_SECONDS / 60,
-        "evaluation": EVALUATION * rented,
-        "sync": copied / SYNC_BYTES_PER_SECOND / 60 * rented,
+        "evaluation": EVALUATION,
+        "sync": copied / SYNC_BYTES_PER_SECOND / 60,
     }
     bases = dict.fromkeys(("training steps", "validation", "HellaSwag"), basis)
     spent = {name: time for name, time in minutes.items() if time}
@@ -151,7 +151,7 @@ def ranking() -> list[dict[str, Any]]:
 
 
 def plan_on(
-    work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, speed: float | None = None, basis: str = "typed"
+    work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, speed: float | None = None
 ) -> dict[str, Any]:
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
 
@@ -160,13 +160,11 @@ def plan_on(
         cards: number of GPUs.
         usd_per_hour: price of the complete machine, 0 for the list price.
         speed: tokens per second of all GPUs together, None for the speed in cards.yaml.
-        basis: "typed" if `speed` was passed as an option, "measured" if it was measured on this CPU.
     """
     card, price = next(iter(cards_named(name)), None), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
     is_124m = work.model_type == "gpt2" and abs(ratio - 1) <= 0.02
-    origins = {"typed": "passed as an option", "measured": "measured on this CPU"}
-    source = f"{speed:,.0f} tokens/s, {origins[basis]}" if speed else None
+    source, basis = f"{speed:,.0f} tokens/s, passed as an option" if speed else None, "typed"
     if card and not speed and work.is_fast:
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
         source = card.speed if is_124m else f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token"
@@ -196,8 +194,8 @@ def budget_lines(planned: dict[str, Any], *, offers: int | None = None) -> list[
     if minutes:
         rows = [(entry["name"], entry["minutes"], entry["basis"]) for entry in planned["budget"]]
         cost = f"${planned['usd']:,.2f} at ${machine['usd_per_hour']:,.2f} an hour" if planned["usd"] else ""
-        ask = " Pass --usd_per_hour for the cost." if rows[0][0] == "boot" else ""  # a rented machine
-        rows.append(("total", minutes, f"{cost} ({planned['price']})" if cost else duration(60 * minutes) + ask))
+        unknown = f"{duration(60 * minutes)} Pass --usd_per_hour for the cost."
+        rows.append(("total", minutes, f"{cost} ({planned['price']})" if cost else unknown))
         cells = [[Cell(name), Cell(f"{time:,.1f} min", "number"), Cell(basis)] for name, time, basis in rows]
         lines = [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {planned['speed']}"]
         overlap, price = planned["overlap_minutes"], machine["usd_per_hour"]

@@ -1,10 +1,8 @@
-"""Describe a run: parameters, batches, length, FLOPs and sizes on disk. Measure the speed of a CPU."""
+"""Describe a run: parameters, batches, length, FLOPs and sizes on disk."""
 
-import timeit
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
@@ -18,7 +16,6 @@ from gpt2_repro.planning.cost import Workload
 from gpt2_repro.text import Cell, Table, size
 
 
-CPU_PASSES, CPU_PASS_FLOPS = 3, 2e11
 Plans = Mapping[int, BatchPlan | UserError]  # the batch plan for each number of GPUs, or why the step does not divide
 
 
@@ -65,26 +62,3 @@ def division(plan: BatchPlan | UserError) -> str:
     a_pass = f"at most {plan.positions_per_pass:,} positions" if plan.by_length else f"{plan.micro_batch_size} rows"
     gpus = f"{plan.num_processes} GPU{'s' * (plan.num_processes > 1)}"
     return f"{a_pass} x {gpus} x {plan.gradient_accumulation_steps} accumulation steps"
-
-
-def measure_cpu(data: DataArguments, model: ModelArguments, work: Workload, *, rows: int, precision: str) -> float:
-    """Return the tokens per second of this CPU, with fewer rows if a pass would take long."""
-    import torch
-
-    from gpt2_repro.model.build import build_model
-    from gpt2_repro.model.configuration import build_config
-
-    length = data.sequence_length
-    rows = max(1, min(rows, int(CPU_PASS_FLOPS * work.tokens / work.flops / length)))
-    config = build_config(model, sequence_length=length, vocab_size=work.vocab_size)
-    built = build_model(config, attention="causal_sdpa").train()
-    bf16 = hardware.choose_precision(precision, use_cpu=True, accept_any_hardware=True)[0] == "bf16"
-    ids = torch.randint(work.vocab_size, (rows, length))
-
-    def train_pass() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = built(input_ids=ids, shift_labels=ids).loss
-        loss.backward()
-        built.zero_grad()
-
-    return ids.numel() / min(timeit.repeat(train_pass, number=1, repeat=CPU_PASSES))

@@ -28,7 +28,7 @@ from gpt2_repro.launchers import EVALUATE, INSTALLED, PREPARE, RECOMMENDED, ROOT
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
 from gpt2_repro.planning.compute_optimal import choose
-from gpt2_repro.planning.plan import division, measure_cpu, run_lines
+from gpt2_repro.planning.plan import division, run_lines
 from gpt2_repro.planning.recipe import TrainingRecipe, load_recipe, output_dir_of
 from gpt2_repro.planning.sizing import follow_data, plans_of
 from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
@@ -40,7 +40,6 @@ from gpt2_repro.text import Finding
 logger = logging.getLogger("gpt2_repro.preflight")
 DIST_SECONDS = 30.0
 OFFERS = 10
-CPU_PARAMETERS = 200e6  # the speed of larger models is not measured on a CPU
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
     "n": {"type": cli.positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
@@ -79,14 +78,10 @@ def main(argv: list[str]) -> None:
     work, plans = workload_of(recipe), plans_of(recipe, requested, device)
     findings = notes if options.gpu else [*packages, *_check_machine(recipe, work)]
     findings += [Finding("✓", "step", division(plan)), *memory_findings]
-    training, speed, basis = recipe.training, options.tokens_per_second, "typed"
-    if not (options.gpu or speed) and device.kind == "cpu" and work.parameters <= CPU_PARAMETERS:
-        rows, basis = training.per_device_train_batch_size, "measured"
-        speed = measure_cpu(recipe.data, recipe.model, work, rows=rows, precision=training.asked_precision)
+    speed, price = options.tokens_per_second, recipe.training.usd_per_hour
     if speed and (options.budget or options.hours):
         speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
-    price = training.usd_per_hour
-    planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed, basis=basis)
+    planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed)
     if options.json:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
