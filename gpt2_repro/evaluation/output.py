@@ -26,26 +26,11 @@ LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
     """Return the default output folder of an evaluation whose first model is `first`.
 
-    The folder is RUN/evaluation if `first` belongs to a run directory RUN that can be written, otherwise
-    evaluations/NAME. For a smoke test, it is the subfolder smoke_test of this folder.
+    The folder is RUN/evaluation if `first` belongs to a run directory RUN, otherwise evaluations/NAME. For a smoke
+    test, it is the subfolder smoke_test of this folder.
     """
-    folder = Path("evaluations") / file_name(first.source)
-    if first.run:
-        if problem := _why_not_writable(first.run / "evaluation"):
-            logger.warning("%s/evaluation cannot be written (%s). The results go to %s.", first.run, problem, folder)
-        else:
-            folder = first.run / "evaluation"
+    folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder
-
-
-def _why_not_writable(folder: Path) -> str | None:
-    """Create a folder and try to write there. Return why this fails, or None."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        return error.strerror
 
 
 def file_name(name: str) -> str:
@@ -68,8 +53,11 @@ def check_output(folder: Path) -> None:
     names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
     if names and "rows" not in read_object(folder / "comparison.json"):
         raise UserError(f"{folder / names[0]} was not written by evaluate.sh. Delete it or pass another --output_dir.")
-    if problem := _why_not_writable(folder):
-        raise UserError(f"{folder} cannot be written ({problem}). Pass another --output_dir.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}). Pass another --output_dir.") from None
 
 
 def try_write(path: Path, text: str) -> None:
