@@ -51,9 +51,8 @@ def main(argv: list[str]) -> None:
     output_dir = options.output_dir or output.default_output_dir(checkpoint) / "diagnosis"
     output.check_output(output_dir)
     losses = [diagnosis.score_rows(one.load()[0], rows, device=device, name=one.column.name) for one in models]
-    tables = diagnosis.loss_tables(
-        rows, losses, names=list(texts), window=window, separator=start_id(tokenizer), counts=counts
-    )
+    names, separator = list(texts), start_id(tokenizer)
+    tables = diagnosis.loss_tables(rows, losses, names=names, window=window, separator=separator, counts=counts)
     result = {
         "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
         "window": window,

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from gpt2_repro.errors import UserError, in_a_line
 
 
@@ -144,6 +146,11 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     except (OSError, EOFError, zlib.error) as error:
         place = f"{path}, line {number + 1}," if number else str(path)
         raise UserError(f"{place} cannot be read: {in_a_line(error)}") from None
+
+
+def read_table(module: str, name: str) -> Any:
+    """Return the content of a YAML file next to a module, whose `__file__` is `module`."""
+    return yaml.safe_load(Path(module).with_name(name).read_text(encoding="utf-8"))
 
 
 def size_of(folder: Path) -> int:

@@ -14,12 +14,12 @@ import sysconfig
 from pathlib import Path
 
 import psutil
-import yaml
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_table
 
 
-_TERAFLOPS = yaml.safe_load(Path(__file__).with_name("peak_tflops.yaml").read_text(encoding="utf-8"))
+_TERAFLOPS = read_table(__file__, "peak_tflops.yaml")
 PEAK_FLOPS: dict[str, float] = {name: 1e12 * peak for name, peak in _TERAFLOPS.items()}
 
 CGROUP = Path("/sys/fs/cgroup")

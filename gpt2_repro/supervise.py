@@ -44,9 +44,8 @@ def main(argv: list[str]) -> None:
     number, attempts = cli.positive_number, "Give up after N crashes in a row without a newer checkpoint."
     parser.add_argument("--attempts", type=cli.positive_count, metavar="N", default=3, help=attempts)
     parser.add_argument("--wait", type=number, default=10, help="Seconds until the first restart, then doubled.")
-    parser.add_argument(
-        "--grace", type=number, default=60, help="Seconds until a leftover process that writes no files is killed."
-    )
+    grace = "Seconds until a leftover process that writes no files is killed."
+    parser.add_argument("--grace", type=number, default=60, help=grace)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="The training command, after --")
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command

@@ -33,6 +33,12 @@ def duration(seconds: float | None) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def in_terminal(text: str, most: int) -> str:
+    """Return a text on one line of at most `most` characters, without control characters of terminals."""
+    line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in " ".join(text.split()))
+    return line if len(line) <= most else f"{line[:most]}…"
+
+
 def now() -> str:
     """Return the current UTC time in ISO format, without fractions of a second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -114,10 +114,9 @@ class CheckpointSaver:
     def _start_writer(self) -> None:
         """Allocate memory for this rank's files, and start the process that writes them. A collective."""
         first = self.accelerator.process_index - self.accelerator.local_process_index
-        sizes = ranks.gather(torch.tensor([self.own_bytes])).flatten()[first:][
-            : int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        ]
-        needed, available = int(sizes.sum()), available_memory()
+        end = first + int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        sizes = ranks.gather(torch.tensor([self.own_bytes])).flatten()
+        needed, available = int(sizes[first:end].sum()), available_memory()
         if ranks.largest(int(needed > available)):
             text = "Saving in the background needs %s of memory, but %s are free. Training pauses during saves."
             logger.warning(text, size_text(needed), size_text(available))

@@ -27,14 +27,9 @@ class DataArguments:
         "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob of local files. Add "
         "#COLUMN to select the text column. Mix sources by their share of tokens: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
-    data_files: list[str] = changeable(
-        [],
-        "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin .ds.",
-    )
+    data_files: list[str] = changeable([], "Your own text: files, folders or globs, instead of --source.")
     text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
-    sample_by: Literal["document", "paragraph", "line"] = changeable(
-        "document", "Documents of a .txt file: the complete file (document), its paragraphs, or its lines."
-    )
+    sample_by: Literal["document", "paragraph", "line"] = changeable("document", "What a document of a .txt file is.")
     source_split: str = changeable("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = fixed(
         "openai-community/gpt2",
@@ -42,14 +37,10 @@ class DataArguments:
         "(train a BPE with a size that suits the text), or none:N (N ids without text).",
     )
     dataset_dir: str = unnamed("", "Prepared folder. (default: data/NAME, named after the files or source)")
-    packing: Literal["concat", "wrap"] = changeable(
-        "concat", "concat cuts rows of equal length from the joined documents; wrap cuts each document separately."
-    )
+    packing: Literal["concat", "wrap"] = changeable("concat", "Cut rows from the joined documents, or from each one.")
     sequence_length: int = fixed(1024, "Predicted tokens (targets) per row. --packing wrap also makes shorter rows.")
     min_length: int = changeable(0, "With --packing wrap, drop rows with fewer predicted tokens than this.")
-    separator: Literal["before", "after", "none"] = changeable(
-        "before", "Where to add end-of-text ids: before each document, after each document, or nowhere (none)."
-    )
+    separator: Literal["before", "after", "none"] = changeable("before", "Where each document has an end-of-text id.")
     split: Literal["head", "hash", "source"] = changeable(
         "head",
         "Validation documents: the first documents (head), those that a hash of the text chooses (hash), or the "
@@ -62,9 +53,7 @@ class DataArguments:
     validation_fraction: float = changeable(0.01, "Fraction of the documents that --split hash uses for validation.")
     split_seed: int = changeable(2357, "Seed of the hash that --split hash uses.")
     validation_text: bool = option(False, "Also write the text of the validation split to text/validation.jsonl.")
-    validation_sets: list[str] = changeable(
-        [], "More validation sets: NAME=SOURCE, e.g. books=pg19 mine='notes/*.txt'."
-    )
+    validation_sets: list[str] = changeable([], "More validation sets: NAME=SOURCE, such as books=pg19 mine='*.txt'.")
     max_tokens: TokenCount = changeable(TokenCount(0), "Stop after reading this many tokens. 0: no limit.")
 
     def __post_init__(self) -> None:

@@ -72,9 +72,7 @@ class PreparedData:
         if args.source == "files" and not args.data_files:
             command += " --data_files FILE"
         if not args.dataset_dir:
-            raise UserError(
-                f"{recipe.path} names no prepared folder. Run `{command}` and pass the printed --dataset_dir."
-            )
+            raise UserError(f"{recipe.path} names no prepared folder. Run `{command}`, and pass its --dataset_dir.")
         fix = f"Pass the value of the folder, or run `{command}` with another --dataset_dir."
         requested = request_of(args)
         written = recipe.written.get("data", {}).keys()

@@ -6,29 +6,16 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.files import from_json, to_json
+from gpt2_repro.files import from_json, read_table, to_json
 from gpt2_repro.text import Cell, Table
 
 
-# Two models match if they differ by less than this margin. The margin of an accuracy is absolute: 0.02 is 2 percentage
-# points. All other margins are fractions of the baseline's value. The perplexities and bits per byte of a text express
-# the same quantity: a difference of 5 % in word perplexity is 1.4 % in bits per byte.
-MARGINS = {
-    **dict.fromkeys(("acc", "acc_norm", "completion"), 0.02),
-    **dict.fromkeys(("perplexity", "word_perplexity"), 0.05),
-    **dict.fromkeys(("bits_per_byte", "nats_per_token"), 0.014),
-    "byte_perplexity": 0.01,
-}
+_TABLES = read_table(__file__, "comparison.yaml")
+MARGINS: dict[str, float] = _TABLES["margins"]
+DIAGNOSIS_TABLES: dict[str, str] = _TABLES["diagnosis_tables"]
 CLEAN = " (clean)"  # end of the name of a metric without the documents that overlap with the training data
 ARROWS = {True: " ↑", False: " ↓", None: ""}
 MOST_COLUMNS = 4  # models; a table of more models has one row per model
-DIAGNOSIS_TABLES = {
-    "domains": "Loss by domain",
-    "positions": "Loss by position in the window, for rows that fill the window",
-    "frequencies": "Loss by token frequency (occurrences per million tokens)",
-    "ends": "Loss on the separator at the end of a document",
-    "starts": "Loss by position after a separator (1: the first token of a document)",
-}
 
 
 @dataclasses.dataclass(frozen=True)

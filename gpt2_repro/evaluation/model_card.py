@@ -19,12 +19,6 @@ from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 from gpt2_repro.text import Cell, Table
 
 
-SETTINGS = (
-    *("tokens_per_step", "max_steps", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay"),
-    *("optim", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "muon_momentum", "dropout", "ema_steps"),
-)
-
-
 def model_card(
     name: str,
     record: TrainingRecord,
@@ -45,14 +39,12 @@ def model_card(
     header |= {"library_name": "transformers", "pipeline_tag": "text-generation", **_origin(record)}
     if rows and column:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
-    identity = record.environment.run_identity
     card = render(
         "model_card.md.j2",
         name=name,
         header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
         record=record,
         source=json.dumps(_shorten_files(record.environment.data["source"])),
-        settings={key: getattr(identity[key], "value", identity[key]) for key in SETTINGS if key in identity},
         rows=rows,
         comparison=comparison,
         table=_scores(rows, comparison, column) if comparison else "",

@@ -4,15 +4,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+from gpt2_repro.files import read_table
 
 
 HELLASWAG_ITEMS = 10_042  # in the validation split; scores of fewer items cannot be compared
 LOSS_TOKENS = 10_485_760
-_TABLES = yaml.safe_load(Path(__file__).with_name("references.yaml").read_text(encoding="utf-8"))
+_TABLES = read_table(__file__, "references.yaml")
 # For each source: its text, and the split that the published losses need.
 SHARDS: dict[str, dict[str, str]] = _TABLES["shards"]
 # For each optimizer step: the lowest and the highest validation loss of three runs of llm.c.
@@ -68,14 +67,9 @@ def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: objec
 
 
 NAME = "llm.c"
-# Half of the minimum width of the band in nats, up to each step. The band needs a minimum width, because there are
-# only three runs, and because the curve bends between the anchors.
-HALF_WIDTHS = {500: 0.03, 2000: 0.015, 10_000: 0.011, 19_500: 0.0075}
-CAUSES = {
-    "inside": f"The setup trains like {NAME}'s runs.",
-    "above": "Usual causes: wrong tokens per step, learning rate or label shift, dropout, bf16 weights or sums, other data.",
-    "below": "Usual causes: validation documents in the training rows, other validation rows, targets visible to the model.",
-}
+# Up to each step, half of the minimum width of the band in nats.
+HALF_WIDTHS: dict[int, float] = _TABLES["half_widths"]
+CAUSES: dict[str, str] = _TABLES["causes"]
 
 
 def band(step: int) -> tuple[float, float] | None:

@@ -20,7 +20,7 @@ from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
 from gpt2_repro.evaluation.core import URL, CoreTask, definition_of, find_bundle, read_bundle, rows_of
 from gpt2_repro.evaluation.passages import cut_passages, documents_to_score, read_documents
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
-from gpt2_repro.files import read_json_lines
+from gpt2_repro.files import read_json_lines, read_table
 from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record import RunRecord
 
@@ -46,7 +46,7 @@ class LocalTask:
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-_TABLE = yaml.safe_load(Path(__file__).with_name("tasks.yaml").read_text(encoding="utf-8"))
+_TABLE = read_table(__file__, "tasks.yaml")
 LOCAL_TASKS = {name: LocalTask(**row) for name, row in _TABLE.items()}
 OWN_TASKS = ("last_word", "document_perplexity")  # made from validation documents
 # Prefixes of tasks with a perplexity per document, whose standard error lm-eval would bootstrap for minutes. scores.py

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
+from gpt2_repro.files import read_table
 from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments
 from gpt2_repro.model.size import ModelScale, experts_of, flops_per_token, gpt2_scale, padded_size
 
@@ -21,13 +22,7 @@ from gpt2_repro.model.size import ModelScale, experts_of, flops_per_token, gpt2_
 Kind = type[PreTrainedConfig]
 Keys = dict[str, Any]
 
-# Keys that --config_overrides may not set, with the reason.
-OWNED = {
-    **{name: f"pass --{option}" for option, name in SHAPE.items()},
-    "max_position_embeddings": "pass --sequence_length",
-    **dict.fromkeys(("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the data's tokenizer defines it"),
-    "use_cache": "training uses no cache",
-}
+CONFIG_KEYS = read_table(__file__, "config_keys.yaml")
 # Options to load weights of unknown authors: no pickles, no remote code.
 SAFELY = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
 # Exceptions of transformers for configurations that it cannot build or run.
@@ -109,7 +104,8 @@ def build_config(
 def _check_overrides(kind: Kind, overrides: Keys, *, length: int) -> None:
     """Raise UserError for keys of --config_overrides that are unknown, set elsewhere, or a window within the row."""
     keys = own_keys(kind)
-    owned = OWNED | {kind.attribute_map.get(name, name): reason for name, reason in OWNED.items()}
+    reasons = CONFIG_KEYS["owned"]
+    owned = reasons | {kind.attribute_map.get(name, name): reason for name, reason in reasons.items()}
     for key, value in overrides.items():
         if key in owned:
             raise UserError(f"--config_overrides cannot set {key}: {owned[key]}.")

@@ -11,20 +11,11 @@ from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import SHAPE, ModelArguments
-from gpt2_repro.model.configuration import FAILURES, own_keys, size_keys
+from gpt2_repro.model.configuration import CONFIG_KEYS, FAILURES, own_keys, size_keys
 from gpt2_repro.model.load import load_config, load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config
 from gpt2_repro.model.size import padded_size
 from gpt2_repro.tokenization import is_same
-
-
-# Configuration keys in which the checkpoint may differ. They do not change the model's outputs in evaluation mode.
-FREE = {
-    *("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "n_positions", "max_position_embeddings"),
-    *("use_cache", "embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout", "initializer_range"),
-    *("reorder_and_upcast_attn", "pretraining_tp"),
-    *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
-}
 
 
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
@@ -78,7 +69,9 @@ def _check_config(source: PreTrainedConfig, target: PreTrainedConfig, *, name: s
         raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}, and data of this length.")
     source, plain = plain_config(source), plain_config(target)
     shaped = {type(target).attribute_map.get(key, key) for key in SHAPE.values()}
-    keys = sorted(key for key in own_keys(type(target)) - shaped - FREE if not key.startswith("summary_"))
+    keys = sorted(
+        key for key in own_keys(type(target)) - shaped - {*CONFIG_KEYS["free"]} if not key.startswith("summary_")
+    )
     if different := {key: getattr(source, key) for key in keys if getattr(source, key) != getattr(plain, key)}:
         raise UserError(f"{name} needs further keys in --config_overrides: {json.dumps(different)}.")
 

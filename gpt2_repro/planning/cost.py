@@ -3,11 +3,9 @@
 import dataclasses
 import datetime
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from gpt2_repro.files import read_table
 from gpt2_repro.hardware import is_named, peak_flops
 from gpt2_repro.text import Cell, Table, duration
 
@@ -51,12 +49,8 @@ class Card(NamedTuple):
         return bases.get(self.speed.split()[0], "published")
 
 
-def _rows(name: str) -> list[dict[str, Any]]:
-    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-
-
-CARDS = {row["card"]: Card(**row) for row in _rows("cards.yaml")}
-PRICES = tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
+CARDS = {row["card"]: Card(**row) for row in read_table(__file__, "cards.yaml")}
+PRICES = tuple(Price(**row) for row in read_table(__file__, "gpu_prices.yaml"))
 # Share of the peak FLOP/s that training uses, for GPUs that are not in cards.yaml: the lowest share of a published speed,
 # 3M tokens/s on 8 x H100 SXM (jjschwartz.github.io, scaling-gpt2).
 LEAST_SHARE = 0.32
@@ -150,16 +144,14 @@ def ranking() -> list[dict[str, Any]]:
     return sorted(offers, key=lambda offer: offer["usd"])
 
 
-def plan_on(
-    work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, speed: float | None = None
-) -> dict[str, Any]:
+def plan_on(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, speed: float = 0) -> dict[str, Any]:
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
 
     Args:
         name: GPU name that the driver reports, or some words of a card's name in cards.yaml.
         cards: number of GPUs.
         usd_per_hour: price of the complete machine, 0 for the list price.
-        speed: tokens per second of all GPUs together, None for the speed in cards.yaml.
+        speed: tokens per second of all GPUs together, 0 for the speed in cards.yaml.
     """
     card, price = next(iter(cards_named(name)), None), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
@@ -175,7 +167,7 @@ def plan_on(
     minutes = sum(entry["minutes"] for entry in entries)
     machine = {"card": card.card if card else name, "cards": cards, "memory_gb": card.memory_gb if card else None}
     return {
-        "machine": machine | {"tokens_per_second": speed, "usd_per_hour": paid},
+        "machine": machine | {"tokens_per_second": speed or None, "usd_per_hour": paid},
         "speed": source,
         "price": priced,
         "work": dataclasses.asdict(work),

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from gpt2_repro.batch_plan import micro_batches
+from gpt2_repro.files import read_table
 from gpt2_repro.text import Finding, size
 
 
@@ -18,15 +19,8 @@ class MemoryTrial(NamedTuple):
         return f"--per_device_train_batch_size {self.micro_batch}{' --activation_checkpointing' * self.checkpointing}"
 
 
-# Bytes saved for the backward pass, per token, block and unit of width, with the shapes of the recipes. The compiled
-# loss is traced on CUDA (tests/model/test_cuda_trace.py), with bf16 weights and with fp32 weights under autocast.
-# Eager mode under autocast is measured with benchmarks/saved_bytes.py. fp32 saves twice as many bytes.
-SAVED_BYTES = {
-    "gpt2": {"bf16": 34.1, "autocast": 38.1, "eager": 36},
-    "llama": {"bf16": 34.1, "autocast": 37.1, "eager": 56},
-    "mixtral": {"bf16": 42.2, "autocast": 69.2, "eager": 92},
-}
-# As above: the difference between a step of GPT-2 124M with 64 rows on an H200 and the estimate from the traced bytes
+SAVED_BYTES: dict[str, dict[str, float]] = read_table(__file__, "saved_bytes.yaml")
+# In the unit of SAVED_BYTES: the difference between a step of GPT-2 124M with 64 rows on an H200 and the estimate from the traced bytes
 # (benchmarks/RESULTS.md). Its cause is not known. With activation checkpointing, one block is assumed to need it.
 UNTRACED_BYTES = 5.9
 CONTEXT_BYTES = 1.5e9  # CUDA context and communication buffers

@@ -1,6 +1,5 @@
 """Describe a run: parameters, batches, length, FLOPs and sizes on disk."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from gpt2_repro.batch_plan import BatchPlan
@@ -13,10 +12,8 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.planning.cost import Workload
+from gpt2_repro.planning.sizing import Plans
 from gpt2_repro.text import Cell, Table, size
-
-
-Plans = Mapping[int, BatchPlan | UserError]  # the batch plan for each number of GPUs, or why the step does not divide
 
 
 def run_lines(data: DataArguments, model: ModelArguments, work: Workload, plans: Plans) -> list[str]:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import yaml
-
 from gpt2_repro.batch_plan import SamplingStrategy, TokenCount
 from gpt2_repro.config import JsonObject, parse_recipe
 from gpt2_repro.data.arguments import name_folder
@@ -15,13 +13,13 @@ from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.fields import ABOVE_0, FRACTION, Range, changeable, check_ranges, fixed, option, unnamed
-from gpt2_repro.files import expand
+from gpt2_repro.files import expand, read_table
 from gpt2_repro.model.arguments import SHAPE, ModelArguments, check_model
 from gpt2_repro.optim import Schedule
 from gpt2_repro.run_record import RunRecord
 
 
-_REFUSED = yaml.safe_load(Path(__file__).with_name("refused_fields.yaml").read_text(encoding="utf-8"))
+_REFUSED = read_table(__file__, "refused_fields.yaml")
 # For each field of TrainingArguments that `trainer:` cannot set, the reason.
 DERIVED: dict[str, str] = {name: reason for reason, names in _REFUSED.items() for name in names}
 RATE = Range("above 0 and less than 1", lambda value: 0 < value < 1)
@@ -38,9 +36,7 @@ class TrainingSection:
 
     _argument_group_name: ClassVar[str] = "section training of the recipe"
 
-    output_dir: str | None = unnamed(
-        None, "Run directory. (default: runs/ plus the name of the recipe or data folder)"
-    )
+    output_dir: str | None = unnamed(None, "Run directory. (default: runs/ plus the name of the recipe or data)")
     tokens_per_step: TokenCount = fixed(TokenCount(524_288), "Target tokens per step on all devices. 0: derive them.")
     total_tokens: TokenCount = changeable(TokenCount(9_890_693_120), "Target tokens of the run. 0: derive them.")
     epochs: float = option(0.0, "Passes over the training rows; replaces total_tokens. 0: use total_tokens.")
@@ -60,9 +56,7 @@ class TrainingSection:
     weight_decay: float = fixed(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
     adam_beta2: float = fixed(0.95, "AdamW's second beta. The default of transformers is 0.999.", FRACTION)
     max_grad_norm: float = changeable(1.0, "Clip gradients to this global norm.")
-    bf16: bool = changeable(
-        True, "Compute in bf16, with fp32 master weights. CPUs without bf16 instructions use fp32."
-    )
+    bf16: bool = changeable(True, "Compute in bf16, with fp32 master weights. CPUs without bf16 use fp32.")
     precision: Literal["", "auto", "bf16", "fp16", "fp32"] = changeable(
         "", "Replaces bf16 if set. auto: bf16 if the device supports it, otherwise fp16 on GPUs and fp32 on CPUs."
     )
@@ -87,9 +81,7 @@ class TrainingSection:
     keep_checkpoints: int = unnamed(2, "Number of newest complete checkpoints to keep. 0 keeps all.")
     keep_best_checkpoint: bool = unnamed(True, "Also keep the checkpoint with the lowest validation loss at its step.")
     keep_every_steps: int = unnamed(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")
-    sync_to: str = unnamed(
-        "", "Copy the run here after each save: a folder, HOST:PATH (SFTP), s3://…, hf://buckets/… or another URL."
-    )
+    sync_to: str = unnamed("", "Copy each save here: a folder, HOST:PATH (SFTP), s3://…, hf://buckets/…, other URLs.")
     sync_from: str = unnamed("", "Restore the run from here on an empty machine. (default: sync_to)")
     resume_from: str = unnamed("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")
     allow_resume_change: bool = unnamed(False, "Resume even if the data, schedule, dropout or seed changed.")
@@ -109,10 +101,7 @@ class TrainingSection:
     report_to: list[str] = unnamed([], "Tracking services, such as wandb, tensorboard, trackio or mlflow.")
     run_name: str | None = unnamed(None, "Name for tracking services. (default: the recipe and its overrides)")
     disable_tqdm: bool = unnamed(False, "Print no progress bar.")
-    trainer: JsonObject = option(
-        JsonObject(),
-        "Other fields of transformers.TrainingArguments. In a recipe: a mapping. On the command line: JSON or key=value,…",
-    )
+    trainer: JsonObject = option(JsonObject(), "More fields of TrainingArguments: a mapping, JSON or key=value,…")
 
     @property
     def asked_precision(self) -> str:
@@ -178,9 +167,8 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
         from gpt2_repro.model.initial_weights import follow_checkpoint  # imports torch
 
         model = follow_checkpoint(model, recipe.stated)
-        if (
-            model is recipe.model
-        ):  # it cannot be read, perhaps on another machine: a run that has started knows its shape
+        if model is recipe.model:
+            # It cannot be read, perhaps on another machine. A run that has started knows its shape.
             run = RunRecord(output_dir_of(dataclasses.replace(recipe, data=data))).environment().run_identity
             shape = {option: run[option] for option in SHAPE if option not in recipe.stated and option in run}
             model = dataclasses.replace(model, **shape)

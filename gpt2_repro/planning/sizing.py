@@ -30,6 +30,7 @@ MANY_EPOCHS = 10
 TOKENS_PER_PARAMETER = 20  # with more tokens, a larger model is better (Hoffmann et al. 2022, arXiv:2203.15556)
 STEPS, FEWEST_STEPS = 400, 200
 FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP = 8, 524_288
+Plans = dict[int, BatchPlan | UserError]  # the batch plan for each number of GPUs, or why the step does not divide
 
 
 def follow_data(
@@ -177,15 +178,13 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, device: Accelerator) ->
     return recipe
 
 
-def plans_of(
-    recipe: TrainingRecipe, requested: TrainingRecipe, device: Accelerator | None = None
-) -> dict[int, BatchPlan | UserError]:
+def plans_of(recipe: TrainingRecipe, requested: TrainingRecipe, device: Accelerator | None = None) -> Plans:
     """Return the batch plan for 1, 2, 4, 8 and `device.count` devices, or why a step does not divide.
 
     Args:
         requested: the recipe before sizes of 0 were derived.
     """
-    plans: dict[int, BatchPlan | UserError] = {}
+    plans: Plans = {}
     recipe = recipe.with_training(per_device_train_batch_size=requested.training.per_device_train_batch_size)
     if not recipe.training.per_device_train_batch_size:
         device = device or _devices(recipe)

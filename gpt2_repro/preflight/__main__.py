@@ -78,7 +78,7 @@ def main(argv: list[str]) -> None:
     work, plans = workload_of(recipe), plans_of(recipe, requested, device)
     findings = notes if options.gpu else [*packages, *_check_machine(recipe, work)]
     findings += [Finding("✓", "step", division(plan)), *memory_findings]
-    speed, price = options.tokens_per_second, recipe.training.usd_per_hour
+    speed, price = options.tokens_per_second or 0, recipe.training.usd_per_hour
     if speed and (options.budget or options.hours):
         speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
     planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed)
@@ -229,13 +229,9 @@ def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]
     options, folder = recipe.options, Path(recipe.data.dataset_dir)
     needs = [environment.Need("data", folder, work.missing_bytes)]
     needs.append(environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes))
-
-    def fit() -> str:
-        data = PreparedData.open(recipe)
-        return f"{data.path} has the settings of the recipe"
-
-    is_prepared = (folder / MANIFEST).is_file()
-    data = _judge("data", fit) if is_prepared else Finding("!", "data", f"{folder} is not prepared yet")
+    data = Finding("!", "data", f"{folder} is not prepared yet")
+    if (folder / MANIFEST).is_file():
+        data = _judge("data", lambda: f"{PreparedData.open(recipe).path} has the settings of the recipe")
     findings = [*_check_devices(recipe), *environment.check_limits(), data]
     findings += environment.check_room(needs, volume_bytes=options.volume_gb and options.volume_gb * 1e9)
     if options.dist:

@@ -18,7 +18,7 @@ from gpt2_repro.evaluation.model_card import deviation_table
 from gpt2_repro.files import write_whole
 from gpt2_repro.report.read import Run, values
 from gpt2_repro.run_record.time_breakdown import breakdown
-from gpt2_repro.text import Cell, Table, count, duration
+from gpt2_repro.text import Cell, Table, count, duration, in_terminal
 
 
 PERPLEXITY = re.compile("perplexity|nats_per_token")
@@ -69,9 +69,8 @@ def summary(run: Run, page: Path) -> list[str]:
     lines += run.missing().values()
     if run.samples:
         newest = run.samples[-1]
-        text = " ".join(f"{newest['prompt']}{sample_text(newest)}".split())[:SAMPLE_CHARACTERS]
-        printable = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
-        lines += textwrap.wrap(f"sample: {printable}", 98, subsequent_indent="  ")
+        text = in_terminal(f"{newest['prompt']}{sample_text(newest)}", SAMPLE_CHARACTERS)
+        lines += textwrap.wrap(f"sample: {text}", 98, subsequent_indent="  ")
     lines.append(f"report: {page}")
     return [f"{run.name}: {run.status.state}, {progress(run)}", *(f"  {line}".rstrip() for line in lines)]
 

@@ -56,11 +56,8 @@ def final_losses(path: Path, step: int, *, averaged: bool) -> dict[str, float]:
     """Return the finite validation losses at `step`, those of the averaged weights if the final model has these."""
     prefix = AVERAGED if averaged else "eval"
     losses = validation_losses(path, step)
-    return {
-        key.replace(AVERAGED, "eval"): loss
-        for key, loss in losses.items()
-        if key.startswith(prefix) and loss is not None
-    }
+    finite = {key: loss for key, loss in losses.items() if key.startswith(prefix) and loss is not None}
+    return {key.replace(AVERAGED, "eval"): loss for key, loss in finite.items()}
 
 
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:

@@ -12,10 +12,13 @@ from transformers import PreTrainedModel, ProgressCallback, TrainerCallback
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.evaluation.references import GPT2, HELLASWAG_ITEMS, compared
+from gpt2_repro.files import read_table
 from gpt2_repro.text import duration
 
 
 logger = logging.getLogger(__name__)
+
+LOG_LINE: dict[str, str] = read_table(__file__, "log_line.yaml")
 
 
 class ProgressBar(ProgressCallback):
@@ -61,20 +64,6 @@ class ProgressBar(ProgressCallback):
         sys.stdout.flush()
 
 
-# The values of a training line, in this order. Values that an event does not have are omitted.
-VALUES = {
-    "tokens": "{:,} tokens",
-    "loss": "loss {:.4f}",
-    "learning_rate": "lr {:.2e}",
-    "grad_norm": "norm {:.3f}",
-    "tokens_per_second": "{:,.0f} tok/s",
-    "mfu": "mfu {:.1%}",
-    "padding": "padding {:.1%}",
-    "data_wait": "data wait {:.1%}",
-    "usd": "${:,.2f}",
-}
-
-
 def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
     """Return an event of metrics.jsonl as one line, or "" if the event has no loss.
 
@@ -95,7 +84,7 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
         return line
     if "loss" not in event:
         return ""
-    parts = [form.format(event[key]) for key, form in VALUES.items() if event.get(key) is not None]
+    parts = [form.format(event[key]) for key, form in LOG_LINE.items() if event.get(key) is not None]
     speed = event.get("tokens_per_second")
     if steps_left and speed and event.get("step"):
         # This is the time of training. Validation and saving are not included.

@@ -11,17 +11,15 @@ import socket
 import sys
 from pathlib import Path
 
-import yaml
-
 from gpt2_repro.checkpoints.side_process import end_with_parent
 from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.files import read_table
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
 
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
-MASTERS = "bf16_master_weights_and_grads"
-_KEYS = yaml.safe_load(Path(__file__).with_name("launcher_keys.yaml").read_text(encoding="utf-8"))
+KEYS = read_table(__file__, "launcher_keys.yaml")
 
 
 def choose_gloo_interface() -> None:
@@ -84,28 +82,26 @@ def check_deepspeed_json(path: Path) -> None:
         raise UserError(f"{path} needs the section zero_optimization with the stage 1, 2 or 3.")
     sections = {name: section for name, section in config.items() if isinstance(section, dict)}
     flat = config | {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    for key, reason in _KEYS["refused"].items():
+    for key, reason in KEYS["refused"].items():
         if {key, f"zero_optimization.{key}"} & flat.keys():
             raise UserError(f"{path}: {key} cannot be set, because {reason}.")
-    for key, value in _KEYS["auto"].items():
+    for key, value in KEYS["auto"].items():
         if flat.get(key, value) != "auto":
             raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
     # In fp16, gradients below 6e-8 become 0, and Adam does not move these weights.
     for key in ("communication_data_type", "data_types.grad_accum_dtype"):
         if flat.get(key) in ("fp16", "half", "float16"):
             raise UserError(f"{path}: {key} cannot be {flat[key]}, because small gradients would become 0.")
-    for key in ("round_robin_gradients", "parameter_alignment"):
-        if flat.get(f"zero_optimization.{key}"):
-            raise UserError(f"{path}: {key} stores the master weights in another order.")
-    if flat.get(f"bf16.{MASTERS}"):
-        raise UserError(f"{path}: {MASTERS} turns off the fp32 master weights.")
+    for key, reason in KEYS["off"].items():
+        if flat.get(key):
+            raise UserError(f"{path}: {key} cannot be set, because {reason}.")
 
 
 def check_fsdp() -> None:
     """Raise UserError if FSDP has only one process or unsupported settings."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         raise UserError("FSDP needs two or more processes. Pass --num_processes 2, or run python train.py.")
-    for name, needed in _KEYS["fsdp"].items():
+    for name, needed in KEYS["fsdp"].items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value.lower() != needed.lower():
             raise UserError(f"fsdp_config has fsdp_{name} {value}, but train.py needs {needed}.")

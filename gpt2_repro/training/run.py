@@ -125,19 +125,18 @@ def build_trainer(
     from gpt2_repro.training.trainer import PretrainingTrainer
 
     inputs, model, length = open_inputs(data, args.settings), recipe.model, start.plan.sequence_length
+    tokenizer, vocab_size = inputs.tokenizer, data.manifest.vocab_size
     run.end_phase("opening the data")
-    config = build_config(
-        model, sequence_length=length, vocab_size=data.manifest.vocab_size, tokenizer=inputs.tokenizer
-    )
+    config = build_config(model, sequence_length=length, vocab_size=vocab_size, tokenizer=tokenizer)
     check_architecture(config, document_mask=model.document_mask)
     run.end_phase("checking the architecture")
     attention = _choose_kernel(args, recipe, config, run)
     run.end_phase("choosing the kernel")
     set_seed(args.seed)
-    documents = Documents(inputs.tokenizer.eos_token_id, behind=recipe.data.separator == "after")
+    documents = Documents(tokenizer.eos_token_id, behind=recipe.data.separator == "after")
     network = build_model(
         config,
-        inputs.tokenizer,
+        tokenizer,
         attention=attention.name,
         init_from="" if start.checkpoint else model.init_from,
         documents=documents if model.document_mask else None,
@@ -228,8 +227,7 @@ def lifecycle(trainer: "PretrainingTrainer", start: Start) -> Iterator[str | Non
     trainer.when.signals.install()
     trainer.restore(start)
     if ranks.is_main():
-        validates_again = args.eval_on_start
-        prepare_run_directory(run, start, max_steps=trainer.plan.max_steps, validates_again=validates_again)
+        prepare_run_directory(run, start, max_steps=trainer.plan.max_steps, validates_again=args.eval_on_start)
     ranks.check_shared(run.path / STATUS)
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))

@@ -7,6 +7,7 @@ from tqdm import tqdm
 from transformers import LogitsProcessorList, TrainerCallback
 
 from gpt2_repro.run_record import events
+from gpt2_repro.text import in_terminal
 from gpt2_repro.tokenization import start_ids
 from gpt2_repro.training.sharded import has_shards
 from gpt2_repro.training.trainer import PretrainingTrainer
@@ -28,10 +29,9 @@ class TextSampler(TrainerCallback):
         text = self._sample(args, state.global_step, model, together=sharded)
         if not state.is_world_process_zero:
             return
-        events.append(
-            self.trainer.run.samples, {"step": state.global_step, "prompt": args.settings.sample_prompt, "text": text}
-        )
-        tqdm.write(f"sample: {_on_one_line(text)}")
+        sample = {"step": state.global_step, "prompt": args.settings.sample_prompt, "text": text}
+        events.append(self.trainer.run.samples, sample)
+        tqdm.write(f"sample: {in_terminal(text, SHOWN)}")
 
     def _sample(self, args: Any, step: int, model: Any, *, together: bool) -> str:
         window = model.config.max_position_embeddings
@@ -59,12 +59,3 @@ def _require_finite(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     if not bool(scores.isfinite().all()):
         raise FloatingPointError("The logits are not finite.")
     return scores
-
-
-def _on_one_line(text: str) -> str:
-    """Join the lines of a text, and cut the result after `SHOWN` characters.
-
-    Terminal control characters are replaced.
-    """
-    line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in " ".join(text.split()))
-    return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"

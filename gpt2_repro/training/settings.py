@@ -20,19 +20,13 @@ from gpt2_repro.planning.cost import price_of
 from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.planning.workload import plan_run
 from gpt2_repro.run_record.notes import WENT_BACK, noted
-from gpt2_repro.training.launch_checks import check_launcher
+from gpt2_repro.training.launch_checks import KEYS, check_launcher
 
 
 if TYPE_CHECKING:
     from gpt2_repro.training.trainer import PretrainingArguments
 
 logger = logging.getLogger(__name__)
-
-# Optimizers of transformers whose update of a weight does not depend on the other weights of its matrix.
-ELEMENTWISE = (
-    *("adamw_torch_fused", "adamw_torch", "adamw_apex_fused", "adamw_anyprecision", "sgd", "adagrad", "rmsprop"),
-    *("adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "lion_32bit", "lion_8bit", "paged_lion_32bit"),
-)
 
 
 def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan]:
@@ -61,8 +55,8 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     if not launcher.whole_weights and (refused := [option for option, is_set in options.items() if is_set]):
         fix = f"Launch with --config_file {RECOMMENDED.config}."
         raise UserError(f"{refused[0]} needs complete weights, but {launcher.name} shards the weights. {fix}")
-    if launcher.deepspeed_json and training.optim not in (*ELEMENTWISE, MUON):
-        fix = f"Pass --optim {ELEMENTWISE[0]}, or launch with --config_file accelerate_configs/ddp.yaml."
+    if launcher.deepspeed_json and training.optim not in (*KEYS["elementwise"], MUON):
+        fix = f"Pass --optim {KEYS['elementwise'][0]}, or launch with --config_file accelerate_configs/ddp.yaml."
         problem = f"DeepSpeed flattens the weights, and --optim {training.optim} may depend on their shapes"
         raise UserError(f"{problem}. {fix}")
     if training.max_usd and not training.usd_per_hour:

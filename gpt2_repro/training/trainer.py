@@ -71,17 +71,16 @@ class PretrainingTrainer(Trainer):
         environment: Environment,
         identity: RunIdentity = RunIdentity({}),  # noqa: B008 (frozen)
     ) -> None:
+        settings = args.settings
+        optimizer = engine.own_optimizer(model, settings, deepspeed=args.deepspeed_plugin is not None)
         super().__init__(
             model=model,
             args=args,
             train_dataset=inputs.train,
             eval_dataset=inputs.validation,
             processing_class=inputs.tokenizer,
-            optimizer_cls_and_kwargs=engine.own_optimizer(
-                model, args.settings, deepspeed=args.deepspeed_plugin is not None
-            ),
+            optimizer_cls_and_kwargs=optimizer,
         )
-        settings = args.settings
         self.run, self.environment, self.plan = run, environment, environment.plan
         self.meter = Meter(environment, compiled=bool(settings.torch_compile))
         run.measure_with(self.meter.time_breakdown)
@@ -90,7 +89,7 @@ class PretrainingTrainer(Trainer):
         self.average = WeightAverage(settings.ema_steps)
         self.saver = self._saver(identity)
         self.when = StepControl(settings, self.run, self.saver)
-        self.validation = Validation(inputs, self.args, settings, self.plan, self.when)
+        self.validation = Validation(inputs, self.args, self.plan, self.when)
         self.restored_losses: dict[str, Any] | None = None  # the loss window in the manifest of a checkpoint
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
         self._held_report: Callable[[], None] | None = None
@@ -175,9 +174,8 @@ class PretrainingTrainer(Trainer):
         phases, total = self.run.startup, sum(self.run.startup.values())
         self.environment = dataclasses.replace(self.environment, startup=phases)
         self.record_engine({})
-        logger.info(
-            "start-up: %.1f s (%s)", total, ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
-        )
+        listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
+        logger.info("start-up: %.1f s (%s)", total, listed)
 
     def record_engine(self, facts: dict[str, Any]) -> None:
         """Add properties of the training engine to environment.json."""

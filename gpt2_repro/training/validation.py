@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from accelerate.utils import reduce, send_to_device
 from torch import Tensor
-from transformers import TrainingArguments
 
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.evaluation.hellaswag import HellaSwag
-from gpt2_repro.planning.recipe import TrainingSection
 from gpt2_repro.run_record import events
 from gpt2_repro.tokenization import bytes_of_ids, start_id
 from gpt2_repro.training.inputs import Inputs
@@ -23,22 +21,13 @@ from gpt2_repro.training.when import StepControl
 
 logger = logging.getLogger(__name__)
 
-# Begins the keys of the averaged weights. The names of validation sets have no capitals, so no set has such a key.
-
 
 class Validation:
     """Computes the losses of the validation sets and the HellaSwag score on all ranks."""
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        args: TrainingArguments,
-        settings: TrainingSection,
-        plan: BatchPlan,
-        when: StepControl,
-    ) -> None:
+    def __init__(self, inputs: Inputs, args: Any, plan: BatchPlan, when: StepControl) -> None:
         self.sets, self.hellaswag, self.when = inputs.validation, inputs.hellaswag, when
-        self.args, self.settings = args, settings
+        self.args, self.settings = args, args.settings
         self.length = plan.sequence_length
         self._positions = args.per_device_eval_batch_size * self.length  # positions of one forward pass
         self._bytes, self._start = torch.from_numpy(bytes_of_ids(inputs.tokenizer)), start_id(inputs.tokenizer)

@@ -104,9 +104,7 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
     """
     paths: set[Path] = set()
     for pattern in patterns:
-        files = [
-            file for match in paths_of(pattern) for file in ([match] if match.is_file() else _text_files_in(match))
-        ]
+        files = [file for path in paths_of(pattern) for file in ([path] if path.is_file() else _text_files_in(path))]
         if not files:
             raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} file.")
         paths.update(files)

@@ -2,11 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from gpt2_repro.files import read_table
 from gpt2_repro.text import Cell, Table, duration, size
 
 
@@ -39,7 +37,7 @@ class Preset:
         return 0 if self.train.endswith(".bin") else 2 * self.largest_file
 
 
-_TABLE = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8"))
+_TABLE = read_table(__file__, "presets.yaml")
 PRESETS = {name: Preset(**fields) for name, fields in _TABLE["presets"].items()}
 OTHER_SOURCES, BY_LANGUAGE = _TABLE["other_sources"], _TABLE["by_language"]
 
