@@ -92,7 +92,7 @@ def check_deepspeed_json(path: Path) -> None:
     for key in ("communication_data_type", "data_types.grad_accum_dtype"):
         if flat.get(key) in ("fp16", "half", "float16"):
             raise UserError(f"{path}: {key} cannot be {flat[key]}, because small gradients would become 0.")
-    for key, reason in KEYS["off"].items():
+    for key, reason in KEYS["unset"].items():
         if flat.get(key):
             raise UserError(f"{path}: {key} cannot be set, because {reason}.")
 
