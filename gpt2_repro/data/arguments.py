@@ -27,9 +27,9 @@ class DataArguments:
         "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob of local files. Add "
         "#COLUMN to select the text column. Mix sources by their share of tokens: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
-    data_files: list[str] = changeable([], "Your own text: files, folders or globs, instead of --source.")
+    data_files: list[str] = changeable([], "Your text: files, folders, globs (.txt .md .json .jsonl .csv .parquet .bin .ds).")
     text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
-    sample_by: Literal["document", "paragraph", "line"] = changeable("document", "What a document of a .txt file is.")
+    sample_by: Literal["document", "paragraph", "line"] = changeable("document", "Documents of .txt: files, paragraphs, lines.")
     source_split: str = changeable("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = fixed(
         "openai-community/gpt2",
@@ -37,10 +37,10 @@ class DataArguments:
         "(train a BPE with a size that suits the text), or none:N (N ids without text).",
     )
     dataset_dir: str = unnamed("", "Prepared folder. (default: data/NAME, named after the files or source)")
-    packing: Literal["concat", "wrap"] = changeable("concat", "Cut rows from the joined documents, or from each one.")
+    packing: Literal["concat", "wrap"] = changeable("concat", "Cut rows from the joined documents, or each document.")
     sequence_length: int = fixed(1024, "Predicted tokens (targets) per row. --packing wrap also makes shorter rows.")
     min_length: int = changeable(0, "With --packing wrap, drop rows with fewer predicted tokens than this.")
-    separator: Literal["before", "after", "none"] = changeable("before", "Where each document has an end-of-text id.")
+    separator: Literal["before", "after", "none"] = changeable("before", "Add end-of-text before or after documents.")
     split: Literal["head", "hash", "source"] = changeable(
         "head",
         "Validation documents: the first documents (head), those that a hash of the text chooses (hash), or the "
