@@ -152,7 +152,7 @@ class Bench:
         self.measure("124M: a step of 1,024 tokens, save, copy", f"{train} 1")
         shutil.rmtree(run)
         self.measure("124M: restore the copy, a step, save, copy", f"{train} 2")
-        for name in ("folder", "model.bin", "model.pt", "model.gguf"):
+        for name in ("folder", "model.bin", "model.gguf"):
             command = f"-m gpt2_repro.export {run}/checkpoint-2 {self.work}/exports/{name}"
             self.measure(f"124M: export to {name}", command)
 
