@@ -27,9 +27,14 @@ class DataArguments:
         "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob of local files. Add "
         "#COLUMN to select the text column. Mix sources by their share of tokens: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
-    data_files: list[str] = changeable([], "Your text: files, folders, globs (.txt .md .json .jsonl .csv .parquet .bin .ds).")
+    data_files: list[str] = changeable(
+        [],
+        "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin .ds.",
+    )
     text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
-    sample_by: Literal["document", "paragraph", "line"] = changeable("document", "Documents of .txt: files, paragraphs, lines.")
+    sample_by: Literal["document", "paragraph", "line"] = changeable(
+        "document", "Documents of a .txt file: the complete file (document), its paragraphs, or its lines."
+    )
     source_split: str = changeable("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = fixed(
         "openai-community/gpt2",
