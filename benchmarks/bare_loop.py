@@ -4,7 +4,7 @@
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
     python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
 
-real_run.py runs these commands and compares the results with a run of train.py. train_step.py measures the loop.
+real_run.py runs these commands and compares the results with a run of train.py. gpu.py measures the loop.
 """
 
 import itertools
@@ -59,15 +59,14 @@ def loop(
     passes: int,
     bf16: bool,
     masters: Masters | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    clip: float = 1.0,
-    decay: float = 0.1,
-    rate: Callable[[int], float] = lambda step: 6e-4,
+    clip: float,
+    decay: float,
+    rate: Callable[[int], float],
     **adam: Any,
 ) -> Iterator[Tensor]:
     """Train, and yield the sum of the `passes` losses of each step.
 
-    Without `masters`, bf16 means autocast. `adam` contains arguments of AdamW, which is the default optimizer.
+    Without `masters`, bf16 means autocast. `adam` contains arguments of AdamW.
     """
     device = next(model.parameters()).device
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16 and masters is None)
@@ -76,7 +75,7 @@ def loop(
         {"params": [p for p in updated if p.dim() >= 2], "weight_decay": decay},
         {"params": [p for p in updated if p.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer = optimizer or torch.optim.AdamW(groups, fused=True, **{"betas": (0.9, 0.95)} | adam)
+    optimizer = torch.optim.AdamW(groups, fused=True, **adam)
     ahead = next(batches)
     for step in range(steps):
         total = torch.zeros((), device=device)

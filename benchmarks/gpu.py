@@ -1,132 +1,453 @@
-"""Measure everything that needs a GPU, within a time limit.
+"""Measure training on a GPU with the product's own commands, within a time limit.
 
-    python benchmarks/gpu.py --minutes 9 --out DIR [--nanogpt ~/nanoGPT] [--data_files 'books/*.jsonl.gz']
+    python benchmarks/gpu.py --minutes 8 --out gpu --data_files 'books/*.jsonl.gz' --tokenizer ../gpt2 \\
+        --llmc ../llm.c/train_gpt2cu --nanogpt ../nanoGPT
+    python benchmarks/gpu.py --parts variants --variants flash_attention_2 workers_4 --data_files 'books/*.jsonl.gz'
+    python benchmarks/gpu.py --use_cpu --out gpu           # test this script: a tiny model, and text of Python's manual
 
-The parts, by value: times of the attention kernels, train_step.py with its contenders, a profile of two steps, and a real run with kill and resume (real_run.py). A part
-that does not fit into the remaining time is skipped. Every part runs in its own processes, which share one cache of
-compiled code. On a CPU all parts run with a small model, to test this script.
+Every part starts train.py under ZeRO-1 on the same prepared text. The parts, in this order:
+
+train      Train with an empty compiler cache and saves, kill all processes with SIGKILL, and start the command again.
+programs   llm.c's train_gpt2 and nanoGPT's train.py, on the same tokens with the same batch. One process each.
+profile    The kernels of one step, by group.
+variants   The same training with other options, see VARIANTS, until the time is over.
+bare       A PyTorch loop that repeats the run of `train`. Not by default.
+
+Each result is printed and appended to results.jsonl in --out at once, and so are the logs. The tables at the end are
+also in gpu.md. If a part fails, its error is its result. Options after `--` are passed to train.py and prepare_data.py.
 """
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import os
-import subprocess
+import pickle
+import re
+import shutil
+import signal
+import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.processes import run_captured
-from benchmarks.train_step import Setup, run, table
+from benchmarks.machine import describe
+from benchmarks.patched_train import PROFILED_STEP
+from benchmarks.processes import ROOT, Finished, gpu_query, run_logged
+from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.launchers import LAUNCHERS
+from gpt2_repro.planning.memory import MemoryTrial
+from gpt2_repro.planning.recipe import load_recipe
+from gpt2_repro.planning.workload import estimate_memory, workload_of
+from gpt2_repro.run_record import RunRecord
 
 
-GPU = torch.cuda.is_available()
-SHAPE, ROWS, PASSES = ("124m", 64, 4) if GPU else ("shakespeare", 12, 1)
-# Shares of the time limit. Time that a part does not use is left for the next parts.
-SHARES = {"attention": 0.06, "train_step": 0.5, "profile": 0.14, "real_run": 0.3}
+PARTS = ("train", "programs", "profile", "variants", "bare")
+SETTLED = 5  # steps at the start that are not measured
+PROCESS_SECONDS = 200  # time limit of one process
+SAVED = re.compile(r"([\d.,]+) MB in ([\d.]+) s, training paused for ([\d.]+) s")
+# The lines of a step. The group is its time in milliseconds.
+LLMC_STEP = re.compile(r"^step +\d+/\d+ \|.*\| ([\d.]+) ms \|", re.MULTILINE)
+NANOGPT_STEP = re.compile(r"^iter \d+: loss \S+, time ([\d.]+)ms", re.MULTILINE)
+# A model that a CPU trains with the rows per step and the micro-batches of the real one.
+TINY = "--use_cpu --sequence_length 16 --tokens_per_step 8192 --n_layer 2 --n_head 2 --n_embd 32"
 
 
-class Parts:
-    """The parts of the benchmark. Each method yields lines of Markdown."""
+class Variant(NamedTuple):
+    """A change of the training. The name is that of the run."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.out = args, args.out.resolve()
-        counts = {"warmup": 3, "steps": 4, "windows": 2}
-        self.setup = Setup(SHAPE, ROWS, PASSES, **counts, compile=GPU, bf16=GPU, nanogpt=args.nanogpt)
-        # The bare loop has the same dtype of weights.
-        self.ours, self.bare = ("zero1", "bare_bf16") if importlib.util.find_spec("deepspeed") else ("trainer", "bare")
+    name: str
+    options: str = ""  # of train.py
+    deepspeed: Mapping[str, Any] = {}  # merged into the DeepSpeed JSON
+    environment: Mapping[str, str] = {}
+    patch: str = ""  # a function of patched_train.py
+    needs: str = ""  # a module that must be installed
+    launcher: str = "zero1"
 
-    def attention(self, seconds: float) -> Iterator[str]:
-        words = [sys.executable, __file__, "--attention"]
-        done = run_captured(words, timeout=seconds)
-        yield done.stdout if done.returncode == 0 else done.stderr[-2000:]
 
-    def train_step(self, seconds: float) -> Iterator[str]:
-        until, results = time.monotonic() + seconds, {}
-        names = ["zero1", self.bare] if self.ours == "zero1" else [self.bare]
-        for name in [*names, "trainer", *["nanogpt"] * bool(self.args.nanogpt), "stock"]:
-            results[name] = [run(name, self.setup, processes=1, timeout=until - time.monotonic())]
-            (self.out / "train_step.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-        yield table(self.setup, results)
+AS_IT_IS = Variant("as_it_is")
+# In the order of the expected gain. Each is measured if the time suffices.
+VARIANTS = (
+    Variant("flash_attention_4", "--attn_implementation causal_sdpa", patch="fa4", needs="cutlass"),
+    Variant("immediate_grad_update", deepspeed={"bf16": {"enabled": "auto", "immediate_grad_update": True}}),
+    Variant("rows_128", "--per_device_train_batch_size 128"),
+    Variant("workers_4", "--dataloader_num_workers 4"),
+    Variant("workers_0", "--dataloader_num_workers 0"),
+    Variant("log_every_10", "--logging_steps 10"),
+    Variant("max_autotune", environment={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
+    Variant("flash_attention_2", "--attn_implementation flash_attention_2", needs="flash_attn"),
+    Variant("causal_cudnn", "--attn_implementation causal_cudnn"),
+    Variant("causal_sdpa", "--attn_implementation causal_sdpa"),
+    Variant("rows_32", "--per_device_train_batch_size 32"),
+    Variant("rows_96", "--per_device_train_batch_size 96 --tokens_per_step {rows_480}"),
+    Variant("no_recompute", patch="no_recompute"),
+    Variant("document_mask", "--document_mask true --attn_implementation auto"),
+    Variant("ddp", launcher="ddp"),
+    Variant("causal_efficient", "--attn_implementation causal_efficient"),
+)
 
-    def profile(self, seconds: float) -> Iterator[str]:
-        file = self.out / "profile.json"
-        setup = dataclasses.replace(self.setup, profile=str(file))
-        measured = run(self.ours, setup, processes=1, timeout=seconds)
-        if "error" in measured:
-            yield measured["error"]
+
+class Bench:
+    """The parts of the benchmark, and their results."""
+
+    def __init__(self, args: argparse.Namespace, further: list[str], work: Path) -> None:
+        self.args, self.out, self.work = args, args.out.resolve(), work
+        self.began = time.monotonic()
+        self.options = [*(TINY.split() if args.use_cpu else []), *further]
+        self.recipe = load_recipe([args.recipe, *self.options])
+        self.length, training = self.recipe.data.sequence_length, self.recipe.training
+        self.tokens_per_step, self.rows = training.tokens_per_step, training.per_device_train_batch_size
+        is_prepared = args.data_files and Path(args.data_files[0], "manifest.json").is_file()
+        self.data = Path(args.data_files[0]).resolve() if is_prepared else work / "data"
+        self.environment = {"TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"), "PYTHONUNBUFFERED": "1"}
+        self.results: list[dict[str, Any]] = []
+        self.kernel: list[str] = []  # the option for the attention kernel that `auto` has chosen
+        self.out.mkdir(parents=True, exist_ok=True)
+
+    def left(self) -> float:
+        """Return the remaining seconds."""
+        return 60 * self.args.minutes - (time.monotonic() - self.began)
+
+    def record(self, part: str, name: str, **values: Any) -> None:
+        """Print a result, and append it to results.jsonl."""
+        result = {"part": part, "name": name, **values}
+        self.results.append(result)
+        print(f"[{time.monotonic() - self.began:.0f} s] {part}, {name}: {shown(values)}", flush=True)
+        with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+
+    def run(self, part: str) -> None:
+        """Run a part. If it fails, record the error."""
+        try:
+            getattr(self, part)()
+        except (Exception, SystemExit) as error:
+            self.record(part, "failed", error=cause(error))
+
+    def call(self, command: list[str], log: str, env: Mapping[str, str] | None = None, **options: Any) -> Finished:
+        seconds = min(self.left(), PROCESS_SECONDS)
+        if seconds <= 0:
+            sys.exit("no time is left")
+        environment = os.environ | self.environment | dict(env or {})
+        return run_logged(command, log=self.out / log, timeout=seconds, env=environment, **options)
+
+    def prepare(self) -> None:
+        """Prepare the text, unless --data_files is a prepared folder."""
+        if self.data != self.work / "data":
             return
-        profile = json.loads(file.read_text(encoding="utf-8"))
-        yield f"two steps of {self.ours}: {profile['ms']:.1f} ms, a kernel runs in {profile['busy']:.1%} of the time\n"
-        yield "| kernel | ms | calls |\n| --- | --- | --- |"
-        yield from (f"| `{each['kernel'][:90]}` | {each['ms']:.2f} | {each['calls']} |" for each in profile["kernels"])
+        args, rows = self.args, self.recipe.training.per_device_eval_batch_size
+        words = ["--data_files", *args.data_files] if args.data_files else ["--source", "embedded"]
+        words += ["--tokenizer", args.tokenizer or ("train:1024" if args.use_cpu else self.recipe.data.tokenizer)]
+        words += ["--dataset_dir", str(self.data), "--sequence_length", str(self.length)]
+        words += ["--split", "head", "--validation_tokens", str(rows * self.length + 1)]
+        done = self.call([sys.executable, "prepare_data.py", args.recipe, *words], "prepare.log")
+        self.record("prepare", "text", seconds=round(done.seconds, 1))
 
-    def real_run(self, seconds: float) -> Iterator[str]:
-        if not self.args.data_files:
-            yield "skipped: needs --data_files"
-            return
-        small = ["--tokenizer", "train:1024", "--processes", "2", "--steps", "24", "--eval_tokens", "4096", "--"]
-        small += ["--use_cpu", "--n_layer", "2", "--n_head", "2", "--n_embd", "64", "--warmup_steps", "10"]
-        small += ["--tokens_per_step", "2048", "--per_device_train_batch_size", "1"]
-        words = ["--data_files", *self.args.data_files, "--work", str(self.out / "real_run"), "--steps", "40"]
-        command = [sys.executable, "benchmarks/real_run.py", *words, *([] if GPU else small)]
-        done = run_captured(command, timeout=seconds)
-        yield done.stdout[-6000:] or done.stderr[-2000:]
+    def command(self, variant: Variant, run: Path, steps: int, *options: str) -> list[str]:
+        """Return the command that trains a variant."""
+        launcher = LAUNCHERS[variant.launcher]
+        words = launcher.command("--num_processes", str(self.args.processes), "--main_process_port", "0")
+        if variant.deepspeed:
+            merged = json.loads((ROOT / "ds_configs" / launcher.deepspeed_json).read_text(encoding="utf-8"))
+            file = self.work / f"{variant.name}.json"
+            file.write_text(json.dumps({**merged, **variant.deepspeed}), encoding="utf-8")
+            words += ["--deepspeed_config_file", str(file)]
+        words += ["benchmarks/patched_train.py" if variant.patch else "train.py", self.args.recipe]
+        words += ["--dataset_dir", str(self.data), "--output_dir", str(run), "--max_steps", str(steps)]
+        words += ["--warmup_steps", str(min(20, steps // 2)), "--logging_steps", "1", "--disable_tqdm", "true"]
+        words += ["--eval_tokens", str(self.recipe.training.per_device_eval_batch_size * self.length)]
+        words += ["--hellaswag_steps", "0", *self.options, *options, *self.kernel]
+        return [*words, *variant.options.format(rows_480=480 * self.length).split()]
 
+    def measure(self, variant: Variant, steps: int) -> tuple[Path, dict[str, Any]]:
+        """Train a variant without validations and saves. Return its run directory and measurements."""
+        run = self.work / variant.name
+        command = self.command(variant, run, steps, "--eval_steps", "0", "--save_strategy", "no")
+        # torch's cache could return code that was compiled without the patch.
+        shares = variant.patch in ("", "profile")
+        cache = {} if shares else {"TORCHINDUCTOR_CACHE_DIR": str(self.work / f"inductor_{variant.name}")}
+        environment = {**variant.environment, **cache, "BENCHMARK_PATCH": variant.patch}
+        environment["BENCHMARK_FILE"] = str(self.out / "profile.json")
+        done = self.call(command, f"{variant.name}.log", environment)
+        results = speed_of(run, done)
+        self.kernel = self.kernel or ["--attn_implementation", results["attention"].partition(" ")[0]]
+        return run, results
 
-def time_attention() -> None:
-    """Print the times of all attention kernels for one row shape, as Markdown."""
-    from transformers import GPT2Config
+    def train(self) -> None:
+        """Measure speed, saves, memory and starts, before and after SIGKILL."""
+        run, steps = self.work / "train", self.args.steps
+        command = self.command(AS_IT_IS, run, steps, "--eval_steps", str(steps), "--save_steps", str(steps // 3))
 
-    from gpt2_repro.model.attention import HUB_KERNEL, PACKAGE, Machine, obstacle, time_kernels
-    from gpt2_repro.model.pretraining import SDPA
+        def is_time() -> bool:
+            newest = newest_checkpoint(run)
+            return newest > 0 and max(logged(run), default=0) >= newest + 3
 
-    length = 1024 if GPU else 128
-    machine = Machine(GPU, bf16=GPU, length=length)
-    config = GPT2Config(n_positions=length, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
-    obstacles = {name: obstacle(name, machine) for name in (PACKAGE, HUB_KERNEL, *SDPA)}
-    timings = time_kernels(obstacles, machine, config, ROWS)
-    print(f"forward and backward, {ROWS} x 12 x {length} x 64\n\n| kernel | ms |\n| --- | --- |")
-    for name, time_ in timings.items():
-        print(f"| {name} | {time_ if isinstance(time_, str) else f'{time_:.2f}'} |")
+        first = self.call(command, "train_1.log", stop=is_time)
+        speed = speed_of(run, first, last=steps // 3)
+        self.record("train", AS_IT_IS.name, **speed)
+        self.kernel = ["--attn_implementation", speed["attention"].partition(" ")[0]]
+        self.record("train", "peak memory", **self.memory(run, first.peak_mib))
+        before, newest = logged(run), newest_checkpoint(run)
+        self.record("train", "start, empty compiler cache", **start_of(run, before[1]["time"] - first.began))
+        if not first.killed:
+            sys.exit("The run ended before it could be killed. Pass a larger --steps.")
+        second = self.call(command, "train_2.log")
+        after = logged(run)
+        self.record("train", "SIGKILL to the next step", **start_of(run, after[newest + 1]["time"] - first.ended))
+        repeated = [step for step in before if step > newest]
+        keys = ("loss", "grad_norm")
+        equal = all(before[step][key] == after[step][key] for step in repeated for key in keys)
+        self.record("train", "repeated steps", steps=repeated, losses_and_norms_are_equal=equal)
+        texts = [(self.out / f"train_{number}.log").read_text(encoding="utf-8") for number in (1, 2)]
+        sizes, complete, paused = zip(*SAVED.findall("".join(texts)), strict=True)
+        self.record("train", "saves", megabytes=sizes[-1], paused_s=paused, complete_after_s=complete)
+        resumed = speed_of(run, second, first=newest + SETTLED)
+        self.record("train", "after the resume, with saves", **resumed)
 
+    def memory(self, run: Path, peak_mib: int) -> dict[str, Any]:
+        """Return the measured peak, and the estimate of preflight."""
+        environment, recipe = RunRecord(run).environment(), load_recipe([str(run / "recipe.yaml")])
+        memory_bytes, plan = environment.accelerator.memory_bytes, environment.plan
+        estimate = estimate_memory(recipe, workload_of(recipe), memory_bytes, plan.num_processes)
+        estimated = estimate.bytes_of(MemoryTrial(plan.micro_batch_size)) / 1e9
+        return {"nvidia_smi_gb": round(peak_mib * 2**20 / 1e9, 1), "estimated_gb": round(estimated, 1)}
 
-def main() -> None:
-    """Run the parts one after another until the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=9, help="Time limit of all parts. (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("gpu"), help="Folder for the results. (default: gpu)")
-    parser.add_argument("--nanogpt", default="", help="Folder of a nanoGPT checkout.")
-    parser.add_argument("--data_files", nargs="+", default=[], help="Text or a prepared folder for the real run.")
-    parser.add_argument("--attention", action="store_true", help=argparse.SUPPRESS)
-    parts_help = "Parts to run: %(choices)s. (default: all)"
-    parser.add_argument("--parts", nargs="+", choices=SHARES, default=list(SHARES), help=parts_help)
-    args = parser.parse_args()
-    if args.attention:
-        return time_attention()
-    began, parts = time.monotonic(), Parts(args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(args.out.resolve() / "inductor")
-    with (args.out / "gpu.md").open("w", buffering=1, encoding="utf-8") as report:
-        for number, name in enumerate(args.parts):
-            left = args.minutes * 60 - (time.monotonic() - began)
-            seconds = left * SHARES[name] / sum(SHARES[each] for each in args.parts[number:])
-            report.write(f"\n## {name}\n\n")
-            start = time.monotonic()
+    def programs(self) -> None:
+        """Measure llm.c and nanoGPT with their own programs."""
+        args = self.args
+        for option, path in (("--llmc", args.llmc), ("--nanogpt", args.nanogpt)):
+            if path is None:
+                print(f"{option} was not passed, and is left out.")
+        if args.llmc or args.nanogpt:
+            self.write_token_files()
+        for recompute in (1, 0) if args.llmc else ():
+            name = "llm.c" if recompute else "llm.c, GELU not recomputed (-r 0)"
+            words = f"-e d12 -b {self.rows} -t {self.length} -d {self.tokens_per_step} -r {recompute} -z 1 -c 0.1"
+            words += f" -l 0.0006 -q 0.0 -u 20 -n 0 -v 1000 -m 1 -s 0 -h 0 -x {args.steps_of_others}"
+            files = [word for option in ("-i", "-j") for word in (option, str(self.work / "llmc_*.bin"))]
+            self.program(name, [str(args.llmc.resolve()), *files, "-o", "log", *words.split()], LLMC_STEP)
+        if args.nanogpt:
+            model = self.recipe.model
+            words = f"--dataset={self.work} --out_dir={self.work / 'nanogpt'} --batch_size={self.rows}"
+            words += f" --gradient_accumulation_steps={self.tokens_per_step // self.length // self.rows}"
+            words += f" --block_size={self.length} --n_layer={model.n_layer} --n_head={model.n_head}"
+            words += f" --n_embd={model.n_embd} --bias=True --dropout=0.0 --max_iters={args.steps_of_others}"
+            words += " --warmup_iters=20 --eval_interval=100000 --eval_iters=1 --log_interval=1"
+            words += " --device=cpu --compile=False --dtype=float32" if args.use_cpu else ""
+            command = [sys.executable, "train.py", *words.split()]
+            self.program("nanoGPT", command, NANOGPT_STEP, cwd=args.nanogpt)
+
+    def program(self, name: str, command: list[str], step: re.Pattern[str], cwd: Path | None = None) -> None:
+        """Run a program that prints the milliseconds of each step, and record its speed."""
+        log = f"{re.split('[^a-zA-Z.]', name)[0]}{len(self.results)}.log"
+        libraries = ":".join([*cuda_libraries(), os.environ.get("LD_LIBRARY_PATH", "")])
+        try:
+            done = self.call(command, log, {"LD_LIBRARY_PATH": libraries}, cwd=cwd or self.work)
+            times = step.findall((self.out / log).read_text(encoding="utf-8"))
+            speed = summary([self.tokens_per_step / float(time) * 1e3 for time in times[SETTLED:]])
+            self.record("programs", name, **speed, **peak_of(done))
+        except (Exception, SystemExit) as error:
+            self.record("programs", name, error=cause(error))
+
+    def write_token_files(self) -> None:
+        """Write the rows of the training split as token files of nanoGPT and llm.c."""
+        data = PreparedData.read(self.data)
+        rows = data.rows("train")
+        needed = (self.args.steps_of_others + 2) * self.tokens_per_step // self.length
+        chosen = rows[range(min(len(rows), needed))]["input_ids"]
+        tokens = np.concatenate([row[:-1] for row in chosen]).astype(np.uint16)  # rows overlap by one token
+        for name in ("train.bin", "val.bin"):
+            tokens.tofile(self.work / name)
+        header = np.zeros(256, np.int32)
+        header[:3] = 20240520, 1, len(tokens)  # the magic number and the version of llm.c's dev/data
+        (self.work / "llmc_000001.bin").write_bytes(header.tobytes() + tokens.tobytes())
+        (self.work / "log").mkdir(exist_ok=True)  # of llm.c
+        if data.manifest.vocab_size < 50_257:  # nanoGPT has GPT-2's vocabulary by default
+            (self.work / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": data.manifest.vocab_size}))
+
+    def profile(self) -> None:
+        """Record how long the kernels of one step take, by group."""
+        _, speed = self.measure(Variant("profile", patch="profile"), PROFILED_STEP + 2)
+        profile = json.loads((self.out / "profile.json").read_text(encoding="utf-8"))
+        times = {name: round(ms, 2) for name, ms in [*profile["groups"].items(), ("no kernel", profile["no kernel"])]}
+        self.record("profile", "one step, ms", total=round(profile["ms"], 2), **times)
+        gigabytes = round(profile["allocated_bytes"] / 1e9, 2)
+        self.record("profile", "step", host_syncs=profile["host syncs"], allocated_gb=gigabytes)
+        for kernel in profile["kernels"][:12]:
+            values = {"ms": round(kernel["ms"], 2), "calls": kernel["calls"], "group": kernel["group"]}
+            self.record("profile", kernel["name"][:80], **values)
+
+    def variants(self) -> None:
+        """Measure variants until the time is over."""
+        chosen = [each for each in VARIANTS if each.name in self.args.variants or not self.args.variants]
+        if not any(result["name"] == AS_IT_IS.name for result in self.results):
+            chosen = [AS_IT_IS, *chosen]
+        longest = 0.0
+        for number, variant in enumerate(chosen):
+            if variant.needs and importlib.util.find_spec(variant.needs) is None:
+                self.record("variants", variant.name, error=f"{variant.needs} is not installed")
+                continue
+            if self.left() < longest:
+                print(f"no time for: {', '.join(each.name for each in chosen[number:])}")
+                return
+            start, run = time.monotonic(), self.work / variant.name
             try:
-                for line in getattr(parts, name)(seconds):
-                    report.write(line + "\n")
-            except subprocess.TimeoutExpired:
-                report.write(f"not finished within {seconds:.0f} s\n")
-            report.write(f"\n{time.monotonic() - start:.0f} s\n")
-    print((args.out / "gpu.md").read_text(encoding="utf-8"))
+                run, values = self.measure(variant, self.args.variant_steps)
+                self.record("variants", variant.name, **values)
+            except (Exception, SystemExit) as error:
+                self.record("variants", variant.name, error=cause(error))
+            shutil.rmtree(run, ignore_errors=True)
+            longest = max(longest, time.monotonic() - start)
+
+    def bare(self) -> None:
+        """Measure a PyTorch loop with the model and the rows of the run of `train`."""
+        file = self.work / "bare.json"
+        command = [sys.executable, "benchmarks/bare_loop.py", "bare", str(self.work / "train"), str(file)]
+        done = self.call(command, "bare.log")
+        result = json.loads(file.read_text(encoding="utf-8"))
+        speeds = [result["tokens_per_step"] / seconds for seconds in result["step_seconds"][SETTLED:]]
+        self.record("bare", "PyTorch loop", **summary(speeds), **peak_of(done))
+
+    def tables(self) -> str:
+        """Return all results as Markdown."""
+        speeds = [result for result in self.results if "tokens_per_second" in result]
+        ours = next((each["tokens_per_second"] for each in speeds if each["name"] == AS_IT_IS.name), None)
+        lines = [describe("torch", "transformers", "accelerate", "deepspeed"), *gpu_query("name,driver_version")]
+        lines += [f"`python {' '.join(sys.argv)}`", ""]
+        lines += [
+            "| part, name | tokens/s (min to max) | relative | peak GB | attention |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for each in speeds:
+            # llm.c, nanoGPT and the bare loop run on one card.
+            of_one = self.args.processes if each["part"] in ("programs", "bare") else 1
+            relative = f"{each['tokens_per_second'] * of_one / ours:.3f}" if ours else "-"
+            form = "| {part}, {name} | {tokens_per_second:,} ({lowest:,} to {highest:,}) "
+            rest = f"| {relative} | {each['peak_gb'] or '-'} | {each.get('attention', '-')} |"
+            lines.append(form.format(**each) + rest)
+        lines += ["", "| part, name | values |", "| --- | --- |"]
+        for each in self.results:
+            if each not in speeds:
+                values = {key: value for key, value in each.items() if key not in ("part", "name")}
+                lines.append(
+                    f"| {each['part']}, {each['name']} | {' '.join(shown(values).replace('|', ' ').split())} |"
+                )
+        return "\n".join(lines) + "\n"
+
+
+def shown(values: Mapping[str, Any]) -> str:
+    """Return measured values as text."""
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in values.items())
+
+
+def cause(error: BaseException) -> str:
+    """Return the message of the last error that the output of a command names, or its end."""
+    text = str(error)
+    named = [line for line in re.findall(r"\w*[Ee]rror: .+", text) if "ChildFailedError" not in line]
+    return f"{type(error).__name__}: {named[-1] if named else text[-300:]}"
+
+
+def summary(speeds: list[float]) -> dict[str, Any]:
+    """Return the median and the range of the speeds of the measured steps. Exits without enough steps."""
+    if len(speeds) < 2:
+        sys.exit(f"{len(speeds)} steps were measured")
+    values = {"tokens_per_second": statistics.median(speeds), "lowest": min(speeds), "highest": max(speeds)}
+    return {**{name: round(value) for name, value in values.items()}, "log_lines": len(speeds)}
+
+
+def peak_of(done: Finished) -> dict[str, Any]:
+    return {"peak_gb": round(done.peak_mib * 2**20 / 1e9, 1), "seconds": round(done.seconds, 1)}
+
+
+def speed_of(run: Path, done: Finished, *, first: int = SETTLED, last: int | None = None) -> dict[str, Any]:
+    """Return the speed of the steps after `first` and up to `last` in the log of a run."""
+    events = [event for step, event in logged(run).items() if step > first and (last is None or step <= last)]
+    timed = [event for event in events if "tokens_per_second" in event]
+    speed = summary([event["tokens_per_second"] for event in timed])
+    wait = statistics.median(event["data_wait"] for event in timed)
+    return {**speed, "data_wait": round(wait, 4), **peak_of(done), "attention": RunRecord(run).environment().attention}
+
+
+def start_of(run: Path, seconds: float) -> dict[str, Any]:
+    """Return the time of a start until the end of its first step, and that of its phases."""
+    phases = dict(RunRecord(run).environment().startup)
+    return {"seconds": round(seconds, 1), "launcher": round(seconds - sum(phases.values()), 1), **phases}
+
+
+def logged(run: Path) -> dict[int, dict[str, Any]]:
+    """Return the log entries of the training steps of a run, by step."""
+    path = run / "metrics.jsonl"
+    # The last line may be incomplete.
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return {event["step"]: event for event in map(json.loads, lines) if "loss" in event}
+
+
+def newest_checkpoint(run: Path) -> int:
+    """Return the step of the newest complete checkpoint, or 0."""
+    manifests = run.glob("checkpoint-*/manifest.json")
+    return max((int(path.parent.name.removeprefix("checkpoint-")) for path in manifests), default=0)
+
+
+def cuda_libraries() -> list[str]:
+    """Return the folders of the CUDA libraries that torch's wheels have installed."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = spec.submodule_search_locations or [] if spec else []
+    return [str(folder) for root in roots for folder in sorted(Path(root).glob("*/lib"))]
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options of this script, and those after `--`."""
+    own, further = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="recipes/gpt2_124m.yaml", help="Recipe to train.")
+    parser.add_argument("--minutes", type=float, default=8, help="Time limit of all parts. (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("gpu"), help="Folder for results and logs. (default: gpu)")
+    parser.add_argument("--work", type=Path, help="Empty folder for runs of 2 GB per checkpoint. (default: temporary)")
+    parser.add_argument("--data_files", nargs="+", help="Text or a prepared folder. (default: Python's manual)")
+    parser.add_argument("--tokenizer", help="Tokenizer for the text, a folder or Hub id. (default: the recipe's)")
+    parser.add_argument("--llmc", type=Path, help="Program train_gpt2cu of llm.c.")
+    parser.add_argument("--nanogpt", type=Path, help="Folder of a nanoGPT checkout.")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:4], help="Parts to run, in this order.")
+    parser.add_argument(
+        "--variants", nargs="+", choices=[each.name for each in VARIANTS], default=[], help="Only these."
+    )
+    parser.add_argument("--steps", type=int, default=36, help="Steps of the part train. (default: %(default)s)")
+    parser.add_argument("--variant_steps", type=int, default=25, help="Steps of a variant. (default: %(default)s)")
+    parser.add_argument("--steps_of_others", type=int, default=25, help="Steps of llm.c and nanoGPT. (default: 25)")
+    parser.add_argument("--processes", type=int, help="Processes of train.py. (default: the number of GPUs)")
+    parser.add_argument("--use_cpu", action="store_true", help="Train a tiny model on the CPU.")
+    args = parser.parse_args(own)
+    if not (args.use_cpu or len(gpu_query("name"))):
+        parser.error("No GPU found. Pass --use_cpu to test this script.")
+    args.processes = args.processes or (1 if args.use_cpu else len(gpu_query("name")))
+    return args, further
+
+
+def main(argv: list[str]) -> None:
+    """Run the parts one after another, and print the tables."""
+    args, further = parse(argv)
+    signal.signal(signal.SIGTERM, interrupt)  # so that all processes are killed
+    with tempfile.TemporaryDirectory(prefix="gpu-") as temporary:
+        work = (args.work or Path(temporary)).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        bench = Bench(args, further, work)
+        try:
+            for part in ("prepare", *args.parts):
+                bench.run(part)
+        except KeyboardInterrupt:
+            print("interrupted")
+        (args.out / "gpu.md").write_text(bench.tables(), encoding="utf-8")
+        print(f"\n{bench.tables()}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

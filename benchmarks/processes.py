@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -28,19 +28,32 @@ class Finished(NamedTuple):
         return self.ended - self.began
 
 
-def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[], bool] = lambda: False) -> Finished:
-    """Run `python WORDS` in the repository root until it ends or `stop` returns True.
+def run_python(words: list[str], **options: Any) -> Finished:
+    """Run `python WORDS` with the options of `run_logged`."""
+    return run_logged([sys.executable, *words], **options)
+
+
+def run_logged(
+    command: list[str],
+    *,
+    log: Path,
+    timeout: float,
+    stop: Callable[[], bool] = lambda: False,
+    cwd: Path = ROOT,
+    env: dict[str, str] | None = None,
+) -> Finished:
+    """Run a command until it ends or `stop` returns True. Its output goes to the file `log`.
 
     If `stop` returns True, the process and its descendants are killed.
     Exits with an error if the command fails or takes longer than `timeout` seconds.
     """
     began, peak, looked, killed = time.time(), 0, 0.0, False
     with log.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=subprocess.STDOUT)
     try:
         while process.poll() is None and not killed:
             if time.time() - began > timeout:
-                sys.exit(f"The command did not finish within {timeout} s. See {log}.")
+                sys.exit(f"The command did not finish within {timeout:.0f} s. See {log}.")
             if time.time() - looked > 2:
                 peak, looked = max(peak, gpu_memory()), time.time()
             time.sleep(0.02)
@@ -52,22 +65,6 @@ def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[]
         end = log.read_text(encoding="utf-8")[-3000:]
         sys.exit(f"The command failed with exit code {process.returncode}. See {log}.\n{end}")
     return Finished(began, ended, peak, killed)
-
-
-def run_captured(
-    command: list[str], *, timeout: float, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in the repository root, and return its exit code and output.
-
-    Raises subprocess.TimeoutExpired after `timeout` seconds. The command and all of its descendants are then killed.
-    """
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
-    try:
-        stdout, stderr = process.communicate(timeout=timeout)
-    finally:
-        kill_all(process)  # subprocess.run would leave the processes of a launcher running
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def kill_all(process: subprocess.Popen) -> None:
@@ -84,10 +81,15 @@ def kill_all(process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
-def gpu_memory() -> int:
-    """Return the highest memory use of any GPU in MiB, or 0 without nvidia-smi."""
+def gpu_query(fields: str) -> list[str]:
+    """Return the values of fields of nvidia-smi, one line per GPU, or [] without nvidia-smi or a GPU."""
     if shutil.which("nvidia-smi") is None:
-        return 0
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    output = subprocess.run(query, capture_output=True, text=True).stdout.split()
-    return max((int(word) for word in output if word.isdigit()), default=0)
+        return []
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True)
+    return [] if done.returncode else done.stdout.splitlines()
+
+
+def gpu_memory() -> int:
+    """Return the highest memory use of any GPU in MiB, or 0 without a GPU."""
+    return max((int(line) for line in gpu_query("memory.used") if line.isdigit()), default=0)

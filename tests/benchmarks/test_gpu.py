@@ -1,0 +1,84 @@
+"""The GPU benchmark reads the logs of other programs, and runs all parts on a CPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import LLMC_STEP, NANOGPT_STEP, PARTS, VARIANTS, Bench, Variant, parse
+from benchmarks.patched_train import group_of, summarize
+from benchmarks.processes import ROOT
+from gpt2_repro.planning.recipe import load_recipe
+from gpt2_repro.planning.workload import plan_run
+
+
+LLMC = "step   {0}/25 | loss 7.123456 (+nanz)| norm 1.2345 (+0.12z)| lr 6.00e-04 | {1:.2f} ms | 54.3% bf16 MFU | 530700 tok/s"
+NANOGPT = "iter {0}: loss 7.1234, time {1:.2f}ms, mfu 31.45%"
+
+
+def bench(folder: Path, *words: str) -> Bench:
+    args, further = parse(["--use_cpu", "--out", str(folder / "out"), *words])
+    return Bench(args, further, folder)
+
+
+def test_logs_of_other_programs() -> None:
+    text = "val loss 10.9\n" + "\n".join(form.format(step, 900 + step) for form in (LLMC, NANOGPT) for step in (9, 25))
+    assert LLMC_STEP.findall(text) == NANOGPT_STEP.findall(text) == ["909.00", "925.00"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_variants_are_valid_and_divide_a_step_of_one_gpu(variant: Variant, tmp_path: Path) -> None:
+    command = bench(tmp_path).command(variant, tmp_path / "run", 25)
+    script = command.index("benchmarks/patched_train.py" if variant.patch else "train.py")
+    recipe = load_recipe(command[script + 1 :])
+    assert plan_run(recipe.training, recipe.data, num_processes=1).max_steps == 25
+    full_size = load_recipe(["recipes/gpt2_124m.yaml", *variant.options.format(rows_480=480 * 1024).split()])
+    plan_run(full_size.training, full_size.data, num_processes=1)
+
+
+def test_results_are_kept_and_a_failed_part_is_one_of_them(tmp_path: Path) -> None:
+    measured = bench(tmp_path, "--minutes", "0")
+    measured.record("train", "as_it_is", tokens_per_second=200, lowest=190, highest=210, peak_gb=30.1)
+    measured.record("programs", "llm.c", tokens_per_second=300, lowest=290, highest=310, peak_gb=0)
+    measured.run("bare")
+    lines = (tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["part"] for line in lines] == ["train", "programs", "bare"]
+    table = measured.tables()
+    assert "| programs, llm.c | 300 (290 to 310) | 1.500 |" in table and "| bare, failed | error SystemExit:" in table
+
+
+def test_a_profile_has_groups_and_the_time_without_a_kernel() -> None:
+    spans = [(0, 100, "nvjet_tst_128x256"), (100, 150, "cudnn_generated_fort_native_sdpa_sm90_flash_fprop")]
+    summary = summarize([*spans, (160, 170, "triton_poi_fused_gelu_tanh_3"), (165, 175, "Memcpy DtoD")])
+    assert summary["groups"] == {"matrix products": 0.1, "attention": 0.05, "GELU": 0.01, "copies": 0.01}
+    assert (summary["ms"], summary["no kernel"]) == (0.175, pytest.approx(0.01))
+    assert group_of("triton_per_fused_native_layer_norm_0") == "LayerNorm"
+
+
+@pytest.mark.slow
+def test_all_parts_on_a_cpu(tmp_path: Path) -> None:
+    (tmp_path / "nanogpt").mkdir()
+    for path, form in (("llmc", LLMC), ("nanogpt/train.py", NANOGPT)):
+        script = f"#!{sys.executable}\nfor step in range(1, 26):\n    print({form!r}.format(step, 900.0 + step))\n"
+        (tmp_path / path).write_text(script, encoding="utf-8")
+        (tmp_path / path).chmod(0o755)
+    variants = ["immediate_grad_update", "no_recompute"]
+    words = ["--use_cpu", "--out", tmp_path / "out", "--llmc", tmp_path / "llmc", "--nanogpt", tmp_path / "nanogpt"]
+    words += ["--variant_steps", "9", "--parts", *PARTS, "--variants", *variants]
+    subprocess.run([sys.executable, "benchmarks/gpu.py", *words], cwd=ROOT, check=True, timeout=600)
+    lines = (tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    results = {result["name"]: result for result in map(json.loads, lines)}
+    assert not [result for result in results.values() if "error" in result]
+    assert results["repeated steps"]["losses_and_norms_are_equal"] is True and len(results["saves"]["paused_s"]) == 3
+    measured = {name for name, result in results.items() if result.get("tokens_per_second", 0) > 0}
+    assert measured >= {"as_it_is", "llm.c", "nanoGPT", "PyTorch loop", *variants}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_has_a_help_text(path: Path) -> None:
+    if "ArgumentParser(" in path.read_text(encoding="utf-8"):
+        words = [sys.executable, "-m", f"benchmarks.{path.stem}", "--help"]
+        subprocess.run(words, cwd=ROOT, check=True, timeout=120)
