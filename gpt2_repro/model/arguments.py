@@ -31,7 +31,7 @@ class ModelArguments:
     n_embd: int = fixed(768, "Width of the residual stream. 0: chosen to suit the text and the machine.")
     dropout: float = changeable(0.0, "Dropout of embeddings, attention and residuals.", BELOW_1)
     pad_vocab_to_multiple_of: int = fixed(128, "Pad the vocabulary to a multiple of this number.", ABOVE_0)
-    attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "eager"] = option(
+    attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "causal_fa4", "eager"] = option(
         "auto", "Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA."
     )
     document_mask: bool = fixed(False, "No attention between documents of a row. Slower without flash-attn.")

@@ -1,7 +1,7 @@
 """Choose the attention kernel of a run: the fastest that works on this machine."""
 
 import copy
-import importlib.util
+import functools
 import logging
 import math
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
-from transformers.utils import is_kernels_available
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_4_available, is_kernels_available
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.model.arguments import FlashKernel
 from gpt2_repro.model.document_mask import Documents
-from gpt2_repro.model.pretraining import SDPA
+from gpt2_repro.model.pretraining import FLASH4, SDPA, flash4
 
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class Machine(NamedTuple):
     one_row_compiled: bool = False  # whether torch.compile is used with one row per forward pass
     document_mask: bool = False
     fp16: bool = False
+    plain_gpt2: bool = False  # a GPT-2 without dropout of attention
 
 
 class Choice(NamedTuple):
@@ -61,11 +62,16 @@ def obstacle(name: str, machine: Machine) -> str | None:
     if name == "causal_cudnn":
         reason = "cuDNN is wrong for document masks and for rows whose length is not a multiple of 128"
         return reason if machine.document_mask or machine.length % 128 else None
+    if name == FLASH4:
+        if not machine.plain_gpt2 or machine.document_mask:
+            return "it is only for a GPT-2 without dropout and document masks"
+        is_new = torch.cuda.get_device_capability() >= (9, 0)
+        return None if is_new and is_flash_attn_4_available() else "it needs flash-attn-4, and Hopper or newer"
     if machine.one_row_compiled and not machine.document_mask:
         # _is_packed_sequence in transformers 5.23 branches on the position ids. Position ids are not read if the lengths
         # of documents are passed.
         return "torch.compile cannot compile transformers' flash attention for a micro-batch of 1 row"
-    if name == PACKAGE and importlib.util.find_spec("flash_attn") is None:
+    if name == PACKAGE and not is_flash_attn_2_available():  # flash-attn-4 has a module flash_attn, too
         return "flash-attn is not installed (requirements-gpu.txt)"
     if name == AMD_KERNEL and torch.version.hip is None:
         return "this GPU is not from AMD"
@@ -87,16 +93,17 @@ def choose_attention(
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
+    machine = machine._replace(plain_gpt2=config.model_type == "gpt2" and not config.attn_pdrop)
     if requested != "auto":
         problem: str | float | None = obstacle(requested, machine)
-        if problem is None and requested in FLASH:
+        if problem is None and requested in (*FLASH, FLASH4):
             problem = time_kernels({requested: None, "causal_sdpa": None}, machine, config, rows)[requested]
         if isinstance(problem, str):
             raise UserError(f"{requested} cannot be used: {problem}. Pass --attn_implementation auto.")
         return Choice(requested, "as requested")
     if not machine.cuda:
         return Choice("causal_sdpa", "torch's SDPA, because there is no NVIDIA or AMD GPU")
-    obstacles = {name: obstacle(name, machine) for name in (*FLASH, *SDPA)}
+    obstacles = {name: obstacle(name, machine) for name in (*FLASH, *SDPA, FLASH4)}
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
     if machine.document_mask:
@@ -131,6 +138,9 @@ def time_kernels(
 ) -> dict[str, float | str]:
     """Return each kernel's time of one forward and backward pass, in milliseconds.
 
+    Queries, keys and values are parts of one tensor, as in a GPT-2. The time includes copying their gradients into one
+    tensor, unless the kernel writes them there.
+
     If a kernel cannot be used or gives other results than causal_sdpa, its value is the reason instead.
 
     Args:
@@ -148,8 +158,8 @@ def time_kernels(
             expected = expected or results
             if (difference := _difference(results, expected)) > MOST_DIFFERENCE:
                 timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
-        except (ImportError, RuntimeError, ValueError, OSError, AssertionError) as error:
-            timings[name] = f"it fails on this machine ({str(error).splitlines()[0][:200]})"
+        except Exception as error:  # packages of kernels raise errors of their own
+            timings[name] = f"it fails on this machine ({in_a_line(error)[:200]})"
     return timings
 
 
@@ -167,17 +177,23 @@ def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int
     length = config.max_position_embeddings
     torch.manual_seed(0)
     groups = getattr(config, "num_key_value_heads", heads)
-    shapes = [(rows, length, count, width) for count in (heads, groups, groups, heads)]
-    *drawn, direction = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
-    inputs = [tensor.transpose(1, 2).requires_grad_() for tensor in drawn]
+    counts = [heads, groups, groups]
+    draw = functools.partial(torch.randn, device=device, dtype=dtype)
+    joint, direction = draw(rows, length, sum(counts), width), draw(rows, length, heads, width)
+    joint.requires_grad_()
     ids = torch.arange(rows * length, device=device).view(rows, length) % 37
     lengths = Documents(separator=0).attention(model, ids) if machine.document_mask else {}
     mask = lengths.pop("attention_mask", None)
     attend = AttentionInterface()[model.config._attn_implementation]
 
     def run() -> list[Tensor]:
-        out = attend(module, *inputs, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
-        return [out.detach(), *torch.autograd.grad(out, inputs, direction)]
+        if name == FLASH4:
+            out = flash4(joint.unflatten(2, (3, heads)), width**-0.5)[0]
+        else:
+            inputs = (part.transpose(1, 2) for part in joint.split(counts, 2))
+            out = attend(module, *inputs, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
+        (gradient,) = torch.autograd.grad(out, joint, direction)
+        return [out.detach(), *gradient.split(counts, 2)]
 
     results = run()
     return Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=TIMING_SECONDS).median * 1e3, results
