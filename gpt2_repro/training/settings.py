@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -145,7 +146,10 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
         "remove_unused_columns": False,  # the collator reads the rows itself
         "ddp_find_unused_parameters": False,
     }
-    defaults = {"logging_nan_inf_filter": False, "logging_first_step": True}
+    workers = settings.dataloader_num_workers
+    # Trainer reads all micro-batches of a step at once. The workers load them during the step before.
+    batches = max(2, math.ceil(plan.gradient_accumulation_steps / workers)) if workers else None
+    defaults = {"logging_nan_inf_filter": False, "logging_first_step": True, "dataloader_prefetch_factor": batches}
     try:
         args = PretrainingArguments(settings=settings, **shared | defaults | further | derived)
     except (ValueError, TypeError) as error:
