@@ -81,6 +81,9 @@ class PretrainingTrainer(Trainer):
             processing_class=inputs.tokenizer,
             optimizer_cls_and_kwargs=optimizer,
         )
+        if self.is_deepspeed_enabled:
+            # accelerate (1.15) takes the number of the DeepSpeed configuration and warns that it differs from 1.
+            self.accelerator.gradient_accumulation_steps = args.gradient_accumulation_steps
         self.run, self.environment, self.plan = run, environment, environment.plan
         self.meter = Meter(environment, compiled=bool(settings.torch_compile))
         run.measure_with(self.meter.time_breakdown)
