@@ -75,11 +75,11 @@ def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> 
 
     `wrapped` is the training engine: the DDP, DeepSpeed or FSDP wrapper around the model.
     """
-    # Trainer calls train() before each micro-batch and zero_grad() after each step. Both visit every module.
+    # Trainer calls train() before each micro-batch and zero_grad() after each step. Both visit every module. DeepSpeed
+    # (0.19.8, ZeRO-1 to 3) has already deleted the gradients in its step, so accelerate's zero_grad() does nothing.
     train = wrapped.train
     wrapped.train = lambda mode=True: wrapped if mode and model.training else train(mode)
-    if type(wrapped).__name__ != "DeepSpeedEngine":
-        wrapped.zero_grad = optimizer.zero_grad
+    wrapped.zero_grad = optimizer.zero_grad
     # accelerate (1.15) searches for this package twice per step.
     accelerate.optimizer.is_lomo_available = lambda: False
 
