@@ -20,6 +20,8 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.document_mask import Documents
+from gpt2_repro.planning.recipe import load_recipe
+from gpt2_repro.training.settings import resolve_settings, to_training_arguments
 from tests.commands import ROOT
 
 
@@ -130,6 +132,19 @@ def test_memory_of_a_logit(dtype: torch.dtype, bytes_per_logit: int, monkeypatch
     assert large.peak == bytes_per_logit * chunk * vocabulary
 
 
+TWO_PASSES = ("--trainer", "dataloader_prefetch_factor=2")
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "batches"), [(2, (), 4), (3, (), 3), (0, (), None), (2, TWO_PASSES, 2)]
+)
+def test_the_workers_read_a_step_ahead(workers: int, options: tuple[str, ...], batches: int, tmp_path: Path) -> None:
+    words = ["--tokens_per_step", "512", "--sequence_length", "32", "--per_device_train_batch_size", "2", "--use_cpu"]
+    words += ["--output_dir", str(tmp_path / "run"), "--max_steps", "2", "--warmup_steps", "1", *options]
+    args = to_training_arguments(*resolve_settings(load_recipe([*words, "--dataloader_num_workers", str(workers)])))
+    assert (args.gradient_accumulation_steps, args.dataloader_prefetch_factor) == (8, batches)
+
+
 # Writes the numbers of host syncs and collectives of rank 0 before each forward pass.
 COUNTED_RUN = """
 import json, os, sys
@@ -166,6 +181,7 @@ def test_accumulation_adds_no_wait_and_no_collective(type_command, tiny_recipe, 
     path = os.pathsep.join([str(ROOT), *sys.path])
     done = type_command("launch", 2, script, out, tiny_recipe, *options, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "GradientAccumulationPlugin" not in done.stderr  # accelerate warns if its number of passes is another one
     passes = json.loads(out.read_text(encoding="utf-8"))
     # Four passes per step. Only the last one is followed by host syncs and collectives.
     assert len(passes) == 16
