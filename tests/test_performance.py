@@ -1,5 +1,6 @@
 """A training step has at most a fixed number of operations and host syncs."""
 
+import functools
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.planning.recipe import load_recipe
+from gpt2_repro.training.engine import add_gradients_directly
 from gpt2_repro.training.settings import resolve_settings, to_training_arguments
 from tests.commands import ROOT
 
@@ -143,6 +145,25 @@ def test_the_workers_read_a_step_ahead(workers: int, options: tuple[str, ...], b
     words += ["--output_dir", str(tmp_path / "run"), "--max_steps", "2", "--warmup_steps", "1", *options]
     args = to_training_arguments(*resolve_settings(load_recipe([*words, "--dataloader_num_workers", str(workers)])))
     assert (args.gradient_accumulation_steps, args.dataloader_prefetch_factor) == (8, batches)
+
+
+def test_a_bf16_gradient_is_added_without_a_copy() -> None:
+    from deepspeed.runtime import bf16_optimizer
+
+    weight, operations = torch.nn.Parameter(torch.zeros(3, 5, dtype=torch.bfloat16)), []
+    weight.grad = torch.randn(3, 5).bfloat16()
+    BF16_Optimizer = type("BF16_Optimizer", (), {"autoep_folding_tp_group": None})
+    optimizers, start = [BF16_Optimizer(), BF16_Optimizer()], torch.randn(15)
+    add_gradients_directly(optimizers[1])
+    optimizers[0]._update_hp_grad = functools.partial(bf16_optimizer.BF16_Optimizer._update_hp_grad, optimizers[0])
+    for optimizer in optimizers:
+        optimizer.fp32_groups_gradients, optimizer.fp32_groups_has_gradients = [[start.clone()]], [[False]]
+        with Counter() as counter:
+            optimizer._update_hp_grad(weight, 0, 0, False)
+        operations.append(counter.operations)
+    deepspeeds, ours = (optimizer.fp32_groups_gradients[0][0] for optimizer in optimizers)
+    assert torch.equal(deepspeeds, ours) and not torch.equal(ours, start)
+    assert optimizers[1].fp32_groups_has_gradients == [[True]] and operations == [2, 1]
 
 
 # Writes the numbers of host syncs and collectives of rank 0 before each forward pass.

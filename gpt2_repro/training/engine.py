@@ -84,6 +84,21 @@ def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> 
     accelerate.optimizer.is_lomo_available = lambda: False
 
 
+def add_gradients_directly(zero: Any) -> None:
+    """Let ZeRO-1 add each bf16 gradient to its fp32 sum without an fp32 copy of the gradient."""
+    # DeepSpeed (0.19.8, runtime/bf16_optimizer.py) copies each gradient of each micro-batch, which is one more kernel.
+    if type(zero).__name__ != "BF16_Optimizer":
+        return
+
+    @torch.no_grad()
+    def add(weight: Any, group: int, index: int, clear_lp_grads: bool) -> None:
+        if weight.grad is not None:
+            zero.fp32_groups_gradients[group][index].add_(weight.grad.view(-1))
+            zero.fp32_groups_has_gradients[group][index] = True
+
+    zero._update_hp_grad = add
+
+
 def save_files_with(engine: Any, save: Callable[[Any, str], None]) -> None:
     """Let DeepSpeed write the files of its checkpoints with `save`, which takes an object and a path."""
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine

@@ -154,6 +154,7 @@ class PretrainingTrainer(Trainer):
         engine.set_masters(self.model, weights)
         engine.skip_repeated_work(self.model_wrapped, self.model, self.optimizer)
         if self.is_deepspeed_enabled:
+            engine.add_gradients_directly(zero)
             engine.save_files_with(self.model_wrapped, lambda obj, path: self.staged.save(obj, path))
         self.lr_scheduler.set_peak(self.args.learning_rate)
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
