@@ -76,7 +76,6 @@ AS_IT_IS = Variant("as_it_is")
 VARIANTS = (
     Variant("flash_attention_4", "--attn_implementation causal_fa4", needs="cutlass"),
     Variant("row_bias_sums", patch="row_bias_sums"),
-    Variant("immediate_grad_update", deepspeed={"bf16": {"enabled": "auto", "immediate_grad_update": True}}),
     Variant("rows_128", "--per_device_train_batch_size 128"),
     Variant("workers_4", "--dataloader_num_workers 4"),
     Variant("workers_0", "--dataloader_num_workers 0"),
@@ -88,6 +87,7 @@ VARIANTS = (
     Variant("causal_sdpa", "--attn_implementation causal_sdpa"),
     Variant("rows_32", "--per_device_train_batch_size 32"),
     Variant("rows_96", "--per_device_train_batch_size 96 --tokens_per_step {rows_480}"),
+    Variant("late_grad_update", deepspeed={"bf16": {"enabled": "auto"}}),  # as without immediate_grad_update
     Variant("no_recompute", patch="no_recompute"),
     Variant("document_mask", "--document_mask true --attn_implementation auto"),
     Variant("ddp", launcher="ddp"),

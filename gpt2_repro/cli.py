@@ -32,11 +32,10 @@ from gpt2_repro.run_record.notes import MISTAKE, note
 DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAIT_FOR_MESSAGE = 2.0  # seconds in which the main process of a machine can print its message
 LINE_SECONDS = 30.0  # between two progress lines if stderr is not a terminal
-# Warnings of loggers about what every run does: saving imports DeepSpeed also without a GPU, Trainer leaves the
-# accumulation to DeepSpeed, and the model has fp32 weights with bf16 products.
+# Warnings of loggers about what every run does: saving imports DeepSpeed also without a GPU, and the model has fp32
+# weights with bf16 products.
 EXPECTED = {
     "DeepSpeed": "accelerator to CPU",
-    "accelerate.accelerator": "accumulation steps mismatch",
     "transformers.modeling_utils": "only supports torch.float16 and torch.bfloat16 dtypes",
 }
 
