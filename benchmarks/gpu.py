@@ -91,7 +91,6 @@ VARIANTS = (
     Variant("no_recompute", patch="no_recompute"),
     Variant("document_mask", "--document_mask true --attn_implementation auto"),
     Variant("ddp", launcher="ddp"),
-    Variant("causal_efficient", "--attn_implementation causal_efficient"),
 )
 
 

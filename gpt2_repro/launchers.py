@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_table
 
 
 PACKAGE = Path(__file__).parent
@@ -24,9 +25,6 @@ if INSTALLED:
 VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET|ACCELERATE|FSDP)_\w+"
 )
-
-
-ZERO = "mp_rank_00_model_states"  # one model file for all ranks
 
 
 class Launcher(NamedTuple):
@@ -53,15 +51,7 @@ class Launcher(NamedTuple):
         return [*command, *options]
 
 
-# The recommended launchers come first.
-_TABLE = (
-    Launcher("zero1", ZERO, "zero1.json"),
-    Launcher("ddp"),
-    Launcher("zero2", ZERO, "zero2.json"),
-    Launcher("zero3", "zero_pp_rank_0_mp_rank_00_model_states", "zero3.json", whole_weights=False),
-    Launcher("fsdp2", "pytorch_model_fsdp", whole_weights=False),
-    Launcher("zero1_multinode", ZERO, "zero1.json"),
-)
+_TABLE = [Launcher(**row) for row in read_table(__file__, "launchers.yaml")]
 LAUNCHERS, RECOMMENDED = {launcher.name: launcher for launcher in _TABLE}, _TABLE[0]
 
 

@@ -11,15 +11,12 @@ from gpt2_repro.cli import CommandParser, positive_count
 from gpt2_repro.config import Recipe, parse_recipe, values_of
 from gpt2_repro.errors import UserError
 from gpt2_repro.fields import unnamed
+from gpt2_repro.files import read_table
 from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.run_record.layout import RECIPE
 
 
-SUITES = {
-    "quick": ["lambada_openai", "hellaswag", "wikitext"],
-    "standard": ["lambada_openai", "hellaswag", "piqa", "arc_easy", "sciq", "blimp", "wikitext"],
-    "core": [],  # the tasks of the evaluation bundle, see core.py
-}
+SUITES: dict[str, list[str]] = read_table(__file__, "suites.yaml")
 
 
 @dataclasses.dataclass

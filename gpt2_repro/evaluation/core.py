@@ -18,7 +18,7 @@ import yaml
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.scores import Metric
 from gpt2_repro.evaluation.statistics import MEAN
-from gpt2_repro.files import read_json_lines, sha256_of
+from gpt2_repro.files import read_json_lines, read_table, sha256_of
 
 
 PREFIX = "core_"  # of the names of the tasks
@@ -26,19 +26,14 @@ URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 # As other projects have recorded it, in June 2026 and before.
 SHA256 = "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200"
 SHUFFLE, EXAMPLES = 1337, 1234  # seeds of the order of the items, and of the examples of the first item
-# How lm-eval reads the rows of `rows_of`, for each kind of task. Options are ranked by `scorer.Scorer`.
-READING: dict[str, dict[str, Any]] = {
-    "multiple_choice": {"doc_to_text": "context", "doc_to_choice": "options", "doc_to_target": "gold"},
-    "schema": {"doc_to_text": "gold", "doc_to_choice": "options", "doc_to_target": "continuation"},
-    "language_modeling": {"doc_to_text": "context", "doc_to_target": "continuation"},
-}
+DEFINITIONS: dict[str, dict[str, Any]] = read_table(__file__, "core_definitions.yaml")
 
 
 class CoreTask(NamedTuple):
     """A task of the bundle.
 
     Args:
-        kind: a key of READING.
+        kind: a key of DEFINITIONS.
         examples: number of solved items before each item.
         guessing: the accuracy of guessing, from 0 to 1.
     """
@@ -116,9 +111,7 @@ def _row(item: Mapping[str, Any], examples: str, task: CoreTask) -> dict[str, An
 
 def definition_of(task: CoreTask) -> dict[str, Any]:
     """Return lm-eval's definition of a task, without its data."""
-    kind = "loglikelihood" if task.kind == "language_modeling" else "multiple_choice"
-    metric = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
-    return {"output_type": kind, "target_delimiter": "", "metric_list": [metric], **READING[task.kind]}
+    return dict(DEFINITIONS[task.kind])
 
 
 def core_score(metrics: Sequence[Metric], bundle: Sequence[CoreTask]) -> list[Metric]:

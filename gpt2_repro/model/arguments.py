@@ -12,7 +12,7 @@ GPT2 = "gpt2"
 # GPT-2's names for the shape, which are the options for every architecture, and transformers' common names.
 SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size"}
 FlashKernel = Literal["flash_attention_2", "kernels-community/flash-attn2", "kernels-community/aiter-flash-attn"]
-SdpaKernel = Literal["causal_sdpa", "causal_cudnn", "causal_efficient"]
+SdpaKernel = Literal["causal_sdpa", "causal_cudnn"]
 
 
 @dataclasses.dataclass

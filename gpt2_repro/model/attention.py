@@ -51,7 +51,7 @@ class Choice(NamedTuple):
 
 def obstacle(name: str, machine: Machine) -> str | None:
     """Return why the attention kernel `name` cannot be used, or None if it can."""
-    if name in ("causal_sdpa", "eager") or (name == "causal_efficient" and machine.cuda):
+    if name in ("causal_sdpa", "eager"):
         return None
     if not machine.cuda:
         return "there is no NVIDIA or AMD GPU"

@@ -31,19 +31,17 @@ FP32_PRODUCTS = torch.__version__ >= (2, 10) and torch.version.hip is None  # no
 AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
 
 
-def _register(name: str, first: SDPBackend) -> None:
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-        is_simple = attention_mask is None and query.shape[2] % 128 == 0
-        with sdpa_kernel([first, *_OTHERS] if is_simple else _OTHERS, set_priority=True):
-            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-
-    AttentionInterface.register(name, attend)
-
-
-SDPA = ("causal_cudnn", "causal_sdpa", "causal_efficient")
+SDPA = ("causal_cudnn", "causal_sdpa")
 _OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_register("causal_cudnn", SDPBackend.CUDNN_ATTENTION)
-_register("causal_efficient", SDPBackend.EFFICIENT_ATTENTION)
+
+
+def _cudnn(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+    is_simple = attention_mask is None and query.shape[2] % 128 == 0
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *_OTHERS] if is_simple else _OTHERS, set_priority=True):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+AttentionInterface.register("causal_cudnn", _cudnn)
 
 
 # FlashAttention-4 for GPT-2, which projects queries, keys and values together. The kernel reads one tensor and writes

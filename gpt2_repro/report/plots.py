@@ -20,11 +20,7 @@ from gpt2_repro.report.read import Run, points, values
 from gpt2_repro.text import count
 
 
-# The colour-blind-safe palette of Okabe and Ito, without yellow, which is hard to see on white.
-COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#a0508a", "#a4262c"),
-    *("#e69f00", "#000000", "#8c564b", "#7a9a01", "#56b4e9"),
-)
+COLOURS = [f"C{number}" for number in range(10)]  # of the style
 GREY, GREEN = "#5a5f66", "#009e73"
 STYLE = Path(__file__).with_name("figures.mplstyle")
 

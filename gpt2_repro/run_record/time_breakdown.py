@@ -2,19 +2,11 @@
 
 from collections.abc import Mapping
 
+from gpt2_repro.files import read_table
 from gpt2_repro.text import Cell, Table, duration
 
 
-# The parts in the order of the table.
-PARTS = {
-    "startup": "start-up",  # including compilation
-    "training": "training",
-    "redone": "redone steps",  # steps repeated after a crash, and attempts that recorded nothing
-    "data": "data",  # waiting for rows
-    "validation": "validation and scoring",  # including HellaSwag and samples
-    "saving": "saving",
-    "idle": "idle",  # between two attempts of a supervised run
-}
+PARTS: dict[str, str] = read_table(__file__, "parts_of_time.yaml")  # in the order of the table
 STEPS = ("training", "data")  # the parts that contain the time of optimizer steps
 
 

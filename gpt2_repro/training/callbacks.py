@@ -40,8 +40,9 @@ class ProgressBar(ProgressCallback):
             self.current_step = state.global_step
             # Without a terminal the log lines are enough. They are also written if the bar is hidden.
             hidden = args.disable_tqdm or not sys.stderr.isatty()
+            total = state.max_steps
             self.training_bar = Progress(
-                total=state.max_steps, initial=self.current_step, desc="train", unit="step", hidden=hidden
+                total=total, initial=self.current_step, desc="train", unit="step", hidden=hidden
             )
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

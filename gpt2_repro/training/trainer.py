@@ -312,26 +312,25 @@ class PretrainingTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Return the metrics of all validation sets, or {} if a signal interrupted it."""
         with self.meter.on("validation"):
-            is_saved = self.saver.saved_step == self.state.global_step
+            step = self.state.global_step
+            is_saved = self.saver.saved_step == step
             if not is_saved:
-                engine.require_same_weights(self.model, step=self.state.global_step)
+                engine.require_same_weights(self.model, step=step)
             report = self.callback_handler.on_prediction_step
             after_batch = functools.partial(report, self.args, self.state, self.control)
             # Trainer would average the means of batches and count padded duplicates.
-            measure = functools.partial(
-                self.validation.measure, self.model.eval(), step=self.state.global_step, after_batch=after_batch
-            )
+            model, measure = self.model.eval(), self.validation.measure
             try:
-                metrics = measure()
+                metrics = measure(model, step=step, after_batch=after_batch)
                 if self.average.exists:
                     with self.average.applied():
-                        metrics |= measure(averaged=True)
+                        metrics |= measure(model, step=step, after_batch=after_batch, averaged=True)
             except Interrupted:
                 self.control.should_save = not is_saved
                 return {}
             self.log(metrics | {"tokens": self.tokens_trained})
             losses = {key: value for key, value in metrics.items() if key.endswith(events.LOSSES)}
-            self.eval_losses = losses | {"step": self.state.global_step}
+            self.eval_losses = losses | {"step": step}
             self.record("running")
             if is_saved and self.is_world_process_zero():
                 self.saver.rotate()  # this validation decides whether the best checkpoint is another one

@@ -110,8 +110,8 @@ def test_auto_uses_the_fastest_usable_kernel_or_that_of_the_run(card, monkeypatc
         assert [name for name, why in timed.items() if why] == [unusable, AMD_KERNEL]
         choose_attention("auto", GPU, config("gpt2", "attn_pdrop=0.1"), rows=64)
         assert [name for name, why in timed.items() if why] == [unusable, AMD_KERNEL, FLASH4]
-    kept = choose_attention("auto", GPU, config(), rows=2, earlier="causal_efficient")
-    assert kept.name == "causal_efficient"
+    kept = choose_attention("auto", GPU, config(), rows=2, earlier="causal_sdpa")
+    assert kept.name == "causal_sdpa"
     chosen = choose_attention("auto", GPU, config(), rows=2, earlier=PACKAGE)
     assert chosen.name == "causal_cudnn" and PACKAGE in caplog.text
     assert choose_attention("auto", GPU._replace(cuda=False), config(), rows=2).name == "causal_sdpa"
@@ -166,7 +166,7 @@ def test_kernels_are_timed_as_the_run_uses_them(precision, dtype, card, monkeypa
 def test_wrong_and_failing_kernels_are_not_used(model_type, overrides, document_mask, monkeypatch) -> None:
     monkeypatch.setattr(attention, "TIMING_SECONDS", 0.01)
     wrong = {"shifted", "broken_backward", "failing", "flash"} | ({"across_documents"} if document_mask else set())
-    right = {"causal_efficient", "causal_sdpa"}
+    right = {"causal_cudnn", "causal_sdpa"}
     obstacles = dict.fromkeys(wrong | right) | {"flash": "it is not installed"}
     machine = Machine(cuda=False, bf16=True, length=128, document_mask=document_mask)
     timings = attention.time_kernels(obstacles, machine, config(model_type, overrides), rows=2)
@@ -189,10 +189,9 @@ def loss_of(name: str, *, compiled: bool = False, bf16: bool = False) -> torch.T
     return torch.stack([loss.detach(), *(each.grad.norm() for each in model.parameters())])
 
 
-@pytest.mark.parametrize("name", ["causal_cudnn", "causal_efficient"])
-def test_kernels_of_sdpa_give_the_same_loss(name: str) -> None:
-    assert torch.equal(loss_of(name), loss_of("causal_sdpa"))
-    assert torch.allclose(loss_of(name, compiled=True), loss_of("causal_sdpa"), rtol=1e-4)
+def test_cudnn_gives_the_same_loss() -> None:
+    assert torch.equal(loss_of("causal_cudnn"), loss_of("causal_sdpa"))
+    assert torch.allclose(loss_of("causal_cudnn", compiled=True), loss_of("causal_sdpa"), rtol=1e-4)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
