@@ -93,11 +93,14 @@ def newest_step(run: Path) -> int:
     return max(map(layout.step_of, complete_checkpoints(run)), default=-1)
 
 
-def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint with correct hashes, and why others were skipped."""
+def newest_complete(run: Path, *, verified: Path | None = None) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint with correct hashes, and why others were skipped.
+
+    The files of the checkpoint `verified`, whose hashes are known to be correct, are not read again.
+    """
     skipped: list[str] = []
     for checkpoint in layout.checkpoints(run):
-        if (reason := defect(checkpoint, read_files=True)) is None:
+        if (reason := defect(checkpoint, read_files=checkpoint != verified)) is None:
             return checkpoint, skipped
         skipped.append(f"skipping {checkpoint}: {reason}")
     return None, skipped

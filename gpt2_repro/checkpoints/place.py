@@ -12,7 +12,7 @@ from typing import Any
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints.writer import PIECE, HashedFile
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.files import expand, parse_object, sync
+from gpt2_repro.files import expand, parse_object, sha256_of, sync
 from gpt2_repro.run_record import layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
 
@@ -106,12 +106,13 @@ class Place:
         """Return the content of a file. Raises FileNotFoundError if it is missing."""
         return self.fs.cat_file(f"{self.root}/{name}")
 
-    def get(self, name: str, path: Path) -> None:
-        """Copy a file to a local path. Raises FileNotFoundError if it is missing."""
+    def get(self, name: str, path: Path) -> str:
+        """Copy a file to a local path, and return its SHA-256. Raises FileNotFoundError if it is missing."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.is_local:
             return self._copy(Path(self.root, name), path)
-        return self.fs.get_file(f"{self.root}/{name}", str(path), callback=self.callback)
+        self.fs.get_file(f"{self.root}/{name}", str(path), callback=self.callback)
+        return sha256_of(path)
 
     def put(self, path: Path, name: str) -> None:
         """Copy a local file. It appears when it is complete."""
@@ -124,11 +125,11 @@ class Place:
         partial.replace(target)
         return sync(partial.parent)
 
-    def _copy(self, source: Path, target: Path) -> None:
+    def _copy(self, source: Path, target: Path) -> str:
         with source.open("rb") as read, target.open("wb") as written:
             file = HashedFile(written, self.progress)
             shutil.copyfileobj(read, file, PIECE)
-            file.finish()
+            return file.finish()["sha256"]
 
     def remove(self, name: str) -> None:
         """Delete the folder of a checkpoint or final/, its manifest first."""

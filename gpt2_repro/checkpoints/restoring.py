@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import logging
 import shutil
 import tempfile
@@ -22,7 +23,7 @@ from gpt2_repro.text import size as size_text
 
 logger = logging.getLogger(__name__)
 
-SMALL_BYTES = 1 << 24  # largest size of a file of the copy that no manifest lists, apart from the logs
+SMALL_BYTES = 1 << 24  # largest size of a model card, which no manifest lists
 
 
 @contextlib.contextmanager
@@ -36,11 +37,14 @@ def faults_in_words(name: str) -> Iterator[None]:
         raise RunFailed(f"Cannot read {name} ({type(error).__name__}: {in_a_line(error)}).") from None
 
 
-def restore_copies(run: RunRecord, identity: RunIdentity, *, sync_from: str, sync_to: str) -> None:
-    """Restore a run from the newest of its copies at two places ("": none). Call this on rank 0 only."""
+def restore_copies(run: RunRecord, identity: RunIdentity, *, sync_from: str, sync_to: str) -> Path | None:
+    """Restore a run from the newest of its copies at two places ("": none). Call this on rank 0 only.
+
+    Returns the newest complete checkpoint if its files were read and verified. Without a place, the result is None.
+    """
     options = {name: option for name, option in ((sync_from, "--sync_from"), (sync_to, "--sync_to")) if name}
     if not options:
-        return
+        return None
     check_owner(run)
     for name, option in options.items():
         with faults_in_words(name):
@@ -50,9 +54,11 @@ def restore_copies(run: RunRecord, identity: RunIdentity, *, sync_from: str, syn
     try:
         if (run.path / layout.LOCK).is_file():
             run.lock()  # the lock then shows whether a place is the run directory
+        newest = checkpoints.newest_complete(run.path)[0]
         for name, option in options.items():
             with faults_in_words(name):
-                restore(run, name, identity, option)
+                newest = restore(run, name, identity, option, newest)
+        return newest
     finally:
         run.unlock()
 
@@ -64,13 +70,15 @@ def _is_within(path: Path, folder: Path) -> bool:
     return path.is_relative_to(folder) or any(parent.samefile(folder) for parent in parents)
 
 
-def restore(run: RunRecord, name: str, identity: RunIdentity, option: str) -> None:
-    """Restore the newest complete copy at the place `name`, unless the run directory has a checkpoint as new.
+def restore(run: RunRecord, name: str, identity: RunIdentity, option: str, own: Path | None) -> Path | None:
+    """Restore the newest complete copy at the place `name`, unless it is not newer than the checkpoint `own`.
+
+    `own` is the newest complete checkpoint of the run directory. Returns the one after the restore.
 
     Raises UserError if the copies belong to another run, or if all are damaged and the run directory has no complete
     checkpoint.
     """
-    place, own = Place(name), checkpoints.newest_complete(run.path)[0]
+    place = Place(name)
     if identity.allow_change and not _is_earlier(place, run):
         # A run may change its settings, but not become another run that has copies there.
         identity = dataclasses.replace(identity, changeable=())
@@ -102,6 +110,7 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str) -> No
                 checkpoints.publish(staged / layout.FINAL, run.final)
             checkpoints.publish(staged / target.name, target)  # last, so that a kill before it repeats everything
         logger.info("restored %s from %s", target, name)
+        own = target
         break
     else:
         if defects and own is None:
@@ -109,6 +118,7 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str) -> No
             raise UserError(f"All copies are damaged ({damaged}). Pass another {option} and --output_dir.")
     for skipped in defects:  # the next copy replaces it
         (run.path / f"abandoned-{skipped}").mkdir(exist_ok=True)
+    return own
 
 
 def _is_earlier(place: Place, run: RunRecord) -> bool:
@@ -125,7 +135,8 @@ def _is_earlier(place: Place, run: RunRecord) -> bool:
 
 def _fetch(place: Place, name: str, staged: Path) -> str | None:
     """Copy a checkpoint or final/ to a staging folder, or return the defect of the copy."""
-    if not (files := place.manifest(name).get("files", {})):
+    manifest = place.manifest(name)
+    if not (files := manifest.get("files", {})):
         return "its manifest is missing or damaged"
     if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
         return "its manifest names files outside of it"
@@ -136,10 +147,13 @@ def _fetch(place: Place, name: str, staged: Path) -> str | None:
     model_card = ["README.md"] if name == layout.FINAL else []  # not in the manifest
     with Progress(desc=f"restoring {name}", total=total, unit="B", unit_scale=True) as bar:
         place = Place(place.name, lambda: bar.update(size_of(staged / name) - bar.n))
-        for file in (*files, *model_card, CHECKPOINT_MANIFEST):
+        for file in (*files, *model_card):
             with contextlib.suppress(FileNotFoundError):
                 # The manifest of a stranger can state less than the disk would receive.
                 if place.size(f"{name}/{file}") > files.get(file, {"bytes": SMALL_BYTES})["bytes"]:
                     return f"{file} is larger than expected"
-                place.get(f"{name}/{file}", staged / name / file)
-    return checkpoints.defect(staged / name, read_files=True)
+                sha256 = place.get(f"{name}/{file}", staged / name / file)
+                if file in files and sha256 != files[file]["sha256"]:
+                    return f"{file} is damaged"
+    write_whole(staged / name / CHECKPOINT_MANIFEST, json.dumps(manifest, indent=1))
+    return checkpoints.defect(staged / name)

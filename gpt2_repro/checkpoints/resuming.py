@@ -111,6 +111,7 @@ def choose_start(
     resume_from: str = "",
     extend_to: int = 0,
     init_from: str = "",
+    verified: Path | None = None,
 ) -> Start:
     """Choose the checkpoint to start from, and extend the run if `extend_to` is set.
 
@@ -120,6 +121,7 @@ def choose_start(
         resume_from: the name of a checkpoint. "": the newest complete one.
         extend_to: the new length of the run in tokens, or 0.
         init_from: the checkpoint with the initial weights, if the run starts from one.
+        verified: the checkpoint of the run whose files have just been verified, if there is one.
 
     Raises UserError if the run directory is in use, belongs to another run, has only damaged checkpoints or a final/
     without a checkpoint, or if loading the checkpoint could run code.
@@ -134,9 +136,11 @@ def choose_start(
         return Start(plan, is_finished=True)
     if run.path.is_dir():
         run.lock()  # a new run directory is locked later, by RunRecord.claim
-    checkpoint, skipped = checkpoints.newest_complete(run.path) if not resume_from else (None, [])
+    skipped: list[str] = []
     if resume_from:
-        checkpoint = checkpoints.named(run.path, resume_from)
+        checkpoint: Path | None = checkpoints.named(run.path, resume_from)
+    else:
+        checkpoint, skipped = checkpoints.newest_complete(run.path, verified=verified)
     if checkpoint is None:
         _require_no_result(run, skipped)
         if init_from:

@@ -56,7 +56,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
 
     # --- Where to start
     def restore_and_choose() -> Start:
-        restore_copies(run, identity, sync_from=settings.sync_from, sync_to=settings.sync_to)
+        verified = restore_copies(run, identity, sync_from=settings.sync_from, sync_to=settings.sync_to)
         return choose_start(
             run,
             plan,
@@ -64,6 +64,7 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
             resume_from=settings.resume_from,
             extend_to=settings.extend_to,
             init_from=recipe.model.init_from,
+            verified=verified,
         )
 
     start = ranks.decide(restore_and_choose)

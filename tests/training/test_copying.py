@@ -108,6 +108,14 @@ def test_a_restored_checkpoint_equals_its_original(run: Path, place: str, tmp_pa
     assert not list(restored.path.glob(".restoring*"))
 
 
+def test_a_restored_checkpoint_is_verified_while_it_is_copied(run, place: str, tmp_path: Path, monkeypatch) -> None:
+    save_and_copy(run, place, 2)
+    monkeypatch.setattr(checkpoints, "sha256_of", None)  # the files are not read again
+    other, identity = RunRecord(tmp_path / "other"), RunIdentity({"seed": 1})
+    restored = restoring.restore_copies(other, identity, sync_from=place, sync_to="")
+    assert checkpoints.newest_complete(other.path, verified=restored) == (other.path / "checkpoint-2", [])
+
+
 def test_copies_are_rotated_like_checkpoints(run: Path, place: str) -> None:
     for step in (2, 4, 6, 8, 10):
         save(run, step, rolling=step == 8)
@@ -216,11 +224,12 @@ def test_a_file_larger_than_its_manifest_says_is_not_restored(run: Path, place: 
     save_and_copy(run, place, 2)
     Place(place).put(run / "checkpoint-2" / "shards" / "weights.bin", "checkpoint-2/config.json")
     assert "config.json is larger" in restoring._fetch(Place(place), "checkpoint-2", tmp_path)
-    copy(run, 2, place)
-    monkeypatch.setattr(restoring, "SMALL_BYTES", 10)
-    Place(place).put(run / "checkpoint-2" / "config.json", "checkpoint-2/config.json")
-    assert "manifest.json is larger" in restoring._fetch(Place(place), "checkpoint-2", tmp_path)
-    assert {path.name for path in (tmp_path / "checkpoint-2").rglob("*.*")} == {"config.json", "weights.bin"}
+    monkeypatch.setattr(restoring, "SMALL_BYTES", 1)
+    shutil.copytree(run / "checkpoint-2", run / "final")
+    copying.copy(Place(place), str(run), "final", KEEP_TWO, RunIdentity({"seed": 1}))
+    Place(place).put(run / "final" / "config.json", "final/README.md")  # not in the manifest
+    assert "README.md is larger" in restoring._fetch(Place(place), "final", tmp_path)
+    assert {path.name for path in (tmp_path / "final").rglob("*.*")} == {"config.json", "weights.bin"}
 
 
 def archive(run: Path, place: str, kind: str) -> None:
