@@ -47,7 +47,7 @@ import psutil
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.machine import describe
+from benchmarks.machine import cpu_seconds, print_header
 from benchmarks.processes import ROOT, run_python
 
 
@@ -210,6 +210,7 @@ class Measured(NamedTuple):
     """Seconds, and peaks of memory and disk in bytes, of one data preparation."""
 
     seconds: float
+    cpu_seconds: float
     memory: int
     disk: int
     counts: dict[str, int]
@@ -241,10 +242,12 @@ def run(name: str, job: Job, work: Path, validation_tokens: int) -> Measured:
         looked, memory, disk = time.monotonic(), max(memory, resident), max(disk, used)
         return False
 
+    before = cpu_seconds()
     seconds = run_python(words, log=work / "log", timeout=1800, stop=sample).seconds
+    cpu = cpu_seconds() - before
     counts = count(name, Path(job.folder))
     shutil.rmtree(work)
-    return Measured(seconds, int(memory), int(disk), counts)
+    return Measured(seconds, cpu, int(memory), int(disk), counts)
 
 
 def table(results: dict[str, tuple[list[Measured], list[Measured]]], text: tuple[int, int]) -> str:
@@ -255,9 +258,9 @@ def table(results: dict[str, tuple[list[Measured], list[Measured]]], text: tuple
         text: bytes of the text in few and in all files.
     """
     lines = [
-        "| contender | seconds, complete command (min to max) | MB/s | marginal MB/s | our speedup "
+        "| contender | CPU s | seconds, complete command (min to max) | MB/s | marginal MB/s | our speedup "
         "| our marginal speedup | peak memory | peak disk | text tokens |",
-        "|" + " --- |" * 9,
+        "|" + " --- |" * 10,
     ]
     ours_few, ours_all = (statistics.median(one.seconds for one in rounds) for rounds in results["ours"])
     for name, (few, complete) in results.items():
@@ -265,6 +268,7 @@ def table(results: dict[str, tuple[list[Measured], list[Measured]]], text: tuple
         median = statistics.median(seconds)
         more = median - statistics.median(one.seconds for one in few)
         cells = [
+            f"{statistics.median(one.cpu_seconds for one in complete):.1f}",
             f"{median:.1f} ({min(seconds):.1f} to {max(seconds):.1f})",
             f"{text[1] / 1e6 / median:.2f}",
             f"{(text[1] - text[0]) / 1e6 / more:.2f}",
@@ -297,10 +301,8 @@ def main() -> None:
         corpus, work = Path(root, "corpus"), Path(root, "work")
         sizes = write_corpus(corpus, read_documents(DATA / "prose")[: args.documents] * args.copies, args.files)
         text = (sum(sizes[: files[0]]), sum(sizes))
-        print(describe("datasets", "transformers", "tokenizers", "tiktoken", "pyarrow", "numpy", "fastokens"))
-        print(
-            f"`python {' '.join(sys.argv)}`\n{text[1] / 1e6:.1f} MB of text; {text[0] / 1e6:.1f} MB in the small data set"
-        )
+        print_header("datasets", "transformers", "tokenizers", "tiktoken", "pyarrow", "numpy", "fastokens")
+        print(f"{text[1] / 1e6:.1f} MB of text; {text[0] / 1e6:.1f} MB in the small data set")
         for ending in args.formats:
             results: dict[str, tuple[list[Measured], list[Measured]]] = {name: ([], []) for name in names}
             for turn in range(args.rounds):

@@ -1,6 +1,6 @@
-"""Compare evaluate.sh on the standard suite with one call of lm_eval per model, in seconds and in scores.
+"""Compare evaluate.sh on the standard suite with one call of lm_eval per model, in CPU seconds and in scores.
 
-    python benchmarks/evaluation.py ../shared/data --share 0.005
+    OMP_NUM_THREADS=1 python benchmarks/evaluation.py ../shared/data --share 0.005
 
 Both score two GPT-2 124M with random weights on the CPU, from local files with this share of the documents of each
 task. PIQA, ARC-Easy, SciQ and BLiMP are made from HellaSwag's text: questions with two or four options of up to four
@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.machine import cpu_seconds, print_columns, print_header, print_row
 from gpt2_repro.evaluation.arguments import SUITES
 from gpt2_repro.evaluation.tasks import find_local_files, write_task_files
 
@@ -71,11 +71,11 @@ def write_models(folder: Path, tokenizer: Path, **sizes: int) -> list[Path]:
     return models
 
 
-def seconds(*words: object) -> float:
-    began = time.perf_counter()
+def cpu_seconds_of(*words: object) -> float:
+    before = cpu_seconds()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHON": sys.executable}
     subprocess.run([str(word) for word in words], env=environment, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    return cpu_seconds() - before
 
 
 def scores_of(path: Path) -> dict[str, float]:
@@ -92,6 +92,8 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder with gpt2/, hellaswag/, lambada/ and wikitext/")
     parser.add_argument("--share", type=float, default=0.005, help="of the documents of each task")
     options = parser.parse_args()
+    print_header("torch", "transformers", "lm_eval")
+    print_columns("documents", "evaluate.sh", "lm_eval", "ratio", "scores", "largest relative difference")
     with tempfile.TemporaryDirectory() as scratch:
         data, tasks = Path(scratch, "data"), SUITES["standard"]
         data.mkdir()
@@ -99,21 +101,21 @@ def main() -> None:
         models = write_models(Path(scratch, "model"), options.data / "gpt2")
         write_task_files(find_local_files(data, tasks), Path(scratch, "tasks"))
         words = ["--suite", "standard", "--local_data", data, "--device", "cpu", "--output_dir", Path(scratch, "ours")]
-        ours = seconds("bash", ROOT / "evaluate.sh", models[0], "--baseline", models[1], "--no_cache", *words)
+        ours = cpu_seconds_of("bash", ROOT / "evaluate.sh", models[0], "--baseline", models[1], "--no_cache", *words)
         stock, differences = 0.0, []
         for model in models:
             words = ["--model_args", f"pretrained={model},dtype=float32,max_length=1024", "--tasks", ",".join(tasks)]
             words += ["--include_path", Path(scratch, "tasks"), "--batch_size", 4, "--device", "cpu"]
             output = Path(scratch, f"stock-{model.name}.json")
-            stock += seconds(sys.executable, "-m", "lm_eval", "run", "--model", "hf", *words, "--output_path", output)
+            command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", *words, "--output_path", output]
+            stock += cpu_seconds_of(*command)
             (written,) = Path(scratch).glob(f"stock-{model.name}*.json")
             theirs = scores_of(written)
             for path in Path(scratch, "ours/lm_eval").glob(f"*{model.name}/*.json"):
-                differences += [abs(value / theirs[key] - 1) for key, value in scores_of(path).items() if theirs[key]]
-        print(
-            f"{options.share:.1%} of the documents: {ours:.0f} s, lm_eval {stock:.0f} s, {stock / ours:.2f} times as fast"
-        )
-        print(f"{len(differences)} scores, largest relative difference {max(differences):.1e}")
+                scores = scores_of(path).items()  # also of a task that stock lm-eval does not have
+                differences += [abs(value / theirs[key] - 1) for key, value in scores if theirs.get(key)]
+        seconds = [f"{ours:.0f} CPU s", f"{stock:.0f} CPU s", f"{stock / ours:.2f}"]
+        print_row(f"{options.share:.1%}", *seconds, len(differences), f"{max(differences):.1e}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import gzip
 import hashlib
 import json
 import os
-import resource
 import shutil
 import sys
 import time
@@ -29,7 +28,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.evaluation import write_data, write_models
-from benchmarks.machine import describe
+from benchmarks.machine import cpu_seconds, print_columns, print_header, print_row
 from benchmarks.processes import run_python
 
 
@@ -49,7 +48,7 @@ class Bench:
 
     def measure(self, name: str, command: str) -> None:
         """Run a command with python until it ends, and print a row of the table. Exits if the command fails."""
-        peaks, before = [0.0] * 4, resource.getrusage(resource.RUSAGE_CHILDREN)
+        peaks, before = [0.0] * 4, cpu_seconds()
 
         def sample() -> bool:
             time.sleep(0.5)
@@ -57,10 +56,8 @@ class Bench:
             return False
 
         seconds = run_python(command.split(), log=self.work / "log", timeout=86_400, stop=sample).seconds
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        memory = f"{peaks[0] / 1e6:,.0f} | {peaks[1] / 1e6:,.0f} | {peaks[2] / 1e9:.2f} | {peaks[3] / 1e9:.2f}"
-        print(f"| {name} | {cpu:.1f} | {seconds:.1f} | {memory} |", flush=True)
+        memory = [f"{peaks[0] / 1e6:,.0f}", f"{peaks[1] / 1e6:,.0f}", f"{peaks[2] / 1e9:.2f}", f"{peaks[3] / 1e9:.2f}"]
+        print_row(name, f"{cpu_seconds() - before:.1f}", f"{seconds:.1f}", *memory)
 
     def build(self) -> None:
         """Write 1 GB of text, 103 token files, and the prepared folder."""
@@ -214,14 +211,12 @@ def main() -> None:
     options = parser.parse_args()
     mark = options.work / ".full_size"
     if options.work.exists() and any(options.work.iterdir()) and not mark.exists():
-        parser.error(
-            f"{options.work} has other files, and the parts delete folders such as run/. Pass an empty folder."
-        )
+        parser.error(f"{options.work} has other files, which the parts could delete. Pass an empty folder.")
     options.work.mkdir(parents=True, exist_ok=True)
     mark.touch()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    print(f"{describe('torch', 'transformers', 'datasets', 'lm_eval')}\n`python {' '.join(sys.argv)}`\n")
-    print("| command | CPU s | s | MB | MB with files | GB read | GB from disk |\n|" + " --- |" * 7, flush=True)
+    print_header("torch", "transformers", "datasets", "lm_eval")
+    print_columns("command", "CPU s", "s", "MB", "MB with files", "GB read", "GB from disk")
     for part in options.parts:
         getattr(Bench(options), part)()
 

@@ -11,8 +11,7 @@ checkpoint. Then the launcher and the workers are killed at once, and the same c
 With --saves, a run with and a run without --background_save are compared instead.
 
 With --minutes, a worker of a supervised run is killed at this interval, and SIGTERM ends the run. Goodput is the share
-of the paid seconds in which optimizer steps ran that the run kept. For other failure rates it is computed from the
-measured parts. Without supervision, the machine waits after a failure until a person has noticed it, for 30 minutes.
+of the paid seconds in which optimizer steps ran that the run kept.
 
 Options after `--` go to train.py.
 """
@@ -23,7 +22,6 @@ import functools
 import json
 import re
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -33,12 +31,11 @@ import psutil
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.machine import print_columns, print_header, print_row
 from benchmarks.processes import run_python
 
 
-NOTICE_MINUTES = 30
 SAVE = re.compile(r"([\d.,]+) MB in ([\d.]+) s, training paused for ([\d.]+) s")
-RATES = ((30, 2), (120, 2), (120, 15))  # minutes between two failures, and between two checkpoints
 
 
 def first_new(run: Path, after_step: int, after_time: float) -> tuple[int, float] | None:
@@ -62,6 +59,7 @@ def newest(run: Path) -> int:
 def resume(words: list[str], run: Path, args: argparse.Namespace) -> None:
     """Print the time from each kill to the next step."""
     killed = 0.0
+    print_columns("event", "time")
     for number in range(args.kills + 1):
         saved, log = newest(run), run.with_name(f"{number}.log")
         new = functools.partial(first_new, run, saved or args.checkpoint, killed)
@@ -70,21 +68,21 @@ def resume(words: list[str], run: Path, args: argparse.Namespace) -> None:
             sys.exit(f"The run ended before it logged a new step:\n{log.read_text(encoding='utf-8')[-3000:]}")
         step, when = logged
         start = f"kill to step {step}, resumed from checkpoint-{saved}" if killed else f"first start to step {step}"
-        print(f"{start}: {when - (killed or done.began):.1f} s", flush=True)
+        print_row(start, f"{when - (killed or done.began):.1f} s")
         killed = done.ended
     files = [path for path in (run / f"checkpoint-{newest(run)}").rglob("*") if path.is_file()]
-    print(f"checkpoint: {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB")
+    print(f"\ncheckpoint: {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB")
 
 
 def compare_saves(words: list[str], run: Path, args: argparse.Namespace) -> None:
     """Print how long each save of a run takes, and how long training pauses for it."""
+    print_columns("background_save", "MB", "training pauses for", "complete after")
     for background in ("true", "false"):
         log, steps = run.with_name(f"{background}.log"), str(args.saves * args.checkpoint)
         options = [f"{run}-{background}", "--background_save", background, "--max_steps", steps]
         run_python([*words, *options], log=log, timeout=3600)
         sizes, totals, pauses = zip(*SAVE.findall(log.read_text(encoding="utf-8")), strict=True)
-        print(f"--background_save {background}: {sizes[-1]} MB", flush=True)
-        print(f"  complete after {', '.join(totals)} s\n  training paused for {', '.join(pauses)} s", flush=True)
+        print_row(background, sizes[-1], f"{', '.join(pauses)} s", f"{', '.join(totals)} s")
 
 
 def measure_goodput(words: list[str], run: Path, args: argparse.Namespace) -> None:
@@ -109,27 +107,11 @@ def measure_goodput(words: list[str], run: Path, args: argparse.Namespace) -> No
     seconds = run_python(command, log=log, timeout=36_000, stop=strike).seconds
     status = json.loads((run / "run_status.json").read_text(encoding="utf-8"))
     parts, saves = status["time_breakdown"], SAVE.findall(log.read_text(encoding="utf-8"))
-    parts["writing"], parts["pause"] = (statistics.median(float(save[i]) for save in saves) for i in (1, 2))
     kept = parts["training"] + parts.get("data", 0.0)
-    print(
-        f"measured: {args.kills} kills in {seconds:,.0f} s, {len(saves)} saves, {kept:,.0f} s in steps that were not lost"
-    )
+    print_columns("kills", "time", "saves", "time in steps that were not lost", "goodput", "run_status.json")
+    measured = [f"{seconds:,.0f} s", len(saves), f"{kept:,.0f} s", f"{kept / seconds:.1%}"]
+    print_row(args.kills, *measured, f"{status['goodput']:.1%}")
     print("parts in seconds: " + ", ".join(f"{name} {value:,.1f}" for name, value in parts.items()))
-    print(f"goodput measured {kept / seconds:.1%}, run_status.json {status['goodput']:.1%}\n")
-    print("| one failure per | checkpoint every | supervised | without supervision | seconds lost per failure |")
-    print("| --- | --- | --- | --- | --- |")
-    for failure, rolling in ((args.minutes, args.rolling_minutes), *RATES):
-        lost = {
-            "restart": parts.get("startup", 0.0) / (args.kills + 1),
-            "wait before the restart": parts.get("idle", 0.0) / max(1, args.kills),
-            # On average, half of the time between two checkpoints.
-            "redone steps": rolling * 60 / 2 + parts["writing"],
-            "pauses for saves": parts["pause"] * failure / rolling,
-        }
-        kept = failure * 60 - sum(lost.values())
-        shown = ", ".join(f"{name} {value:.1f}" for name, value in lost.items())
-        alone = kept / (failure + NOTICE_MINUTES) / 60
-        print(f"| {failure:g} min | {rolling:g} min | {kept / failure / 60:.1%} | {alone:.1%} | {shown} |")
 
 
 def main() -> None:
@@ -140,11 +122,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3, help="Number of kills. (default: 3)")
     parser.add_argument("--saves", type=int, default=0, help="Compare runs with this number of saves; no kills.")
     parser.add_argument("--minutes", type=float, default=0, help="Minutes between two kills of a supervised run.")
-    parser.add_argument(
-        "--rolling_minutes", type=float, default=0.25, help="Its --save_rolling_minutes. (default: 0.25)"
-    )
+    parser.add_argument("--rolling_minutes", type=float, default=0.25, help="Its --save_rolling_minutes. (0.25)")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
+    print_header("torch", "transformers", "accelerate", "deepspeed")
     words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero1.yaml"]
     words += ["--num_processes", str(args.processes), "--main_process_port", "0", "train.py", args.recipe]
     words += ["--disable_tqdm", "true"]

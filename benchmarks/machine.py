@@ -1,23 +1,47 @@
-"""Describe the machine and the packages of a measurement."""
+"""Describe the machine, the packages and the command of a measurement."""
 
 import datetime
 import os
 import platform
 import re
+import resource
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
 def describe(*packages: str) -> str:
-    """Return the date, the GPUs or the CPU, and the versions of the installed packages."""
+    """Return the date, the GPUs or the CPU, the load average of a minute, and the versions of installed packages."""
     torch, info = sys.modules.get("torch"), Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text(encoding="utf-8")) if info.exists() else []
     machine = f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
     if torch and torch.cuda.is_available():
         machine = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     versions = [f"{name} {found}" for name in packages if (found := version_of(name))]
-    return ", ".join([f"{datetime.date.today()}", machine, f"Python {platform.python_version()}", *versions])
+    load = f"load {os.getloadavg()[0]:.1f}"
+    return ", ".join([f"{datetime.date.today()}", machine, load, f"Python {platform.python_version()}", *versions])
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def print_header(*packages: str) -> None:
+    """Print `describe` and the command of this process."""
+    print(f"{describe(*packages)}\n`python {shlex.join(sys.argv)}`\n", flush=True)
+
+
+def print_columns(*names: str) -> None:
+    """Print the head of a Markdown table."""
+    print_row(*names)
+    print_row(*["---"] * len(names))
+
+
+def print_row(*cells: object) -> None:
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def version_of(package: str) -> str:

@@ -158,17 +158,22 @@ def prepare(folder: Path, text: Path) -> Path:
     return recipe
 
 
-def reached(losses: dict[int, float], target: float) -> str:
-    """Return the share of the steps after which the loss reaches the target.
+def share_of_steps(losses: dict[int, float], target: float) -> float:
+    """Return the share of the steps after which the loss reaches the target, or infinity.
 
     It is interpolated between validations.
     """
     before = (0, math.inf)
     for step, loss in losses.items():
         if loss <= target:
-            return f"{(step - (step - before[0]) * (target - loss) / (before[1] - loss)) / STEPS:.2f}"
+            return (step - (step - before[0]) * (target - loss) / (before[1] - loss)) / STEPS
         before = step, loss
-    return ">1"
+    return math.inf
+
+
+def reached(losses: dict[int, float], target: float) -> str:
+    share = share_of_steps(losses, target)
+    return f"{share:.2f}" if share < math.inf else ">1"
 
 
 def mean(curves: list[Curve]) -> dict[int, float]:

@@ -47,6 +47,7 @@ def saved_bytes_per_token(
 
 
 def main() -> None:
+    from benchmarks.machine import print_columns, print_header, print_row
     from gpt2_repro.model.arguments import ModelArguments
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
@@ -62,14 +63,15 @@ def main() -> None:
             lambda model, rows: model(input_ids=rows, shift_labels=rows.roll(-1, 1)).loss,
         ),
     }
-    print("| model | KiB per token | with activation checkpointing |\n| --- | --- | --- |")
+    print_header("torch", "transformers")
+    print_columns("model", "KiB per token", "with activation checkpointing")
     for name, (model, call) in contenders.items():
         figures = []
         for checkpointing in (False, True):
             if checkpointing:
                 model.activation_checkpointing_enable()
             figures.append(saved_bytes_per_token(model, call, length=256, counts=(1, 3)) / 1024)
-        print(f"| {name} | " + " | ".join(f"{figure:,.0f}" for figure in figures) + " |", flush=True)
+        print_row(name, *(f"{figure:,.0f}" for figure in figures))
 
 
 if __name__ == "__main__":

@@ -136,11 +136,9 @@ def choose_start(
         return Start(plan, is_finished=True)
     if run.path.is_dir():
         run.lock()  # a new run directory is locked later, by RunRecord.claim
-    skipped: list[str] = []
+    checkpoint, skipped = checkpoints.newest_complete(run.path, verified=verified) if not resume_from else (None, [])
     if resume_from:
-        checkpoint: Path | None = checkpoints.named(run.path, resume_from)
-    else:
-        checkpoint, skipped = checkpoints.newest_complete(run.path, verified=verified)
+        checkpoint = checkpoints.named(run.path, resume_from)
     if checkpoint is None:
         _require_no_result(run, skipped)
         if init_from:
