@@ -11,7 +11,7 @@ train      Train with an empty compiler cache and saves, kill all processes with
 programs   llm.c's train_gpt2 and nanoGPT's train.py, on the same tokens with the same batch. One process each.
 profile    The kernels of one step, by group.
 variants   The same training with other options, see VARIANTS, until the time is over.
-bare       A PyTorch loop that repeats the run of `train`. Not by default.
+paired     train.py on one process, train.py under ZeRO-1 and nanoGPT in turn, for --rounds rounds. Not by default.
 
 Each result is printed and appended to results.jsonl in --out at once, and so are the logs. The tables at the end are
 also in gpu.md. If a part fails, its error is its result. Options after `--` are passed to train.py and prepare_data.py.
@@ -48,7 +48,7 @@ from gpt2_repro.planning.workload import estimate_memory, workload_of
 from gpt2_repro.run_record import RunRecord
 
 
-PARTS = ("train", "programs", "profile", "variants", "bare")
+PARTS = ("train", "programs", "profile", "variants", "paired")
 SETTLED = 5  # steps at the start that are not measured
 PROCESS_SECONDS = 200  # time limit of one process
 SAVED = re.compile(r"([\d.,]+) MB in ([\d.]+) s, training paused for ([\d.]+) s")
@@ -56,7 +56,8 @@ SAVED = re.compile(r"([\d.,]+) MB in ([\d.]+) s, training paused for ([\d.]+) s"
 LLMC_STEP = re.compile(r"^step +\d+/\d+ \|.*\| ([\d.]+) ms \|", re.MULTILINE)
 NANOGPT_STEP = re.compile(r"^iter \d+: loss \S+, time ([\d.]+)ms", re.MULTILINE)
 # A model that a CPU trains with the rows per step and the micro-batches of the real one.
-TINY = "--use_cpu --sequence_length 16 --tokens_per_step 8192 --n_layer 2 --n_head 2 --n_embd 32"
+TINY = "--use_cpu --dataloader_num_workers 0 --sequence_length 16 --tokens_per_step 8192"
+TINY += " --n_layer 2 --n_head 2 --n_embd 32"
 
 
 class Variant(NamedTuple):
@@ -233,27 +234,35 @@ class Bench:
             files = [word for option in ("-i", "-j") for word in (option, str(self.work / "llmc_*.bin"))]
             self.program(name, [str(args.llmc.resolve()), *files, "-o", "log", *words.split()], LLMC_STEP)
         if args.nanogpt:
-            model = self.recipe.model
-            words = f"--dataset={self.work} --out_dir={self.work / 'nanogpt'} --batch_size={self.rows}"
-            words += f" --gradient_accumulation_steps={self.tokens_per_step // self.length // self.rows}"
-            words += f" --block_size={self.length} --n_layer={model.n_layer} --n_head={model.n_head}"
-            words += f" --n_embd={model.n_embd} --bias=True --dropout=0.0 --max_iters={args.steps_of_others}"
-            words += " --warmup_iters=20 --eval_interval=100000 --eval_iters=1 --log_interval=1"
-            words += " --device=cpu --compile=False --dtype=float32" if args.use_cpu else ""
-            command = [sys.executable, "train.py", *words.split()]
-            self.program("nanoGPT", command, NANOGPT_STEP, cwd=args.nanogpt)
+            self.program("nanoGPT", self.nanogpt(), NANOGPT_STEP, cwd=args.nanogpt)
+
+    def nanogpt(self) -> list[str]:
+        """Return the command that trains the same model with nanoGPT, in its folder."""
+        args, model = self.args, self.recipe.model
+        words = f"--dataset={self.work} --out_dir={self.work / 'nanogpt'} --batch_size={self.rows}"
+        words += f" --gradient_accumulation_steps={self.tokens_per_step // self.length // self.rows}"
+        words += f" --block_size={self.length} --n_layer={model.n_layer} --n_head={model.n_head}"
+        words += f" --n_embd={model.n_embd} --bias=True --dropout=0.0 --max_iters={args.steps_of_others}"
+        words += " --warmup_iters=20 --eval_interval=100000 --eval_iters=1 --log_interval=1"
+        words += " --device=cpu --compile=False --dtype=float32" if args.use_cpu else ""
+        return [sys.executable, "train.py", *words.split()]
 
     def program(self, name: str, command: list[str], step: re.Pattern[str], cwd: Path | None = None) -> None:
         """Run a program that prints the milliseconds of each step, and record its speed."""
-        log = f"{re.split('[^a-zA-Z.]', name)[0]}{len(self.results)}.log"
-        libraries = ":".join([*cuda_libraries(), os.environ.get("LD_LIBRARY_PATH", "")])
         try:
-            done = self.call(command, log, {"LD_LIBRARY_PATH": libraries}, cwd=cwd or self.work)
-            times = step.findall((self.out / log).read_text(encoding="utf-8"))
-            speed = summary([self.tokens_per_step / float(time) * 1e3 for time in times[SETTLED:]])
-            self.record("programs", name, **speed, **peak_of(done))
+            self.record("programs", name, **self.speed_of_program(name, command, step, cwd))
         except (Exception, SystemExit) as error:
             self.record("programs", name, error=cause(error))
+
+    def speed_of_program(
+        self, name: str, command: list[str], step: re.Pattern[str], cwd: Path | None
+    ) -> dict[str, Any]:
+        """Run a program as `program` does, and return its speed."""
+        log = f"{re.split('[^a-zA-Z.]', name)[0]}{len(self.results)}.log"
+        libraries = ":".join([*cuda_libraries(), os.environ.get("LD_LIBRARY_PATH", "")])
+        done = self.call(command, log, {"LD_LIBRARY_PATH": libraries}, cwd=cwd or self.work)
+        times = step.findall((self.out / log).read_text(encoding="utf-8"))
+        return summary([self.tokens_per_step / float(time) * 1e3 for time in times[SETTLED:]]) | peak_of(done)
 
     def write_token_files(self) -> None:
         """Write the rows of the training split as token files of nanoGPT and llm.c."""
@@ -305,14 +314,22 @@ class Bench:
             shutil.rmtree(run, ignore_errors=True)
             longest = max(longest, time.monotonic() - start)
 
-    def bare(self) -> None:
-        """Measure a PyTorch loop with the model and the rows of the run of `train`."""
-        file = self.work / "bare.json"
-        command = [sys.executable, "benchmarks/bare_loop.py", "bare", str(self.work / "train"), str(file)]
-        done = self.call(command, "bare.log")
-        result = json.loads(file.read_text(encoding="utf-8"))
-        speeds = [result["tokens_per_step"] / seconds for seconds in result["step_seconds"][SETTLED:]]
-        self.record("bare", "PyTorch loop", **summary(speeds), **peak_of(done))
+    def paired(self) -> None:
+        """Compare the steps of train.py with those of nanoGPT in the same round."""
+        self.write_token_files()
+        ratios: dict[str, list[float]] = {}
+        words = "--logging_steps 10"  # as by default
+        for number in range(self.args.rounds):
+            nanogpt = self.speed_of_program("nanoGPT", self.nanogpt(), NANOGPT_STEP, self.args.nanogpt)
+            for variant in (Variant("one_process", words, launcher="ddp"), Variant("zero1", words)):
+                run, speed = self.measure(variant, self.args.steps_of_others)
+                shutil.rmtree(run)
+                ratio = nanogpt["tokens_per_second"] / speed["tokens_per_second"]
+                self.record("paired", f"round {number}, {variant.name}", step_relative_to_nanogpt=round(ratio, 3))
+                ratios.setdefault(variant.name, []).append(ratio)
+        for name, values in ratios.items():
+            text = f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+            self.record("paired", f"{name}, {len(values)} rounds", step_relative_to_nanogpt=text)
 
     def tables(self) -> str:
         """Return all results as Markdown."""
@@ -325,8 +342,7 @@ class Bench:
             "| --- | --- | --- | --- | --- |",
         ]
         for each in speeds:
-            # llm.c, nanoGPT and the bare loop run on one card.
-            of_one = self.args.processes if each["part"] in ("programs", "bare") else 1
+            of_one = self.args.processes if each["part"] == "programs" else 1  # llm.c and nanoGPT run on one card
             relative = f"{each['tokens_per_second'] * of_one / ours:.3f}" if ours else "-"
             form = "| {part}, {name} | {tokens_per_second:,} ({lowest:,} to {highest:,}) "
             rest = f"| {relative} | {each['peak_gb'] or '-'} | {each.get('attention', '-')} |"
@@ -401,10 +417,6 @@ def cuda_libraries() -> list[str]:
     return [str(folder) for root in roots for folder in sorted(Path(root).glob("*/lib"))]
 
 
-def interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options of this script, and those after `--`."""
     own, further = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
@@ -424,6 +436,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--steps", type=int, default=36, help="Steps of the part train. (default: %(default)s)")
     parser.add_argument("--variant_steps", type=int, default=25, help="Steps of a variant. (default: %(default)s)")
     parser.add_argument("--steps_of_others", type=int, default=25, help="Steps of llm.c and nanoGPT. (default: 25)")
+    parser.add_argument("--rounds", type=int, default=10, help="Rounds of the part paired. (default: %(default)s)")
     parser.add_argument("--processes", type=int, help="Processes of train.py. (default: the number of GPUs)")
     parser.add_argument("--use_cpu", action="store_true", help="Train a tiny model on the CPU.")
     args = parser.parse_args(own)
@@ -436,7 +449,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: list[str]) -> None:
     """Run the parts one after another, and print the tables."""
     args, further = parse(argv)
-    signal.signal(signal.SIGTERM, interrupt)  # so that all processes are killed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all processes are killed
     with tempfile.TemporaryDirectory(prefix="gpu-") as temporary:
         work = (args.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)

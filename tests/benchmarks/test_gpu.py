@@ -45,11 +45,11 @@ def test_results_are_kept_and_a_failed_part_is_one_of_them(tmp_path: Path) -> No
     measured = bench(tmp_path, "--minutes", "0")
     measured.record("train", "as_it_is", tokens_per_second=200, lowest=190, highest=210, peak_gb=30.1)
     measured.record("programs", "llm.c", tokens_per_second=300, lowest=290, highest=310, peak_gb=0)
-    measured.run("bare")
+    measured.run("paired")
     lines = (tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["part"] for line in lines] == ["train", "programs", "bare"]
+    assert [json.loads(line)["part"] for line in lines] == ["train", "programs", "paired"]
     table = measured.tables()
-    assert "| programs, llm.c | 300 (290 to 310) | 1.500 |" in table and "| bare, failed | error SystemExit:" in table
+    assert "| programs, llm.c | 300 (290 to 310) | 1.500 |" in table and "| paired, failed | error SystemExit:" in table
 
 
 def test_a_profile_has_groups_and_the_time_without_a_kernel() -> None:
