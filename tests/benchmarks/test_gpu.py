@@ -49,9 +49,7 @@ def test_results_are_kept_and_a_failed_part_is_one_of_them(tmp_path: Path) -> No
     lines = (tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["part"] for line in lines] == ["train", "programs", "paired"]
     table = measured.tables()
-    assert (
-        "| programs, llm.c | 300 (290 to 310) | 1.500 |" in table and "| paired, failed | error SystemExit:" in table
-    )
+    assert "| programs, llm.c | 300 (290 to 310) | 1.500 |" in table and "| paired, failed | error UserError:" in table
 
 
 def test_a_profile_has_groups_and_the_time_without_a_kernel() -> None:
