@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
     "all_offers": {"action": "store_true", "help": "Print the list prices of all offers, not of the ten best."},
-    "volume_gb": {"type": cli.positive_number, "help": "Rented size of the network volume with the data, in GB."},
+    "volume_gb": {"type": cli.positive_number, "help": "Rented size of this machine's network volume, in GB."},
     "json": {"action": "store_true", "help": "Print the results as one JSON object."},
 }
 
