@@ -4,7 +4,7 @@
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
     python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
 
-real_run.py runs these commands and compares the results with a run of train.py. gpu.py measures the loop.
+real_run.py runs these commands and compares the results with a run of train.py.
 """
 
 import itertools

@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --minutes 8 --out gpu --data_files 'books/*.jsonl.gz' --tokenizer ../gpt2 \\
         --llmc ../llm.c/train_gpt2cu --nanogpt ../nanoGPT
     python benchmarks/gpu.py --parts variants --variants flash_attention_2 workers_4 --data_files 'books/*.jsonl.gz'
-    python benchmarks/gpu.py --use_cpu --out gpu           # test this script: a tiny model, and text of Python's manual
+    python benchmarks/gpu.py --use_cpu --out gpu           # test this script: a tiny model, text of Python's manual
 
 Every part starts train.py under ZeRO-1 on the same prepared text. The parts, in this order:
 
@@ -14,7 +14,8 @@ variants   The same training with other options, see VARIANTS, until the time is
 paired     train.py on one process, train.py under ZeRO-1 and nanoGPT in turn, for --rounds rounds. Not by default.
 
 Each result is printed and appended to results.jsonl in --out at once, and so are the logs. The tables at the end are
-also in gpu.md. If a part fails, its error is its result. Options after `--` are passed to train.py and prepare_data.py.
+also in gpu.md. Runs and checkpoints of 2 GB are in a temporary folder (TMPDIR). If a part fails, its error is its
+result. Options after `--` are passed to train.py and prepare_data.py.
 """
 
 import argparse
@@ -40,12 +41,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import describe
 from benchmarks.patched_train import PROFILED_STEP
 from benchmarks.processes import ROOT, Finished, gpu_query, run_logged
+from gpt2_repro.checkpoints import newest_step
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.launchers import LAUNCHERS
+from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning.memory import MemoryTrial
 from gpt2_repro.planning.recipe import load_recipe
 from gpt2_repro.planning.workload import estimate_memory, workload_of
 from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.layout import RECIPE
 
 
 PARTS = ("train", "programs", "profile", "variants", "paired")
@@ -105,7 +109,7 @@ class Bench:
         self.recipe = load_recipe([args.recipe, *self.options])
         self.length, training = self.recipe.data.sequence_length, self.recipe.training
         self.tokens_per_step, self.rows = training.tokens_per_step, training.per_device_train_batch_size
-        is_prepared = args.data_files and Path(args.data_files[0], "manifest.json").is_file()
+        is_prepared = args.data_files and Path(args.data_files[0], MANIFEST).is_file()
         self.data = Path(args.data_files[0]).resolve() if is_prepared else work / "data"
         self.environment = {"TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"), "PYTHONUNBUFFERED": "1"}
         self.results: list[dict[str, Any]] = []
@@ -186,7 +190,7 @@ class Bench:
         command = self.command(AS_IT_IS, run, steps, "--eval_steps", str(steps), "--save_steps", str(steps // 3))
 
         def is_time() -> bool:
-            newest = newest_checkpoint(run)
+            newest = newest_step(run)
             return newest > 0 and max(logged(run), default=0) >= newest + 3
 
         first = self.call(command, "train_1.log", stop=is_time)
@@ -194,7 +198,7 @@ class Bench:
         self.record("train", AS_IT_IS.name, **speed)
         self.kernel = ["--attn_implementation", speed["attention"].partition(" ")[0]]
         self.record("train", "peak memory", **self.memory(run, first.peak_mib))
-        before, newest = logged(run), newest_checkpoint(run)
+        before, newest = logged(run), newest_step(run)
         self.record("train", "start, empty compiler cache", **start_of(run, before[1]["time"] - first.began))
         if not first.killed:
             sys.exit("The run ended before it could be killed. Pass a larger --steps.")
@@ -213,7 +217,7 @@ class Bench:
 
     def memory(self, run: Path, peak_mib: int) -> dict[str, Any]:
         """Return the measured peak, and the estimate of preflight."""
-        environment, recipe = RunRecord(run).environment(), load_recipe([str(run / "recipe.yaml")])
+        environment, recipe = RunRecord(run).environment(), load_recipe([str(run / RECIPE)])
         memory_bytes, plan = environment.accelerator.memory_bytes, environment.plan
         estimate = estimate_memory(recipe, workload_of(recipe), memory_bytes, plan.num_processes)
         estimated = estimate.bytes_of(MemoryTrial(plan.micro_batch_size)) / 1e9
@@ -398,16 +402,10 @@ def start_of(run: Path, seconds: float) -> dict[str, Any]:
 
 def logged(run: Path) -> dict[int, dict[str, Any]]:
     """Return the log entries of the training steps of a run, by step."""
-    path = run / "metrics.jsonl"
+    path = RunRecord(run).metrics
     # The last line may be incomplete.
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
     return {event["step"]: event for event in map(json.loads, lines) if "loss" in event}
-
-
-def newest_checkpoint(run: Path) -> int:
-    """Return the step of the newest complete checkpoint, or 0."""
-    manifests = run.glob("checkpoint-*/manifest.json")
-    return max((int(path.parent.name.removeprefix("checkpoint-")) for path in manifests), default=0)
 
 
 def cuda_libraries() -> list[str]:
@@ -424,7 +422,6 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("recipe", nargs="?", default="recipes/gpt2_124m.yaml", help="Recipe to train.")
     parser.add_argument("--minutes", type=float, default=8, help="Time limit of all parts. (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="Folder for results and logs. (default: gpu)")
-    parser.add_argument("--work", type=Path, help="Empty folder for runs of 2 GB per checkpoint. (default: temporary)")
     parser.add_argument("--data_files", nargs="+", help="Text or a prepared folder. (default: Python's manual)")
     parser.add_argument("--tokenizer", help="Tokenizer for the text, a folder or Hub id. (default: the recipe's)")
     parser.add_argument("--llmc", type=Path, help="Program train_gpt2cu of llm.c.")
@@ -451,9 +448,7 @@ def main(argv: list[str]) -> None:
     args, further = parse(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all processes are killed
     with tempfile.TemporaryDirectory(prefix="gpu-") as temporary:
-        work = (args.work or Path(temporary)).resolve()
-        work.mkdir(parents=True, exist_ok=True)
-        bench = Bench(args, further, work)
+        bench = Bench(args, further, Path(temporary))
         try:
             for part in ("prepare", *args.parts):
                 bench.run(part)
