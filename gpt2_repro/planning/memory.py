@@ -20,8 +20,9 @@ class MemoryTrial(NamedTuple):
 
 
 SAVED_BYTES: dict[str, dict[str, float]] = read_table(__file__, "saved_bytes.yaml")
-# In the unit of SAVED_BYTES: the difference between a step of GPT-2 124M with 64 rows on an H200 and the estimate from the traced bytes
-# (benchmarks/RESULTS.md). Its cause is not known. With activation checkpointing, one block is assumed to need it.
+# In the unit of SAVED_BYTES: the difference between a step of GPT-2 124M with 64 rows on an H200 and the estimate from
+# the traced bytes (benchmarks/RESULTS.md). Its cause is not known. With activation checkpointing, one block is assumed
+# to need it.
 UNTRACED_BYTES = 5.9
 CONTEXT_BYTES = 1.5e9  # CUDA context and communication buffers
 USABLE = 0.95  # share of a GPU's memory that can be used; the rest is lost to fragmentation in the allocator
