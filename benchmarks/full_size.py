@@ -149,8 +149,9 @@ class Bench:
         self.measure("124M: a step of 1,024 tokens, save, copy", f"{train} 1")
         shutil.rmtree(run)
         self.measure("124M: restore the copy, a step, save, copy", f"{train} 2")
+        self.measure("124M: load, a step, save in the foreground", f"{train} 3 --background_save false")
         for name in ("folder", "model.bin", "model.gguf"):
-            command = f"-m gpt2_repro.export {run}/checkpoint-2 {self.work}/exports/{name}"
+            command = f"-m gpt2_repro.export {run}/checkpoint-3 {self.work}/exports/{name}"
             self.measure(f"124M: export to {name}", command)
 
     def evaluation(self) -> None:

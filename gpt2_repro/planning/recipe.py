@@ -95,7 +95,9 @@ class TrainingSection:
     seed: int = changeable(42, "Seed of the weights and of the order of rows.", SEED)
     data_seed: int | None = changeable(None, "Seed of the order of rows. (default: seed)", SEED)
     train_sampling_strategy: SamplingStrategy = changeable("random", "Row order. group_by_length needs packing wrap.")
-    dataloader_num_workers: int = unnamed(2, "Processes per device that load rows in advance.")
+    dataloader_num_workers: int | None = unnamed(
+        None, "Processes per device that load rows in advance. (default: 2 on GPUs, 0 on CPUs)"
+    )
     torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
     activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
     report_to: list[str] = unnamed([], "Tracking services, such as wandb, tensorboard, trackio or mlflow.")
