@@ -27,6 +27,7 @@ class Checkpoint:
     source: str  # the folder or Hub id to pass to `from_pretrained`
     run: Path | None = None
     record: TrainingRecord | None = None  # how the weights were trained
+    copy: str = ""  # the folder to load instead of `source`
 
     @property
     def tokens_trained(self) -> int | None:

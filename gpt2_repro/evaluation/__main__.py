@@ -5,6 +5,7 @@ All models are scored under the same settings. The result is one comparison tabl
 bash evaluate.sh runs/gpt2_124m                                   compare final/ with openai-community/gpt2
 bash evaluate.sh runs/gpt2_124m/checkpoint-5000 runs/gpt2_124m --tasks hellaswag lambada_openai
 bash evaluate.sh runs/gpt2_124m --all_checkpoints --baseline none         scores of each checkpoint
+bash evaluate.sh runs/gpt2_124m --follow                                  score each checkpoint while the run trains
 bash evaluate.sh openai-community/gpt2 --baseline none --limit 20
 bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_perplexity --baseline untrained
 bash evaluate.sh runs/a-seed1 runs/a-seed2 runs/b-seed1 runs/b-seed2 --baseline runs/a-seed1 --suite standard
@@ -24,8 +25,9 @@ from gpt2_repro.checkpoints.checkpoint import Checkpoint, all_checkpoints, resol
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
-from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, EvaluationSettings
+from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
 from gpt2_repro.evaluation.core import core_score
+from gpt2_repro.evaluation.follow import follow
 from gpt2_repro.evaluation.harness import choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_average, open_model
 from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents, training_data
@@ -41,12 +43,27 @@ UNTRAINED = "untrained"
 logger = logging.getLogger("gpt2_repro.evaluation")
 
 
-def main(argv: list[str]) -> Comparison:
+def main(argv: list[str]) -> None:
     """Score checkpoints and the baseline, and write the table (called by evaluate.sh)."""
-    # --- What to score
     forget_variables()
     options = parse_options(argv, description=__doc__)
+    if options.follow:
+        if len(options.checkpoints) > 1:
+            raise UserError("--follow needs one run directory or place.")
+        options.baseline = options.baseline or "none"
+        if Path(options.checkpoints[0]).exists():
+            options.device = options.device or "cpu"  # the run may need the memory of the GPU
+        score = functools.partial(_evaluate, options, argv)
+        return follow(options.checkpoints[0], options.output_dir, lambda one, folder: score([one], folder))
     checkpoints = _find_checkpoints(options)
+    is_test = options.limit is not None
+    output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=is_test)
+    return _evaluate(options, argv, checkpoints, output_dir)
+
+
+def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Checkpoint], output_dir: Path) -> None:
+    """Score checkpoints and the baseline, and write the results to `output_dir`."""
+    # --- What to score
     run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
     reference = _find_baseline(arguments.baseline, checkpoints[0])
@@ -59,14 +76,13 @@ def main(argv: list[str]) -> Comparison:
         window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
         rows = options.batch_size or (1 if device == "cpu" else 32)
         settings = EvaluationSettings(max_length=window, batch_size=rows, seed=SEED, device=device, limit=limit)
-        output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=limit is not None)
         output.check_output(output_dir)
 
         # --- Scores
         scored = score_models(models, tasks, settings, output_dir / "lm_eval", cached=not options.no_cache)
 
         # --- Table
-        def write_table(flagged: set[str] | None = None) -> Comparison:
+        def write_table(flagged: set[str] | None = None) -> None:
             columns = [(model, add_clean(one, flagged or ()) + core_score(one, tasks.bundle)) for model, one in scored]
             columns = join_seeds(columns, {model.column.name: model.setting for model in models})
             base = baseline and next(column for column, _ in columns if baseline.name in (column.name, *column.seeds))
@@ -74,10 +90,10 @@ def main(argv: list[str]) -> Comparison:
             table = output.comparison_markdown(comparison)
             print(f"\n{table}")  # first, because the scores took hours and the disk may be full
             print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
-            return comparison
 
-        comparison = write_table()  # before the search for overlaps, which takes minutes
-        return write_table(overlapping_documents(prepared, tasks)) if prepared else comparison
+        write_table()  # before the search for overlaps, which takes minutes
+        if prepared:
+            write_table(overlapping_documents(prepared, tasks))
 
 
 def _find_checkpoints(options: argparse.Namespace) -> list[Checkpoint]:

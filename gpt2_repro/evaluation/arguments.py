@@ -60,6 +60,8 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--average", type=positive_count, metavar="N", help="Score the mean of the last N as well.")
     parser.add_argument("--check_overlap", action="store_true", help="Also score without texts in the training data.")
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
+    follow = "Score each checkpoint of a run, or of its copies at a place, while it trains."
+    parser.add_argument("--follow", action="store_true", help=follow)
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")
     parser.add_argument("--limit", type=positive_count, metavar="N", help="Smoke test of N documents per task.")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation, or evaluations/NAME.")

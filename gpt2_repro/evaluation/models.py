@@ -42,7 +42,7 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
     """
     from gpt2_repro.model.load import load_pair
 
-    load = load or functools.partial(load_pair, checkpoint.source)
+    load = load or functools.partial(load_pair, checkpoint.copy or checkpoint.source)
     model, tokenizer = load()
     vocabulary, tokens, positions = model.config.vocab_size, len(tokenizer), max_positions(model.config)
     if tokens > vocabulary or vocabulary - tokens > PADDING:

@@ -1,4 +1,4 @@
-"""Draw three figures about one or more runs, as PNG images."""
+"""Draw figures about one or more runs, as PNG images."""
 
 import io
 import itertools
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from gpt2_repro.evaluation.references import NAME, band
-from gpt2_repro.report.read import Run, points, values
+from gpt2_repro.report.read import Run, points, scores_of_checkpoints, values
 from gpt2_repro.text import count
 
 
@@ -28,7 +28,8 @@ STYLE = Path(__file__).with_name("figures.mplstyle")
 def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, bytes]:
     """Return the figures that have data as PNG images, by file name without extension."""
     pictures = {}
-    for name, draw in {"loss": draw_loss, "hellaswag": draw_hellaswag, "training": draw_training}.items():
+    drawn = {"loss": draw_loss, "hellaswag": draw_hellaswag, "scores": draw_scores, "training": draw_training}
+    for name, draw in drawn.items():
         with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # the font lacks some scripts; such names are drawn as boxes
             figure, buffer = Figure(facecolor="white"), io.BytesIO()
@@ -77,6 +78,20 @@ def draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -
         if scores:
             axes.plot(tokens, scores, "o-", color=colour, label=f"{label} {scores[-1]:.4f}")
     _finish(axes, "HellaSwag accuracy", [run.reference_scores for run in runs], "{:.4f}")
+
+
+def draw_scores(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
+    """Draw the scores of checkpoints, one panel per metric."""
+    curves = [scores_of_checkpoints(run) for run in runs]
+    names = list(dict.fromkeys(name for scores in curves for name in scores)) or [""]
+    figure.set_size_inches(4.8, 0.8 + 1.6 * len(names))
+    panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
+    for axes, name in zip(panels, names, strict=True):
+        for scores, label, colour in zip(curves, labels, itertools.cycle(COLOURS)):
+            shown = label if len(runs) > 1 and axes is panels[0] else None
+            axes.plot(*scores.get(name, ([], [])), "o-", color=colour, label=shown)
+        axes.set_title(name, loc="right", fontsize="medium")
+        _finish(axes, "")
 
 
 def draw_training(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:

@@ -15,11 +15,21 @@ from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, baseline_of, published_loss
 from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.run_record import RunRecord, events
-from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, is_run
+from gpt2_repro.run_record.layout import (
+    CHECKPOINT_MANIFEST,
+    COMPARISON,
+    DIAGNOSIS,
+    ENVIRONMENT,
+    METRICS,
+    RECIPE,
+    SAMPLES,
+    is_run,
+)
 from gpt2_repro.text import Table
 
 
 LARGEST = 1e30  # matplotlib cannot draw larger numbers
+SAME = {"word_perplexity", "byte_perplexity", "nats_per_token"}  # metrics that follow from bits_per_byte
 Row = dict[str, float]  # the numbers of one step; NaN for a value that is not finite or not a number
 
 
@@ -53,6 +63,11 @@ class Run:
         samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
         self.samples = sorted(samples.values(), key=lambda sample: sample["step"])
         self.comparison: Comparison | None = _read(path / COMPARISON, Comparison.from_json)
+        # The scores of checkpoints, in order, by evaluate.sh --follow. It writes the manifest last.
+        files = [file.with_name(Path(COMPARISON).name) for file in path.glob(f"evaluation/*/{CHECKPOINT_MANIFEST}")]
+        followed = [_read(file, Comparison.from_json) for file in files if file.is_file()]
+        trained = [one for one in followed if one.models and one.models[0].tokens_trained]
+        self.followed: list[Comparison] = sorted(trained, key=lambda one: one.models[0].tokens_trained or 0)
         tables = _read(path / DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text)))
         self.diagnosis: dict[str, Table] = tables or {}
         # Values missing in the status file come from the last training event and the batch plan.
@@ -109,6 +124,20 @@ def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     """Return token counts and finite values of `key`, as two lists of equal length."""
     complete = [row for row in rows if values([row], "tokens") and values([row], key)]
     return values(complete, "tokens"), values(complete, key)
+
+
+def scores_of_checkpoints(run: Run) -> dict[str, tuple[list[int], list[float]]]:
+    """Return the tokens and the values of all scored checkpoints, by the name of the task and the metric."""
+    curves: dict[str, tuple[list[int], list[float]]] = {}
+    for comparison in run.followed:
+        model, few = comparison.models[0], f" ({comparison.limit} documents)" if comparison.limit else ""
+        for row in comparison.rows:
+            score = row.values.get(model.name)
+            if score is not None and score.value is not None and row.metric not in SAME:
+                tokens, scores = curves.setdefault(f"{row.task} {row.heading}{few}", ([], []))
+                tokens.append(model.tokens_trained or 0)
+                scores.append(score.value)
+    return curves
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -1,0 +1,138 @@
+"""Score each checkpoint of a run once while the run trains (evaluate.sh RUN --follow)."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
+from gpt2_repro.checkpoints.copying import SMALL_FILES
+from gpt2_repro.checkpoints.place import Place
+from gpt2_repro.checkpoints.restoring import faults_in_words
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.evaluation.output import file_name
+from gpt2_repro.files import sha256_of, try_lock, write_whole
+from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, checkpoint_path, is_run
+
+
+logger = logging.getLogger(__name__)
+
+SECONDS = 30.0  # between two looks at the run
+NICENESS = 10  # the training on the same machine comes first
+SNAPSHOT = ".snapshot-"  # prefix of a folder with the files that are being scored
+# The files that a model and its tokenizer are loaded from. Optimizer states have other names, or are in a folder.
+LOADED = re.compile(r"[^/]+\.(safetensors|json|jinja|txt|model)")
+
+
+def follow(name: str, output: Path | None, score: Callable[[Checkpoint, Path], object]) -> None:
+    """Score the checkpoints of a run, the newest first, until all are scored and the run is complete.
+
+    Rolling checkpoints are left out. The files of a checkpoint are linked or copied first, so that the run can delete
+    it meanwhile. Nothing is written but the output folder.
+
+    Args:
+        name: a run directory, or the place of its copies (--sync_to).
+        output: the folder of the scores, by default RUN/evaluation. For a URL it is evaluations/NAME/evaluation, and
+            `report` can read evaluations/NAME.
+        score: a function that scores a checkpoint, and writes comparison.json to a folder.
+
+    Raises UserError if there is no run, or if another process follows it with the same output folder.
+    """
+    place, mirror = Place(name), Path("evaluations", file_name(name))
+    if place.is_local and not is_run(mirror := Path(place.root)):
+        raise UserError(f"{name} is not a run directory. Start the training first.")
+    folder, seen = output or mirror / "evaluation", set[str]()
+    os.nice(NICENESS)
+    with _alone(folder):
+        while True:
+            try:
+                with faults_in_words(name):
+                    if not place.is_local and output is None:
+                        _copy_log(place, mirror)
+                    found = _manifests(place)
+                scored = {at for at, manifest in found.items() if checkpoints.read_manifest(folder / at) == manifest}
+                new = [at for at, manifest in found.items() if at not in scored and manifest["sha256"] not in seen]
+                if not new and FINAL in found:
+                    return logger.info("The run is complete, and its checkpoints are scored: %s", folder)
+                if new:
+                    _score(place, new[0], found[new[0]], folder, score)
+                    seen.add(found[new[0]]["sha256"])
+                    continue
+            except RunFailed as error:
+                logger.warning("%s", error)
+            time.sleep(SECONDS)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock the output folder, and delete what a killed process has left there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".following").open("ab") as lock:
+        if not try_lock(lock.fileno(), folder):
+            raise UserError(f"Another evaluate.sh --follow writes to {folder}. Pass another --output_dir.")
+        for leftover in folder.glob(f"{SNAPSHOT}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield
+
+
+def _copy_log(place: Place, mirror: Path) -> None:
+    """Copy the small files of a run, such as its metrics, for `report`."""
+    identity, earlier = place.run_identity(), RunRecord(mirror).environment().run_identity
+    if not identity or (earlier and earlier != identity):
+        problem = f"{mirror} has scores of another run" if identity else f"{place.name} has no run"
+        raise UserError(f"{problem}. Pass another --output_dir or place.")
+    _read(place, mirror, *SMALL_FILES)
+
+
+def _read(place: Place, folder: Path, *names: str) -> None:
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            write_whole(folder / name, place.read(name))
+
+
+def _manifests(place: Place) -> dict[str, dict[str, Any]]:
+    """Return the manifests of final/ and of all complete checkpoints that are not rolling, newest first."""
+    steps = {checkpoint_path(Path(), step).name: manifest for step, manifest in place.manifests().items()}
+    found = {FINAL: place.manifest(FINAL), **steps}
+    return {name: manifest for name, manifest in found.items() if manifest and not manifest.get("rolling")}
+
+
+def _score(
+    place: Place, name: str, manifest: dict[str, Any], folder: Path, score: Callable[[Checkpoint, Path], object]
+) -> None:
+    """Score a checkpoint, unless it is damaged or deleted before its files are linked or copied."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=SNAPSHOT) as scratch:
+        run = Path(scratch)
+        try:
+            with faults_in_words(place.name):
+                for file in filter(LOADED.fullmatch, manifest["files"]):
+                    if _fetch(place, f"{name}/{file}", run / name / file) != manifest["files"][file]["sha256"]:
+                        return logger.warning("%s is not scored: its %s is damaged", name, file)
+                _read(place, run, *SMALL_FILES)
+        except FileNotFoundError:
+            return logger.info("%s was deleted before it was scored", name)
+        write_whole(run / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
+        checkpoint = resolve_checkpoint(copy := str(run / name))
+        described = {"name": f"{name} ({place.name})", "source": f"{place.name.rstrip('/')}/{name}", "copy": copy}
+        score(dataclasses.replace(checkpoint, **described), folder / name)
+        write_whole(folder / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
+
+
+def _fetch(place: Place, name: str, target: Path) -> str:
+    """Link or copy a file, and return its SHA-256. Raises FileNotFoundError if it is missing."""
+    target.parent.mkdir(exist_ok=True)
+    if place.is_local:
+        with contextlib.suppress(OSError):  # another file system
+            target.hardlink_to(Path(place.root, name))
+            return sha256_of(target)
+    return place.get(name, target)
