@@ -23,7 +23,7 @@ BESIDE = {
     "evaluation": ("data", "model", "checkpoints"),
     "planning": ("data", "model", "optim", "evaluation"),  # for the sections of the recipe
     "preflight": ("planning",),
-    "report": ("evaluation", "checkpoints"),
+    "report": ("evaluation", "checkpoints", "planning"),
 }
 PURE = [
     *("errors", "batch_plan", "manifest", "text", "model/size", "data/packing", "data/preparation/splits"),

@@ -233,23 +233,26 @@ def test_diff_recipe_prints_both_values_and_needs_no_data(
 
 
 @pytest.mark.parametrize(
-    ("words", "follows"),
+    ("words", "reference"),
     [
-        ("check_124m", True),
-        ("gpt2_124m --seed 7 --per_device_train_batch_size 16 --stop_at_step 1000", True),
-        ("gpt2_124m --source fineweb-10bt-tokens --split source", True),
-        ("gpt2_124m --precision bf16", True),
-        ("gpt2_124m --precision fp16", False),
-        ("gpt2_124m --source fineweb-edu-10bt", False),
-        ("gpt2_124m --eval_tokens 1048576", False),
-        ("gpt2_124m --learning_rate 5e-4", False),
-        ("blog_wrap512", False),
+        ("check_124m", "llm.c"),
+        ("gpt2_124m --seed 7 --per_device_train_batch_size 16 --stop_at_step 1000", "llm.c"),
+        ("gpt2_124m --source fineweb-10bt-tokens --split source", "llm.c"),
+        ("gpt2_124m --precision bf16", "llm.c"),
+        ("gpt2_350m", "llm.c 350M"),
+        ("gpt2_350m --learning_rate 6e-4", None),
+        ("gpt2_350m --source fineweb-10bt-tokens", None),
+        ("gpt2_124m --precision fp16", None),
+        ("gpt2_124m --source fineweb-edu-10bt", None),
+        ("gpt2_124m --eval_tokens 1048576", None),
+        ("gpt2_124m --learning_rate 5e-4", None),
+        ("blog_wrap512", None),
     ],
 )
-def test_only_a_run_on_llmcs_curve_has_a_reference(words: str, follows: bool) -> None:
+def test_only_a_run_on_a_published_curve_has_a_reference(words: str, reference: str | None) -> None:
     name, *options = words.split()
     run = parse_for_training(ROOT / "recipes" / f"{name}.yaml", *options)
-    assert compare_with_default(run)["reference"] == ("llm.c" if follows else None)
+    assert compare_with_default(run)["reference"] == reference
 
 
 def test_what_is_known_of_each_field() -> None:

@@ -122,9 +122,9 @@ def _score(
         except FileNotFoundError:
             return logger.info("%s was deleted before it was scored", name)
         write_whole(run / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
-        checkpoint = resolve_checkpoint(copy := str(run / name))
-        described = {"name": f"{name} ({place.name})", "source": f"{place.name.rstrip('/')}/{name}", "copy": copy}
-        score(dataclasses.replace(checkpoint, **described), folder / name)
+        checkpoint, source = resolve_checkpoint(str(run / name)), f"{place.name.rstrip('/')}/{name}"
+        title = f"{name} ({place.name})"
+        score(dataclasses.replace(checkpoint, name=title, source=source, copy=checkpoint.source), folder / name)
         write_whole(folder / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
 
 

@@ -14,8 +14,6 @@ LOSS_TOKENS = 10_485_760
 _TABLES = read_table(__file__, "references.yaml")
 # For each source: its text, and the split that the published losses need.
 SHARDS: dict[str, dict[str, str]] = _TABLES["shards"]
-# For each optimizer step: the lowest and the highest validation loss of three runs of llm.c.
-ANCHORS: dict[int, list[float]] = _TABLES["anchors"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,43 +64,51 @@ def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: objec
     return baseline.losses.get(shard["text"])
 
 
-NAME = "llm.c"
-# Up to each step, half of the minimum width of the band in nats.
-HALF_WIDTHS: dict[int, float] = _TABLES["half_widths"]
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The validation losses of published runs with the settings of a recipe: an entry of references.yaml."""
+
+    recipe: str
+    losses: dict[int, tuple[float, float]]  # by optimizer step: the lowest and the highest
+    half_widths: dict[int, float]
+
+
+CURVES = {name: Curve(**row) for name, row in _TABLES["curves"].items()}
 CAUSES: dict[str, str] = _TABLES["causes"]
 
 
-def band(step: int) -> tuple[float, float] | None:
-    """Return the lowest and highest expected validation loss at `step`.
+def band(name: str | None, step: int) -> tuple[float, float] | None:
+    """Return the lowest and highest expected validation loss at `step`, in nats per token.
 
-    The losses are in nats per token, from three published runs of llm.c. The result is None if `step` is below
-    250 or above 19,500.
+    The result is None outside of the steps of the curve `name`, or if there is no curve.
     """
-    if not min(ANCHORS) <= step <= max(ANCHORS):
+    curve = CURVES.get(name or "")
+    if curve is None or not min(curve.losses) <= step <= max(curve.losses):
         return None
-    before, after = next(pair for pair in itertools.pairwise(ANCHORS) if step <= pair[1])
+    before, after = next(pair for pair in itertools.pairwise(curve.losses) if step <= pair[1])
     along = math.log(step / before) / math.log(after / before)
-    low, high = ((1 - along) * a + along * b for a, b in zip(ANCHORS[before], ANCHORS[after], strict=True))
-    middle, half = (low + high) / 2, next(width for until, width in HALF_WIDTHS.items() if step <= until)
+    low, high = ((1 - along) * a + along * b for a, b in zip(curve.losses[before], curve.losses[after], strict=True))
+    middle, half = (low + high) / 2, next(width for until, width in curve.half_widths.items() if step <= until)
     return min(low, middle - half), max(high, middle + half)
 
 
-def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | None:
+def verdict(name: str | None, step: int, loss: float) -> Literal["inside", "above", "below"] | None:
     """Return how a validation loss compares with the published range. NaN is above."""
-    if (limits := band(step)) is None:
+    if (limits := band(name, step)) is None:
         return None
     return "below" if loss < limits[0] else "inside" if loss <= limits[1] else "above"
 
 
-def compared(step: int, loss: float) -> str:
+def compared(name: str | None, step: int, loss: float) -> str:
     """Return log text such as `llm.c 4.315–4.345 ✓`, or "" without a published range."""
-    if (limits := band(step)) is None:
+    if (limits := band(name, step)) is None:
         return ""
-    side = verdict(step, loss)
-    return f"{NAME} {limits[0]:.3f}–{limits[1]:.3f} {'✓' if side == 'inside' else f'✗ {side}'}"
+    side = verdict(name, step, loss)
+    return f"{name} {limits[0]:.3f}–{limits[1]:.3f} {'✓' if side == 'inside' else f'✗ {side}'}"
 
 
-def explained(step: int, loss: float) -> str:
+def explained(name: str | None, step: int, loss: float) -> str:
     """Return how a validation loss compares with the published range, or "" without one."""
-    side = verdict(step, loss)
-    return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}. {CAUSES[side]}" if side else ""
+    if (side := verdict(name, step, loss)) is None:
+        return ""
+    return f"validation loss {loss:.4f} at step {step:,}: {compared(name, step, loss)}. {CAUSES[side]}"

@@ -65,16 +65,21 @@ class Choice(NamedTuple):
             raise UserError(f"{self.tokens / 1e9:.0f}B tokens are more than FineWeb's sample of 350B has. Pay less.")
         template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), keep_trailing_newline=True)
         share = TOKENS * GPT2_FLOPS_PER_TOKEN / (self.tokens * self.scale.flops_per_token)
-        is_fitted = self.scale.parameters >= SMALLEST and self.tokens >= FEWEST
         constants = {"held_out": HELD_OUT, "tolerance": TOLERANCE, "tokens": TOKENS, "loss": LOSS}
         run = {"name": name, "heading": heading, "hours": hours, "source": source, "needed": needed}
-        return template.render(choice=self, share=share, is_fitted=is_fitted, **run, **constants)
+        constants["is_fitted"] = is_fitted(self.scale.parameters, self.tokens)
+        return template.render(choice=self, share=share, **run, **constants)
 
 
 def expected_loss(parameters: float, tokens: float) -> float:
     """Return the expected validation loss on FineWeb, in nats per token of GPT-2."""
     of_size = A / parameters**ALPHA - A / GPT2_124M**ALPHA
     return LOSS + of_size + B / tokens**BETA - B / TOKENS**BETA
+
+
+def is_fitted(parameters: float, tokens: float) -> bool:
+    """Return whether a run is in the range of the runs that were fitted."""
+    return parameters >= SMALLEST and tokens >= FEWEST
 
 
 def choose(flops: float, gpus: int) -> Choice:

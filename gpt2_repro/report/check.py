@@ -64,7 +64,7 @@ def _check_losses(run: Run) -> Iterator[Finding]:
     if skipped := values(run.training, "updates_skipped"):
         yield Finding("!", "losses", f"skipped optimizer updates: at least {skipped[-1]:,.0f}")
     validated = [(int(row["step"]), row["eval_loss"]) for row in run.validation if values([row], "eval_loss")]
-    if run.environment.reference and (judged := [loss for loss in validated if band(loss[0])]):
+    if judged := [(name, *loss) for loss in validated if band(name := run.environment.reference, loss[0])]:
         yield Finding("✓" if verdict(*judged[-1]) == "inside" else "✗", "reference", explained(*judged[-1]))
 
 

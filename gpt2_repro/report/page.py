@@ -96,11 +96,12 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
     better = best.get("eval_loss") if best != last else None
     scores = ", ".join(f"{name} {score:.4f}" for name, score in run.reference_scores.items())
     sets, price, seconds = run.further_sets, run.environment.usd_per_hour or 0, run.status.seconds
-    startup = run.environment.startup
+    startup, (expected, note) = run.environment.startup, run.expected or (None, "")
     phases = ", ".join(f"{name} {part:.1f} s" for name, part in startup.items())
     numbers: list[tuple[str, Any, Callable[[Any], str], str]] = [
         ("validation loss (nats/token)", last.get("eval_loss"), "{:.3f}".format, at_last),
         ("best validation loss", better, "{:.3f}".format, f"at step {best.get('step')}"),
+        ("expected last loss", expected, "{:.2f}".format, note),
         ("bits per byte", last.get("eval_bits_per_byte"), "{:.4f}".format, ""),
         *((f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, _bits(run, name)) for name in sets),
         ("HellaSwag", _last(run, "hellaswag_acc"), "{:.4f}".format, scores),

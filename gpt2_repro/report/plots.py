@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gpt2_repro.evaluation.references import NAME, band
+from gpt2_repro.evaluation.references import band
 from gpt2_repro.report.read import Run, points, scores_of_checkpoints, values
 from gpt2_repro.text import count
 
@@ -64,10 +64,10 @@ def draw_loss(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> Non
             axes.plot(tokens, losses, "o", color=other if is_single else colour, label=last)
     leave_out_beginning(axes)
     run = next((run for run in runs if run.environment.reference), runs[0])
-    rows = [row for row in run.validation if run.environment.reference and values([row], "tokens")]
-    if limits := [(row["tokens"], *limit) for row in rows if (limit := band(int(row["step"])))]:
+    reference, rows = run.environment.reference, [row for row in run.validation if values([row], "tokens")]
+    if limits := [(row["tokens"], *limit) for row in rows if (limit := band(reference, int(row["step"])))]:
         positions, lows, highs = zip(*limits, strict=True)
-        axes.fill_between(positions, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
+        axes.fill_between(positions, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=reference)
     _finish(axes, "loss (nats per token)", [run.reference_losses for run in runs], "{:.3f}")
 
 

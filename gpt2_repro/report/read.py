@@ -14,6 +14,7 @@ from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, baseline_of, published_loss
 from gpt2_repro.launchers import EVALUATE
+from gpt2_repro.planning.compute_optimal import FINEWEB, expected_loss, is_fitted
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.layout import (
     CHECKPOINT_MANIFEST,
@@ -25,9 +26,10 @@ from gpt2_repro.run_record.layout import (
     SAMPLES,
     is_run,
 )
-from gpt2_repro.text import Table
+from gpt2_repro.text import Table, count
 
 
+GPT2 = "openai-community/gpt2"
 LARGEST = 1e30  # matplotlib cannot draw larger numbers
 SAME = {"word_perplexity", "byte_perplexity", "nats_per_token"}  # metrics that follow from bits_per_byte
 Row = dict[str, float]  # the numbers of one step; NaN for a value that is not finite or not a number
@@ -91,6 +93,18 @@ class Run:
         published = published_loss(self.baseline, data.get("request", {}), tokens[-1])
         losses = numbers_in(data.get("reference_losses", {}))
         return losses if published is None else losses | {self.baseline.name: published}
+
+    @property
+    def expected(self) -> tuple[float, str] | None:
+        """The expected last loss of a run on FineWeb with GPT-2's tokenizer, and a note. None for other runs."""
+        request, plan = self.environment.data.get("request", {}), self.environment.plan
+        source, tokens = str(request.get("source")), plan.max_steps * plan.tokens_per_step
+        is_fineweb = source.startswith(("fineweb-10bt", f"{FINEWEB}:")) and request.get("tokenizer") == GPT2
+        if not (is_fineweb and tokens and self.environment.parameters):
+            return None
+        far = "" if is_fitted(self.environment.parameters, tokens) else ", far from the runs that were fitted"
+        note = f"estimate of --budget for {count(tokens)} tokens{far}"
+        return expected_loss(self.environment.parameters, tokens), note
 
     @property
     def reference_scores(self) -> dict[str, float]:

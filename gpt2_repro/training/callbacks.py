@@ -60,7 +60,7 @@ class ProgressBar(ProgressCallback):
         line = format_event(event | {"step": step}, steps_left=args.settings.last_step - step)
         if not line or not state.is_world_process_zero or self.training_bar is None:
             return
-        comparison = compared(step, event["eval_loss"]) if self.reference and "eval_loss" in event else ""
+        comparison = compared(self.reference, step, event["eval_loss"]) if "eval_loss" in event else ""
         self.training_bar.write(f"step {step:>6}/{state.max_steps}  {line}{comparison and f' · {comparison}'}")
         sys.stdout.flush()
 

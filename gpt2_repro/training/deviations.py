@@ -33,25 +33,34 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
     """Return a comparison of a run with the default recipe, for environment.json.
 
     The result has two keys. `deviations` is a list of the changed fields that influence the training. `reference` is
-    the name of the published loss curve that the run should follow, or None if the changed fields change the curve.
+    the name of the published loss curve that the run should follow, or None if its recipe has none, or if changed
+    fields change the curve.
     """
-    default = load_recipe([str(DEFAULT_RECIPE)])
+    recipes = {name: load_recipe([str(ROOT / curve.recipe)]) for name, curve in references.CURVES.items()}
+    reference = next((name for name, recipe in recipes.items() if _is_on_curve(run, recipe)), None)
+    return {"reference": reference, "deviations": _changed(run, load_recipe([str(DEFAULT_RECIPE)]))}
+
+
+def _changed(run: TrainingRecipe, recipe: TrainingRecipe) -> list[dict[str, str]]:
+    """Return the fields that influence the training, and that differ between a run and a recipe."""
     same, settings = set[str](), settings_of(*run.sections.values())
-    if count_steps(run.training) == count_steps(default.training):
+    if count_steps(run.training) == count_steps(recipe.training):
         same |= {"max_steps", "total_tokens"}
-    if run.training.asked_precision == default.training.asked_precision:
+    if run.training.asked_precision == recipe.training.asked_precision:
         same |= {"bf16", "precision"}
-    changed = [
+    return [
         {"field": f"{section}.{key}", "run": _shown(ours), "recipe": _shown(theirs)}
-        for section, key, ours, theirs in run.differences(default)
+        for section, key, ours, theirs in run.differences(recipe)
         if settings[key].is_trajectory and key not in same
     ]
-    curve = {row["field"].partition(".")[2] for row in changed} - SAME_CURVE
-    if run.training.eval_tokens != default.training.eval_tokens:
-        curve.add("eval_tokens")
-    if run.data.source == "fineweb-10bt-tokens":
-        curve -= {"source", "split"}  # the same text: the validation shard is the head of the default source
-    return {"reference": None if curve else references.NAME, "deviations": changed}
+
+
+def _is_on_curve(run: TrainingRecipe, recipe: TrainingRecipe) -> bool:
+    """Return whether a run should have the validation losses of a recipe."""
+    changed = {row["field"].partition(".")[2] for row in _changed(run, recipe)} - SAME_CURVE
+    if (run.data.source, recipe.data.source) == ("fineweb-10bt-tokens", "fineweb-10bt"):
+        changed -= {"source", "split"}  # the same text: the validation shard is the head of the default source
+    return not changed and run.training.eval_tokens == recipe.training.eval_tokens
 
 
 def _shown(value: Any) -> str:

@@ -305,7 +305,7 @@ def report_end(trainer: "PretrainingTrainer") -> None:
     from gpt2_repro.evaluation.references import explained
 
     losses, reference = trainer.eval_losses, trainer.environment.reference
-    if reference and "eval_loss" in losses and (message := explained(int(losses["step"]), losses["eval_loss"])):
+    if "eval_loss" in losses and (message := explained(reference, int(losses["step"]), losses["eval_loss"])):
         logger.info(message)
     table = breakdown(trainer.run.time_breakdown(), usd_per_hour=trainer.args.settings.usd_per_hour)
     logger.info("time of the run by activity:\n  %s", "\n  ".join(table.lines()[1:]))

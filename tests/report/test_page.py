@@ -163,3 +163,17 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(tmp_path: Path, monke
     main(list(map(str, paths)))
     assert "1.3667" in _Page(tmp_path / "report.html").text  # bits per byte of the first run
     assert (tmp_path / "report" / "loss.png").is_file() and "rate0.001-seed*" in capsys.readouterr().out
+
+
+def test_expected_loss_only_for_fineweb_with_gpt2s_tokenizer(run_folder: Path) -> None:
+    assert Run(run_folder).expected is None
+    plan = {"tokens_per_step": 524_288, "max_steps": 18_865}
+    for source, parameters, loss in (
+        ("fineweb-10bt", 124_439_808, 3.28),  # llm.c's run, to which the formula is fitted
+        ("HuggingFaceFW/fineweb:sample-100BT", 354_823_168, 3.055),
+        ("fineweb-edu-10bt", 124_439_808, None),
+    ):
+        request = {"source": source, "tokenizer": "openai-community/gpt2"}
+        change(run_folder / "environment.json", plan=plan, parameters=parameters, data={"request": request})
+        expected = Run(run_folder).expected
+        assert (expected and expected[0]) == (None if loss is None else pytest.approx(loss, abs=0.01))
