@@ -82,6 +82,7 @@ def main(argv: list[str]) -> None:
     if speed and (options.budget or options.hours):
         speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
     planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed)
+    findings += environment.check_session((planned["minutes"] or 0) / 60, planned["machine"]["card"])
     if options.json:
         print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:

@@ -55,3 +55,21 @@ def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monke
     assert "run: complete, step 30 of 30" in text and "time of the run by activity" in text
     assert json.loads((tmp_path / "run" / "run_status.json").read_text(encoding="utf-8"))["eval_loss"] < 4
     assert text.count("ROMEO:") > 3
+
+
+def test_colab_from_text_to_scores_and_again_after_a_disconnect(tmp_path: Path) -> None:
+    stories = [f"Once there was a {word} on a hill. " * 60 for word in ("cat", "dog", "bird", "boat", "tree") * 20]
+    lines = [json.dumps({"text": f"{number}: {story}"}) + "\n" for number, story in enumerate(stories)]
+    (tmp_path / "stories.jsonl").write_text("".join(lines), encoding="utf-8")
+    parameters = f'''DATA, RUN, COPIES, PROMPT = "{tmp_path}/data", "{tmp_path}/run", "{tmp_path}/drive", "Once"
+TEXT = "--data_files {tmp_path}/stories.jsonl --tokenizer train:300 --num_proc 1"
+MODEL = "--n_layer 1 --n_head 1 --n_embd 16"
+STEPS = "--max_steps 4 --tokens_per_step 1024 --per_device_train_batch_size 2 --use_cpu --sample_tokens 8"
+'''
+    text, kinds = execute("colab", parameters + 'STEPS += " --stop_at_step 2"')
+    assert "Stopped at step 2" in text and "image/png" in kinds, text
+    shutil.rmtree(tmp_path / "run")  # the machine is gone, the drive is not
+    text, _ = execute("colab", parameters)
+    assert "restored" in text and "run: complete, step 4 of 4" in text
+    assert "bits_per_byte" in text and "untrained" in text
+    assert (tmp_path / "drive/final/model.safetensors").is_file()

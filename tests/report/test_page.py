@@ -167,7 +167,8 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(tmp_path: Path, monke
 
 def test_expected_loss_only_for_fineweb_with_gpt2s_tokenizer(run_folder: Path) -> None:
     assert Run(run_folder).expected is None
-    plan = {"tokens_per_step": 524_288, "max_steps": 18_865}
+    plan = json.loads((run_folder / "environment.json").read_text(encoding="utf-8"))["plan"]
+    plan |= {"tokens_per_step": 524_288, "max_steps": 18_865}
     for source, parameters, loss in (
         ("fineweb-10bt", 124_439_808, 3.28),  # llm.c's run, to which the formula is fitted
         ("HuggingFaceFW/fineweb:sample-100BT", 354_823_168, 3.055),
