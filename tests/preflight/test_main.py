@@ -161,3 +161,16 @@ def test_printed_commands_work_in_another_folder(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True)
     assert all(Path(tmp_path, word).is_file() for word in shlex.split(printed)[1::2])
+
+
+def test_a_run_that_is_longer_than_a_session_of_colab(look, monkeypatch) -> None:
+    assert "session" in look("--gpu", "T4", "--per_device_train_batch_size", 16)[1]
+    assert (
+        "session"
+        not in look("--gpu", "T4", "--per_device_train_batch_size", 16, "--total_tokens", "50e6", "--warmup_steps", 9)[
+            1
+        ]
+    )
+    assert "session" not in look("--gpu", "A100 SXM")[1]
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    assert "session" in look("--gpu", "A100 SXM")[1]
