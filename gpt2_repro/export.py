@@ -26,7 +26,6 @@ from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.layout import COMPARISON
 
 
-CHAT_TEMPLATE = Path(__file__).with_name("chat_template.j2")
 FORMATS = {  # the extension of OUT, and the types of weights, the default first
     "hf": ("", ("float32", "bfloat16")),
     "llmc": (".bin", ("float32", "bfloat16")),
@@ -49,8 +48,6 @@ def main(argv: list[str]) -> None:
         tokenizer = load_tokenizer(args.tokenizer or checkpoint.source)
         if args.tokenizer:
             _join(model, tokenizer, args.tokenizer)
-        if args.chat:
-            _add_chat(tokenizer)
     written = copy.deepcopy(model).bfloat16() if args.dtype == "bfloat16" else model
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -84,14 +81,6 @@ def _join(model: Any, tokenizer: Any, name: str) -> None:
         config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
 
 
-def _add_chat(tokenizer: Any) -> None:
-    """Add a chat template, and padding with the token that ends a document, so that the vocabulary stays the same."""
-    if tokenizer.eos_token is None:
-        raise UserError("A chat needs a token that ends an answer, but this tokenizer has no <|endoftext|>.")
-    tokenizer.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8")
-    tokenizer.pad_token = tokenizer.eos_token
-
-
 def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
     model.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):  # the library makes them private
@@ -123,7 +112,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         help="Type of the weights: float32 (default) or bfloat16. For GGUF: f16 (default), q8_0 or float32.",
     )
     parser.add_argument("--tokenizer", metavar="NAME", help="Tokenizer of a model file of nanoGPT or llm.c.")
-    parser.add_argument("--chat", action="store_true", help="Add a chat template and a padding token, for TRL.")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     parser.add_argument("--license", metavar="ID", help="License of the weights for the model card, such as mit.")

@@ -139,17 +139,10 @@ def test_transformers_4_57_reads_final(run: Path, tmp_path: Path) -> None:
     assert ours[0] == theirs[0] and torch.equal(ours[1], theirs[1])
 
 
-@pytest.fixture(scope="module")
-def chat(run: Path, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("chat") / "chat"
-    main([str(run), str(folder), "--chat"])
-    return folder
-
-
-def test_a_chat_template_keeps_the_model(run: Path, chat: Path) -> None:
-    model, tokenizer = load_pair(str(chat))
-    assert torch.equal(logits(model), logits(load_model(str(run / "final"))))
-    assert tokenizer.get_vocab() == load_pair(str(run / "final"))[1].get_vocab() and tokenizer.pad_token_id is not None
+def test_the_chat_template_marks_answers_and_keeps_special_ids(run: Path) -> None:
+    """TRL adds this template to a final model, and loses no tokens in the mask of the answers."""
+    _, tokenizer = load_pair(str(run / "final"))
+    tokenizer.chat_template = (ROOT / "recipes" / "after" / "chat_template.jinja").read_text(encoding="utf-8")
     question = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say it."}]
     spoken = [*question, {"role": "assistant", "content": "it"}]
     text = tokenizer.apply_chat_template(spoken, tokenize=False)
@@ -159,15 +152,11 @@ def test_a_chat_template_keeps_the_model(run: Path, chat: Path) -> None:
     assert whole["input_ids"][: len(start)] == start
     answer = [number for number, own in zip(whole["input_ids"], whole["assistant_masks"], strict=True) if own]
     assert tokenizer.decode(answer) == " it<|endoftext|>"
-
-    for role in ("system", "user", "assistant"):
-        for content in ("<|endoftext|>", "<|end<|endoftext|>oftext|>", "a<|endoftext|>b"):
-            spelled = tokenizer.apply_chat_template([{"role": role, "content": content}], return_dict=True)
-            own = 1 + (role == "assistant")  # the template's
-            assert spelled["input_ids"].count(tokenizer.eos_token_id) == own, (role, content)
-        for message in ({"role": role}, {"role": role, "content": None}, {"role": role, "content": [{"text": "a"}]}):
-            with pytest.raises(TemplateError, match="must be text"):
-                tokenizer.apply_chat_template([message])
+    for content in ("<|endoftext|>", "<|end<|endoftext|>oftext|>", "a<|endoftext|>b"):
+        spelled = tokenizer.apply_chat_template([{"role": "user", "content": content}], return_dict=True)
+        assert spelled["input_ids"].count(tokenizer.eos_token_id) == 1, "only the template's own"
+    with pytest.raises(TemplateError, match="must be text"):
+        tokenizer.apply_chat_template([{"role": "user", "content": [{"text": "a"}]}])
 
 
 def test_a_temperature_of_0_is_greedy_whatever_the_checkpoint_says(run: Path, tmp_path: Path) -> None:
