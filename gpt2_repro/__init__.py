@@ -3,5 +3,4 @@
 import time
 
 
-__version__ = "0.1.0"
 STARTED = time.monotonic()  # when this process imported the package, which every command does first

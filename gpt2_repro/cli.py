@@ -45,12 +45,12 @@ def is_local_main_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
-def start_log(stream: TextIO | None = None) -> None:
-    """Print the messages of this package to `stream` (default: stdout), and set up the process for training."""
+def _start_log(stream: TextIO) -> None:
+    """Print the messages of this package to `stream`, and set up the process for training."""
     # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
     # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    logging.basicConfig(format="%(message)s", stream=stream or sys.stdout)
+    logging.basicConfig(format="%(message)s", stream=stream)
     logging.getLogger("gpt2_repro").setLevel("INFO" if is_local_main_process() else "WARNING")
     for name, text in EXPECTED.items():
         logging.getLogger(name).addFilter(functools.partial(_is_unexpected, text))
@@ -61,7 +61,7 @@ def _is_unexpected(text: str, record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def mistakes() -> Iterator[None]:
+def _mistakes() -> Iterator[None]:
     """Raise UserError for a full or protected disk and for a missing optional package."""
     try:
         yield
@@ -91,14 +91,14 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
         sys.stdout = _without_errors(sys.stdout)
     logging.raiseExceptions = False  # a message that cannot be written is lost
     gc.set_threshold(1_000_000)  # imports create millions of objects, and take 12 % less time without collections
-    start_log(sys.stderr if "--json" in sys.argv else sys.stdout)
+    _start_log(sys.stderr if "--json" in sys.argv else sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓
     if not sys.stderr.isatty():
         _disable_bars()
     try:
-        with mistakes():
+        with _mistakes():
             with logging_redirect_tqdm():  # messages appear above the progress bars
                 main(sys.argv[1:])
             sys.stdout.flush()
@@ -216,12 +216,7 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return the options. Raises UserError for unknown options and invalid values.
-
-        For an option without values, `--name=false` means that it is not passed.
-        """
-        unset = {f"{name}=false" for action in self._actions if action.nargs == 0 for name in action.option_strings}
-        argv = [word for word in argv if word not in unset]
+        """Return the options. Raises UserError for unknown options and invalid values."""
         # Before Python 3.12.8, parse_known_args refuses positional arguments on both sides of an option.
         takes_command = any(action.nargs == argparse.REMAINDER for action in self._actions)
         options, unknown = (self.parse_known_args if takes_command else self.parse_known_intermixed_args)(argv)

@@ -112,15 +112,13 @@ class _UniqueKeys(yaml.SafeLoader):
 def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     """Return the sections of a recipe as written in its file, or raise UserError.
 
-    If the file does not exist, the path or name of a recipe that is shipped with the package is accepted.
+    The path is relative to the current folder or to the repository.
     """
-    shipped = ROOT.joinpath("recipes", *path.parts[path.parts[:1] == ("recipes",) :])
-    shipped = shipped.with_name(f"{shipped.name.removesuffix('.yaml')}.yaml")
-    if not path.is_file() and not shipped.is_file():
-        recipes = {*DEFAULT.parent.glob("*.yaml"), *(file.relative_to(ROOT) for file in ROOT.glob("recipes/*.yaml"))}
-        raise UserError(f"There is no recipe {path}. {did_you_mean(str(path), map(str, sorted(recipes)))}")
+    if not path.is_file() and not (ROOT / path).is_file():
+        recipes = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("recipes/*.yaml"))
+        raise UserError(f"There is no recipe {path}. {did_you_mean(str(path), recipes)}")
     if not path.is_file():
-        path = shipped
+        path = ROOT / path
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

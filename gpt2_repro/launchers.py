@@ -13,14 +13,10 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_table
 
 
-PACKAGE = Path(__file__).parent
-INSTALLED = (PACKAGE / "accelerate_configs").is_dir()  # by pip, and not in the repository
-ROOT = PACKAGE if INSTALLED else PACKAGE.parent  # has recipes/, accelerate_configs/ and ds_configs/
+ROOT = Path(__file__).parents[1]  # has recipes/, accelerate_configs/ and ds_configs/
 # The commands that messages name, for the current folder.
 SCRIPTS = "" if Path().samefile(ROOT) else f"{ROOT}/"
 PREPARE, EVALUATE = shlex.join(["python", f"{SCRIPTS}prepare_data.py"]), shlex.join(["bash", f"{SCRIPTS}evaluate.sh"])
-if INSTALLED:
-    PREPARE, EVALUATE = "gpt2-repro prepare", "gpt2-repro evaluate"
 # Set by accelerate, torchrun and clusters. torchrun also reads its options from PET_*.
 VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET|ACCELERATE|FSDP)_\w+"
@@ -60,8 +56,6 @@ def training_command(*options: str, on_gpu: bool) -> list[str]:
 
     `options` of accelerate launch are used if `on_gpu`.
     """
-    if INSTALLED:
-        return ["gpt2-repro", *(["launch", RECOMMENDED.name, *options] if on_gpu else []), "train"]
     root = Path(os.path.relpath(ROOT))
     launch = ["accelerate", "launch", "--config_file", str(root / RECOMMENDED.config), *options]
     return [*(launch if on_gpu else ["python"]), str(root / "train.py")]

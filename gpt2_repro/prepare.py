@@ -34,8 +34,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 OPTIONS["num_proc"]["default"] = cpu_cores()
 
 
-def main(argv: list[str]) -> Path:
-    """Prepare a folder, verify it, or print the list of sources. Return the folder."""
+def main(argv: list[str]) -> None:
+    """Prepare a folder, verify it, or print the list of sources."""
     # Imported here because every worker process imports this file, and gpt2_repro.config imports transformers.
     from gpt2_repro.config import DEFAULT, parse_recipe
     from gpt2_repro.data.recipe import DataRecipe
@@ -48,13 +48,13 @@ def main(argv: list[str]) -> Path:
     args, options = name_folder(recipe.data, recipe.typed), recipe.options
     if options.list_sources:
         print(table(options.num_proc))
-        return Path(args.dataset_dir)
+        return
     if options.verify:
         if not args.dataset_dir:
             raise UserError("Nothing to verify. Pass the prepared folder as --dataset_dir.")
         PreparedData.read(args.dataset_dir, command=f"{PREPARE} RECIPE").verify()
         print(f"{args.dataset_dir}: every file matches the manifest")
-        return Path(args.dataset_dir)
+        return
     names = [field.name for field in dataclasses.fields(PreparationOptions)]
     data = prepare(args, PreparationOptions(**{name: getattr(options, name) for name in names}))
     describe(data, max_tokens=args.max_tokens)
@@ -72,7 +72,6 @@ def main(argv: list[str]) -> Path:
     on_gpu = any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))  # NVIDIA, AMD
     command = [*training_command(on_gpu=on_gpu), str(path), *words]
     print(f"Train on this data with:\n{shlex.join(command)}")
-    return data.path
 
 
 def describe(data: PreparedData, *, max_tokens: int) -> None:

@@ -27,18 +27,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def main(argv: list[str]) -> Path:
-    """Train from a recipe, or only print the output of --dry_run or --diff_recipe. Return the run directory."""
+def main(argv: list[str]) -> None:
+    """Train from a recipe, or only print the output of --dry_run or --diff_recipe."""
     check_variables()
     end_with_launcher()
     # Imports take seconds, so each mistake is reported before the next import.
-    from gpt2_repro.planning.recipe import check_trackers, load_recipe, output_dir_of
+    from gpt2_repro.planning.recipe import check_trackers, load_recipe
 
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
     from gpt2_repro.planning.sizing import follow_data
     from gpt2_repro.training.deviations import compare_with_default, differences
 
-    folder = Path(output_dir_of(recipe))
     if recipe.options.dry_run:
         dry_run(recipe)
     elif recipe.options.diff_recipe is not None:
@@ -50,7 +49,6 @@ def main(argv: list[str]) -> Path:
         from gpt2_repro.training.run import train
 
         train(recipe, data, deviations=compare_with_default(recipe))
-    return folder
 
 
 def dry_run(requested: Any) -> None:

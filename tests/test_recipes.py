@@ -12,7 +12,8 @@ from transformers import TrainingArguments
 
 import train
 from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.config import parse_recipe
+from gpt2_repro.cli import words_of
+from gpt2_repro.config import load_sections, parse_recipe
 from gpt2_repro.config import values_of as section_values
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationRecipe
@@ -190,6 +191,26 @@ def test_the_file_sets_values_and_the_command_line_wins(recipe: Path) -> None:
     assert parse() == [3, 10_000_000_000, False, ["wandb", "tensorboard"], 42]
     words = ("--n-layer", "4", "--total_tokens=1_000_000_000", "--bf16", "--report_to", "none")
     assert parse(*words)[:3] == [4, 1_000_000_000, True] and parse(*words)[3] in ("none", ["none"])
+
+
+def test_the_overrides_as_words_are_the_same_overrides(recipe: Path) -> None:
+    words = (
+        "--learning_rate",
+        "1e-4",
+        "--no_bf16",
+        "--torch_compile=false",
+        "--sample_prompt=-x",
+        "--report_to",
+        "a",
+        "b",
+    )
+    overrides = parse_for_training(recipe, *words, "--trainer", '{"k": [1]}').overrides
+    assert len(overrides) == 6 and parse_for_training(recipe, *words_of(overrides)).overrides == overrides
+
+
+def test_a_recipe_of_the_repository_is_found_from_another_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_sections(Path("recipes/gpt2_124m.yaml")) == load_sections(DEFAULT)
 
 
 @pytest.mark.parametrize("text", ["1.5", "-3", "many", "nan"])

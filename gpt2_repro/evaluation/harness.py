@@ -25,7 +25,7 @@ from gpt2_repro.evaluation.output import file_name, try_write
 from gpt2_repro.evaluation.scores import COMPLETION, Job, Metric, ScoredModel, read_scores
 from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, load_task, one_line_errors, task_index
 from gpt2_repro.files import from_json, read_object, to_json
-from gpt2_repro.launchers import LAUNCHERS, PACKAGE
+from gpt2_repro.launchers import LAUNCHERS, ROOT
 
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ def score_launched(model: Path, job: Job, *, num_processes: int) -> Results:
     with tempfile.TemporaryDirectory(prefix="lm_eval-") as scratch:
         path = Path(scratch, "job.pickle")
         path.write_bytes(pickle.dumps((str(model), job)))
-        paths = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
         command = launch_command(path, num_processes)
         if code := subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode:

@@ -24,7 +24,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import to_json, write_whole
 from gpt2_repro.hardware import Accelerator
-from gpt2_repro.launchers import EVALUATE, INSTALLED, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
+from gpt2_repro.launchers import EVALUATE, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
 from gpt2_repro.planning.compute_optimal import choose
@@ -303,10 +303,9 @@ def _find_micro_batch(
             run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
             # Pass the data as an option, because then only the form of its rows must match the recipe.
             varied = {"dataset_dir": data.dataset_dir, "output_dir": run, "tokens_per_step": tokens}
-            script = ["-m", "gpt2_repro.train"] if INSTALLED else [str(ROOT / "train.py")]
             launch = RECOMMENDED.command("--num_processes", str(device.count))
             start = launch if _is_launched(recipe, device) else [sys.executable]
-            command = [*start, *script, str(path), *cli.words_of(varied)]
+            command = [*start, str(ROOT / "train.py"), str(path), *cli.words_of(varied)]
             if finding := environment.try_training(command, trial):
                 return finding, trial if finding.mark == "✓" else None
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU"), None

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from gpt2_repro.launchers import INSTALLED, ROOT
+from gpt2_repro.launchers import ROOT
 from gpt2_repro.planning.memory import MemoryTrial
 from gpt2_repro.text import Finding, size
 
@@ -40,8 +40,7 @@ def check_python() -> list[Finding]:
     """Check the versions of Python and of the packages that this project requires."""
     supported = sys.version_info >= (3, 11)
     python = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
-    listed = ROOT / "requirements.txt"
-    lines = (requires("gpt2-repro") or []) if INSTALLED else listed.read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     needed = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
     checked = [_check_package(one) for one in needed if one.marker is None or one.marker.evaluate()]
     # Packages that are not in PACKAGES are listed only if their check fails.

@@ -19,8 +19,8 @@ from gpt2_repro.report.page import label_runs, not_comparable, setting_table, su
 from gpt2_repro.report.read import Run
 
 
-def main(argv: list[str]) -> Path:
-    """Write the HTML page, print a summary of each run, and return the page's path.
+def main(argv: list[str]) -> None:
+    """Write the HTML page, and print a summary of each run.
 
     With --check, only print the health checks, and exit with code 1 if a run is not healthy.
     """
@@ -48,7 +48,6 @@ def main(argv: list[str]) -> Path:
         print("\n".join(reasons))
     elif len(runs) > 1:
         print("\n".join(setting_table(runs, label_runs(runs)).lines()))
-    return output
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import find_accelerator
-from gpt2_repro.launchers import INSTALLED, ROOT
+from gpt2_repro.launchers import ROOT
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.configuration import measure
 from gpt2_repro.planning.recipe import TrainingSection
@@ -81,8 +81,6 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    if INSTALLED:
-        return None
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None

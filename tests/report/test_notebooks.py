@@ -48,8 +48,8 @@ def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monke
     recipe = yaml.safe_load((NOTEBOOKS.parent / "recipes" / "shakespeare_char_cpu.yaml").read_text(encoding="utf-8"))
     monkeypatch.setattr(small_texts, "URL", (real_data / "tinyshakespeare" / "input.txt").as_uri())
     prepare(DataArguments(**recipe["data"] | {"dataset_dir": str(tmp_path / "data")}), PreparationOptions(num_proc=1))
-    options = {"max_steps": 30, "warmup_steps": 10, "eval_steps": 30, "eval_tokens": 6400}
-    parameters = f'DATA, RUN, OPTIONS = "{tmp_path}/data", "{tmp_path}/run", {options}'
+    options = "--max_steps 30 --warmup_steps 10 --eval_steps 30 --eval_tokens 6400"
+    parameters = f'DATA, RUN, OPTIONS = "{tmp_path}/data", "{tmp_path}/run", "{options}"'
     text, kinds = execute("shakespeare", parameters)
     assert kinds.count("image/png") == 2
     assert "run: complete, step 30 of 30" in text and "time of the run by activity" in text
