@@ -1,20 +1,16 @@
 """Generate text with a checkpoint.
 
 python -m gpt2_repro.generate runs/demo "The meaning of"
-python -m gpt2_repro.generate runs/demo FILE:prompt.txt
+python -m gpt2_repro.generate runs/demo "$(cat prompt.txt)"
 python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
-
-FILE:prompt.txt reads the prompt from the file prompt.txt.
 """
 
 import argparse
 import logging
-from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
-from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.hardware import gpu_kind
 from gpt2_repro.model.size import max_positions
 
@@ -35,12 +31,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=cli.between(0, 2**63 - 1), default=42, help="Random seed.")
     args = parser.parse(argv)
     args.prompt = args.prompt or " ".join(args.text)
-    if args.prompt.startswith("FILE:"):
-        file = Path(args.prompt.removeprefix("FILE:"))
-        try:
-            args.prompt = file.read_text("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{file} cannot be read as a text file in UTF-8: {in_a_line(error)}") from None
     return args
 
 
