@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def logits(weights: dict[str, Tensor], ids: Tensor, heads: int) -> Tensor:
+def gelu(x: Tensor) -> Tensor:
+    """Return GPT-2's approximation of the GELU."""
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def logits(weights: dict[str, Tensor], ids: Tensor, heads: int, gelu: Callable[[Tensor], Tensor] = gelu) -> Tensor:
     """Return the logits of GPT-2 for token ids of shape [rows, length].
 
     The weights have the names of Hugging Face, which stores the matrices as [in, out].
@@ -34,8 +39,7 @@ def logits(weights: dict[str, Tensor], ids: Tensor, heads: int) -> Tensor:
         scores = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
         mixed = scores.masked_fill(future, -math.inf).softmax(dim=3) @ v
         x = x + linear(mixed.transpose(1, 2).reshape(x.shape), f"{block}.attn.c_proj")
-        h = linear(norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc")
-        h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+        h = gelu(linear(norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc"))
         x = x + linear(h, f"{block}.mlp.c_proj")
     return norm(x, "ln_f") @ weights["transformer.wte.weight"].T
 

@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import gguf
@@ -47,6 +44,9 @@ def test_a_checkpoint_becomes_a_plain_folder(run: Path, tmp_path: Path, monkeypa
     assert torch.equal(logits(model), logits(load_model(str(run / "checkpoint-4"))))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert config["vocab_size"] == len(AutoTokenizer.from_pretrained(folder)) and "true_vocab_size" not in config
+    # transformers 4.57, on which vLLM and TGI build, lacks the class that transformers 5 would write.
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
     card = huggingface_hub.ModelCard.load(folder / "README.md")
     assert "| tokens | 1,024 |" in card.content
     assert (card.data.license, card.data.library_name) == ("apache-2.0", "transformers")
@@ -113,30 +113,6 @@ def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype
     expected |= {"add_bos_token": False}  # a row has its separators as ids
     fields = {name: reader.get_field(f"tokenizer.ggml.{name}").contents() for name in (*expected, "token_type")}
     assert fields.pop("token_type")[end] == 3 and fields == expected
-
-
-OTHERS = """
-import sys, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-ids = AutoTokenizer.from_pretrained(sys.argv[1])("naïve  text 123")["input_ids"]
-with torch.no_grad():
-    logits = AutoModelForCausalLM.from_pretrained(sys.argv[1]).float()(torch.tensor([ids])).logits
-torch.save((ids, logits), sys.argv[2])
-"""
-
-
-@pytest.mark.slow
-def test_transformers_4_57_reads_final(run: Path, tmp_path: Path) -> None:
-    """Programs such as vLLM and TGI build on this version."""
-    packages = ("transformers==4.57.6", "tokenizers==0.22.2", "huggingface_hub==0.36.2")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), *packages]
-    if subprocess.run(install, check=False).returncode:
-        pytest.skip("no package registry")
-    for name, folder in (("ours", ""), ("theirs", str(tmp_path))):
-        words = [sys.executable, "-c", OTHERS, run / "final", tmp_path / name]
-        subprocess.run(words, env=os.environ | {"PYTHONPATH": folder}, check=True)
-    ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("ours", "theirs"))
-    assert ours[0] == theirs[0] and torch.equal(ours[1], theirs[1])
 
 
 def test_the_chat_template_marks_answers_and_keeps_special_ids(run: Path) -> None:

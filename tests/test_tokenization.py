@@ -39,7 +39,6 @@ LINES = [
 ]
 SPELLED = ["one <|endoftext|> two </s> three <s> four [SEP] five [CLS] <unk> x</s>y <|im_end|> z", "[SEP]<s></s>"]
 LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
-DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), LEVEL])
 REGEX = pre_tokenizers.Split(Regex(r"\p{N}{1,3}|\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated")
 OWN = pre_tokenizers.Sequence([REGEX, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -91,11 +90,6 @@ def llama() -> Tokenizer:
 
 # How to make each kind of tokenizer, its tokenizer_config.json, and the position of its separator.
 KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any], str]] = {
-    "gpt2 with digits": (
-        lambda: byte_level(DIGITS, added=(END,)),
-        {"tokenizer_class": "GPT2TokenizerFast", "bos_token": END, "eos_token": END, "unk_token": END},
-        "before",
-    ),
     "gpt2 with its own regex": (
         lambda: byte_level(OWN, added=(END,)),
         {"tokenizer_class": "GPT2Tokenizer", "eos_token": END},
@@ -127,8 +121,7 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any], str]] = {
         "before",
     ),
     "unigram": (unigram, {"tokenizer_class": "T5Tokenizer", "bos_token": "<s>", "eos_token": "</s>"}, "after"),
-    "bert": (word_piece, {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "sep_token": "[SEP]"}, "none"),
-    "bert with an end": (word_piece, {"tokenizer_class": "BertTokenizer", "eos_token": "[SEP]"}, "before"),
+    "bert": (word_piece, {"tokenizer_class": "BertTokenizer", "eos_token": "[SEP]"}, "before"),
     "llama": (
         llama,
         {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True},
