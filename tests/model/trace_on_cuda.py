@@ -48,7 +48,7 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 
 
 def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
-    """Print the graphs' operations, their FLOPs, and the bytes saved for backward.
+    """Print the graphs' operations and the bytes saved for backward.
 
     `head` lists the operations whose result is an fp32 tensor with the shape of the output embedding.
     """
@@ -58,7 +58,6 @@ def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensorMode
-    from torch.utils.flop_counter import flop_registry
     from transformers import AttentionInterface
 
     from gpt2_repro.model.build import build_model
@@ -102,15 +101,10 @@ def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
             loss = model(input_ids=ids, shift_labels=ids).loss
         loss.backward()
 
-    found: dict[str, Any] = {"operations": [], "flops": {}}
+    found: dict[str, Any] = {"operations": []}
     for graph in graphs:
         calls = [node for node in graph.nodes if node.op == "call_function"]
         found["operations"].append(sorted({str(node.target) for node in calls}))
-        for node in calls:
-            if (count := flop_registry.get(getattr(node.target, "overloadpacket", None))) is not None:
-                values = [getattr(each, "meta", {}).get("val", each) for each in node.args]
-                name = str(node.target).split(".")[1]
-                found["flops"][name] = found["flops"].get(name, 0) + count(*values, out_val=node.meta["val"])
     head = model.get_output_embeddings().weight.shape
     made = [node for node in graphs[0].nodes if isinstance(node.meta.get("val"), torch.Tensor)]
     sums = [node for node in made if (node.meta["val"].shape, node.meta["val"].dtype) == (head, torch.float32)]
