@@ -36,15 +36,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> None:
     """Load a checkpoint, generate text and print it."""
-    texts = samples(argv)
-    for number, text in enumerate(texts, 1):
-        if len(texts) > 1:
-            print(f"--- {number}")
-        print(text)
-
-
-def samples(argv: list[str]) -> list[str]:
-    """Return the texts that a checkpoint generates, for the words of a command line."""
     args = _parse(argv)
     source = resolve_checkpoint(args.checkpoint, unfinished=True).source
 
@@ -76,7 +67,10 @@ def samples(argv: list[str]) -> list[str]:
         pad_token_id=tokenizer.eos_token_id,
         **{} if is_greedy else sampling,
     )
-    return [tokenizer.decode(sample, skip_special_tokens=True) for sample in written]
+    for number, sample in enumerate(written, 1):
+        if len(written) > 1:
+            print(f"--- {number}")
+        print(tokenizer.decode(sample, skip_special_tokens=True))
 
 
 if __name__ == "__main__":
