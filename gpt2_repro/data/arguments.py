@@ -29,7 +29,7 @@ class DataArguments:
     )
     data_files: list[str] = changeable(
         [],
-        "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin .ds.",
+        "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin.",
     )
     text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
     sample_by: Literal["document", "paragraph", "line"] = changeable(

@@ -25,7 +25,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.sources.base import Part, SourceFile
 from gpt2_repro.data.sources.local_files import join_small
-from gpt2_repro.data.sources.token_files import TokenPart, map_ids
+from gpt2_repro.data.sources.token_files import UINT16, TokenPart, map_ids
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sync, write_whole
@@ -118,7 +118,7 @@ def stage_part(
     if isinstance(part, TokenPart):
         part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
         lengths = part.lengths(encoder.end_of_text, args.separator)
-        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": part.dtype}
+        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": UINT16.name}
         facts |= {"tokens": part.tokens, "ids": where}
     else:
         partial = stem.with_suffix(f".{os.getpid()}.partial")

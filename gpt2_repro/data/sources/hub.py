@@ -114,7 +114,7 @@ class HubFile(SourceFile):
     def drop(self) -> None:
         folder = self.repository.folder
         # Token files are kept until the rows are cut, because their ids are not copied.
-        if folder and self.path and self.path.suffix not in TOKENS and self.path.is_relative_to(folder):
+        if folder and self.path and self.path.suffix != TOKENS and self.path.is_relative_to(folder):
             self.path.unlink(missing_ok=True)
 
 

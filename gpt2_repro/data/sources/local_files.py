@@ -43,7 +43,7 @@ class LocalFile(SourceFile):
 
     def parts(self) -> list[Part]:
         path = Path(self.name)
-        if (kind := kind_of(path).replace(".md", ".txt")) in TOKENS:
+        if (kind := kind_of(path).replace(".md", ".txt")) == TOKENS:
             return [read_header(path)]
         if kind == ".parquet":
             return parquet_parts(path, self.size, self.form, PART_BYTES)
@@ -84,7 +84,7 @@ def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
     groups: list[list[SourceFile]] = []
     group_size = 0
     for file in files:
-        size = file.size if isinstance(file, LocalFile) and kind_of(Path(file.name)) not in TOKENS else limit + 1
+        size = file.size if isinstance(file, LocalFile) and kind_of(Path(file.name)) != TOKENS else limit + 1
         group_size += size
         if not groups or group_size > limit:
             groups.append([])
@@ -110,15 +110,15 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
         paths.update(files)
     # A file that is passed under two names is read once.
     sizes = {path: path.stat().st_size for path in sorted({p.resolve(): p for p in sorted(paths)[::-1]}.values())}
-    if wrong := [path for path in sizes if kind_of(path) not in KINDS and path.suffix not in TOKENS]:
-        raise UserError(f"{wrong[0]} is not a file of {', '.join(KINDS)} (also as .gz, .zst), .bin or .ds.")
+    if wrong := [path for path in sizes if kind_of(path) not in KINDS and path.suffix != TOKENS]:
+        raise UserError(f"{wrong[0]} is not a file of {', '.join(KINDS)} (also as .gz, .zst) or .bin.")
     if split == "source" and (tests := [path for path in sizes if _TEST_NAME.search(path.name)]):
         logger.info("test files are not used with --split source: %s", ", ".join(map(str, tests)))
         sizes = {path: size for path, size in sizes.items() if path not in tests}
     described = {"name": name, "files": [{"path": str(path), "bytes": size} for path, size in sizes.items()]}
     source = Source(described, [], [])
     for path, size in sizes.items():
-        held_out = (split == "source" or path.suffix in TOKENS) and _VALIDATION_NAME.search(path.name)
+        held_out = (split == "source" or path.suffix == TOKENS) and _VALIDATION_NAME.search(path.name)
         (source.validation_files if held_out else source.files).append(LocalFile(str(path), size, form))
     return source
 

@@ -102,7 +102,7 @@ class SourceOpener:
             return Source({"name": name}, [parts[0]], [parts[1]])
         if name == "embedded":
             return Source({"name": name, "python": sysconfig.get_python_version()}, [PythonDocumentation()], [])
-        if kind_of(Path(name)) in (*KINDS, *TOKENS) or paths_of(name):
+        if kind_of(Path(name)) in (*KINDS, TOKENS) or paths_of(name):
             return local_source(name, [name], form, split=self.args.split)
         short, *language = name.partition(":")
         if match := _HUB_ID.fullmatch(BY_LANGUAGE.get(short, short) + "".join(language)):

@@ -1,4 +1,4 @@
-"""Read token files: llm.c's .bin shards, nanoGPT's raw uint16 files, and datatrove's .ds files."""
+"""Read token files: llm.c's .bin shards, and nanoGPT's raw uint16 files."""
 
 import dataclasses
 import re
@@ -11,7 +11,8 @@ from gpt2_repro.data.sources.base import Batch, Part
 from gpt2_repro.errors import UserError
 
 
-TOKENS = (".bin", ".ds")  # extensions of token files
+TOKENS = ".bin"  # extension of token files
+UINT16 = np.dtype("<u2")
 # Format of llm.c (llmc/dataloader.h): 256 int32 (magic, version, number of tokens), then uint16 ids.
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
 ENOUGH = 256  # with fewer ids, a file is not checked for another format
@@ -32,23 +33,20 @@ class TokenPart(Part):
     offset: int  # bytes
     tokens: int
     size: int
-    dtype: str = "<u2"
-    index: str = ""  # datatrove's file with the end of each document in tokens, as uint64
 
     def read(self) -> Iterator[Batch]:
         raise UserError(f"{self.name} contains tokens, not text. Pass the tokenizer that made them as --tokenizer.")
 
     def ids(self) -> np.ndarray:
         """Return the ids in the file as a memory-mapped array of shape [tokens]."""
-        return map_ids(Path(self.name), self.offset, self.tokens, np.dtype(self.dtype))
+        return map_ids(Path(self.name), self.offset, self.tokens, UINT16)
 
     def check(self, vocab_size: int, *, is_text: bool = True) -> None:
         """Raise UserError if the file cannot have ids of the tokenizer.
 
         Only the ids at the start and the end of the file are checked. Ids of no text may have any frequencies.
         """
-        is_wide = self.dtype == "<u4"
-        if vocab_size > 2**16 and not is_wide:
+        if vocab_size > 2**16:
             raise UserError(f"{self.name} has ids of 16 bits, but the tokenizer has {vocab_size:,} ids.")
         ids, end = self.ids()[:CHECKED_IDS], self.ids()[-MOST_EQUAL:]
         used, top, is_long = np.unique(ids), int(ids.max(initial=0)) + 1, len(ids) >= ENOUGH
@@ -57,16 +55,16 @@ class TokenPart(Part):
         # Ids without text can have small numbers there, but not only 0.
         halves, limit = ((ids[0::2], ids[1::2]), (ids[1::2], ids[0::2])), 16 if is_text else 1
         are_halves = (high.max() < limit and low.mean() > 16 * high.max() for low, high in halves)
-        if is_long and not is_wide and any(are_halves):
+        if is_long and any(are_halves):
             wrong = "has integers of more than 16 bits. Save the ids as uint16"
-        elif is_long and not is_wide and _are_floats(ids):
+        elif is_long and _are_floats(ids):
             wrong = "has floats. Save the ids as uint16"
         elif top > vocab_size:
             wrong = f"has the id {top - 1}, but the tokenizer has {vocab_size:,} ids. Pass another --tokenizer"
         elif is_text and (np.ptp(ids[16:512]) == 0 or (len(end) == MOST_EQUAL and _is_periodic(end))):
             wrong = "has a header or an end of equal ids or patterns. Save only the ids of the text"
         # Half of the ids have a low byte below 128, but most letters and the ids of characters are below 128.
-        elif is_text and not is_wide and top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
+        elif is_text and top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
             wrong = "has text or integers of 8 bits. Pass text as a .txt file, and save ids as uint16"
         # A small vocabulary, such as the ids of characters, uses nearly all of its ids.
         elif is_text and top <= vocab_size // 4 and 2 * len(used) > top:
@@ -78,25 +76,22 @@ class TokenPart(Part):
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
         """Return the number of tokens of each document, including its separator.
 
-        Without an index and without separators, all tokens of the file are one document. Raises UserError if
+        Without separators, all tokens of the file are one document. Raises UserError if
         MOST_EQUAL ids in a row are equal, or nearly all of MOST_EQUAL documents in a row are empty.
         """
-        if self.index:
-            lengths = np.diff(np.fromfile(self.index, "<u8").astype(np.int64), prepend=0)
-        elif end_of_text is None or separator == "none":
+        if end_of_text is None or separator == "none":
             return np.array([self.tokens])
-        else:
-            ids, chunk = self.ids(), 2**26
-            places = [np.flatnonzero(ids[a : a + chunk] == end_of_text) + a for a in range(0, self.tokens, chunk)]
-            edges = np.concatenate([np.empty(0, np.int64), *places]) + (separator == "after")
-            # If the file begins in the middle of a document, the rest of this document counts as a document.
-            lengths = np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
-            samples = ids[::MOST_EQUAL]
-            repeated = np.flatnonzero(samples[1:] == samples[:-1]) * MOST_EQUAL
-            if any(np.ptp(ids[start : start + MOST_EQUAL]) == 0 for start in repeated):
-                raise UserError(f"{self.name} has {MOST_EQUAL:,} equal ids in a row. Save only the ids of the text.")
+        ids, chunk = self.ids(), 2**26
+        places = [np.flatnonzero(ids[a : a + chunk] == end_of_text) + a for a in range(0, self.tokens, chunk)]
+        edges = np.concatenate([np.empty(0, np.int64), *places]) + (separator == "after")
+        # If the file begins in the middle of a document, the rest of this document counts as a document.
+        lengths = np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
+        samples = ids[::MOST_EQUAL]
+        repeated = np.flatnonzero(samples[1:] == samples[:-1]) * MOST_EQUAL
+        if any(np.ptp(ids[start : start + MOST_EQUAL]) == 0 for start in repeated):
+            raise UserError(f"{self.name} has {MOST_EQUAL:,} equal ids in a row. Save only the ids of the text.")
         empty = np.cumsum(lengths == 1)
-        if end_of_text is not None and (empty[MOST_EQUAL:] - empty[:-MOST_EQUAL]).max(initial=0) > 0.9 * MOST_EQUAL:
+        if (empty[MOST_EQUAL:] - empty[:-MOST_EQUAL]).max(initial=0) > 0.9 * MOST_EQUAL:
             raise UserError(f"{self.name} has long sequences of empty documents. Save only the ids of the text.")
         return lengths[lengths > 0]
 
@@ -104,8 +99,6 @@ class TokenPart(Part):
 def read_header(path: Path) -> TokenPart:
     """Read the header of a token file and return the location of its ids."""
     size = path.stat().st_size
-    if path.suffix == ".ds":
-        return _read_index(path, size)
     start = np.fromfile(path, "<u4", count=4)
     magic, version, tokens, _ = words = [*start.tolist(), 0, 0, 0, 0][:4]
     # litdata has the number of samples and the places where these end, of which the last is the size of the file.
@@ -132,19 +125,6 @@ def _are_floats(ids: np.ndarray) -> bool:
 
 def _is_periodic(ids: np.ndarray) -> bool:
     return any(np.array_equal(ids[period:], ids[:-period]) for period in range(1, MOST_PERIOD + 1))
-
-
-def _read_index(path: Path, size: int) -> TokenPart:
-    """Return the location of the ids in datatrove's file, whose number of tokens is the last number of its index."""
-    index = Path(f"{path}.index")
-    if not index.is_file():
-        raise UserError(f"{index} is missing. Copy it too, or write the tokens with save_index=True.")
-    ends = np.fromfile(index, "<u8")
-    tokens = int(ends[-1]) if len(ends) else 0
-    width = size // tokens if tokens else 2
-    if width not in (2, 4) or size != width * tokens or index.stat().st_size % 8 or (ends[1:] < ends[:-1]).any():
-        raise UserError(f"{path} with {size:,} bytes does not have the {tokens:,} tokens of its index. Copy both.")
-    return TokenPart(str(path), 0, tokens, size, f"<u{width}", str(index))
 
 
 def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import load_from_disk
 from tokenizers import Tokenizer
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
@@ -18,7 +17,6 @@ from gpt2_repro.data.preparation.staging import StagedPart, stage_part
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
-from tests.reference import write_jsonl
 
 
 END = 50256
@@ -187,61 +185,6 @@ def test_token_files_without_end_of_text_ids_are_announced(real_data: Path, tmp_
         prepare(DataArguments(data_files=[str(tmp_path / f"{name}.bin")], tokenizer=str(real_data / "gpt2"), **words))
         assert ("another tokenizer" in caplog.text) == (name == "none")
         caplog.clear()
-
-
-def write_datatrove(path: Path, documents: list[list[int]], dtype: str = "<u2") -> Path:
-    """Write documents as datatrove 0.10 does: ids, and the end of each document in an index of uint64."""
-    np.array([token for document in documents for token in document], dtype).tofile(path)
-    np.cumsum([len(document) for document in documents], dtype="<u8").tofile(f"{path}.index")
-    return path
-
-
-@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
-def test_datatrove_names_the_end_of_each_document(tmp_path: Path, dtype: str) -> None:
-    documents = [[1, 2, 3, END], [END], [4, 5]]
-    part = read_header(write_datatrove(tmp_path / "a.ds", documents, dtype))
-    assert part.ids().tolist() == sum(documents, [])
-    for separator in ("after", "none"):  # documents are known without separators too
-        assert part.lengths(END, separator).tolist() == [4, 1, 2]
-    write_datatrove(tmp_path / "empty.ds", [])
-    assert len(read_header(tmp_path / "empty.ds").lengths(END, "after")) == 0
-
-
-@pytest.mark.parametrize(
-    "index", [b"", *(np.array(ends, "<u8").tobytes() for ends in ([3, 5], [3, 2, 4], [2**63, 3, 4], [4, 3])), b"cut"]
-)
-def test_datatrove_files_that_do_not_belong_together_are_refused(tmp_path: Path, index: bytes) -> None:
-    path = write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4]])
-    kept = Path(f"{path}.index").read_bytes()
-    Path(f"{path}.index").write_bytes(kept + index if index == b"cut" else index)
-    with pytest.raises(UserError, match="index"):
-        read_header(path)
-    Path(f"{path}.index").unlink()
-    with pytest.raises(UserError, match="index"):
-        read_header(path)
-
-
-def test_rows_of_datatrove_equal_those_of_the_same_text(real_data: Path, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(real_data / "gpt2" / "tokenizer.json"))
-    text = (real_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")[:200_000]
-    texts = [text[start : start + 700] for start in range(0, len(text), 700)]
-    write_jsonl(tmp_path / "a.jsonl", texts)
-    write_datatrove(tmp_path / "a.ds", [[*tokenizer.encode(each).ids, END] for each in texts])
-    words = {"sequence_length": 32, "validation_tokens": 2000, "tokenizer": str(real_data / "gpt2")}
-    for name in ("a.jsonl", "a.ds"):
-        files = {"data_files": [str(tmp_path / name)], "dataset_dir": str(tmp_path / f"rows of {name}")}
-        prepare(DataArguments(separator="after", **files, **words))
-    ours, theirs = (load_from_disk(tmp_path / f"rows of {name}") for name in ("a.jsonl", "a.ds"))
-    for split in ("train", "validation"):
-        assert ours[split][:] == theirs[split][:] and ours[split].num_rows > 50
-    with pytest.raises(UserError, match="--separator after"):
-        prepare(DataArguments(separator="before", **files | {"dataset_dir": str(tmp_path / "before")}, **words))
-
-
-def test_wide_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
-    write_datatrove(tmp_path / "a.ds", [[70_000, *range(1, 200), END]] * 20, "<u4")
-    with pytest.raises(UserError, match="70,?000"):
-        read_header(tmp_path / "a.ds").check(50_257)
 
 
 def test_a_document_of_more_than_4_billion_tokens_keeps_its_length(tmp_path: Path, arguments) -> None:
