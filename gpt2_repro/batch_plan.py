@@ -109,30 +109,3 @@ def plan_by_length(
         fix = "Pass a larger --tokens_per_step or --per_device_train_batch_size."
         raise UserError(f"{text}, because rows differ in length. {fix}")
     return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, per_process, max_steps, by_length=True)
-
-
-def extend_plan(
-    plan: BatchPlan, extend_to: int, *, extensions: list[list[int]], step: int
-) -> tuple[BatchPlan, list[list[int]]]:
-    """Return the batch plan of an extended run, and all extensions, or raise UserError.
-
-    An extension is a list of two steps: [start, end]. Between these steps, the learning rate rises again and then
-    follows its schedule.
-
-    Args:
-        extend_to: training tokens of the complete run including the extension, or 0.
-        extensions, step: of the checkpoint that the run resumes from. Without a checkpoint, `step` is 0.
-    """
-    end = extensions[-1][1] if extensions else plan.max_steps
-    if not extend_to:
-        if extensions:
-            raise UserError(f"This run was extended. Pass --extend_to {end * plan.tokens_per_step} to continue it.")
-        return plan, []
-    if not step:
-        raise UserError("--extend_to needs a run with a checkpoint. Pass --total_tokens for a new run.")
-    steps = extend_to // plan.tokens_per_step
-    if steps < end:
-        planned = f"the {end * plan.tokens_per_step} tokens that the run is planned for"
-        raise UserError(f"--extend_to {extend_to} is less than {planned}. Pass a larger number.")
-    further = [[step, steps]] if steps > end else []
-    return dataclasses.replace(plan, max_steps=steps), [*extensions, *further]

@@ -80,20 +80,6 @@ def test_max_steps_replaces_total_tokens() -> None:
             count_steps(TrainingSection(**{"tokens_per_step": 64} | wrong))
 
 
-def test_an_extended_schedule_goes_on_from_where_it_is() -> None:
-    """The learning rate has no jump if a run is extended with --extend_to."""
-    shape = {"warmup_steps": 10, "max_steps": 100, "final_factor": 0.1}
-    plain = [learning_rate_factor(step, **shape) for step in range(101)]
-    for joint in (60, 100):
-        extended = [learning_rate_factor(step, **shape, extensions=[[joint, 300]]) for step in range(301)]
-        assert extended[:joint] == plain[:joint]
-        assert extended[joint + 9] == pytest.approx(1.0) and extended[300] == pytest.approx(0.1)
-        assert max(abs(b - a) for a, b in zip(extended, extended[1:], strict=False)) <= 0.1 + 1e-9  # warm-up step
-        twice = [learning_rate_factor(step, **shape, extensions=[[joint, 300], [250, 400]]) for step in range(401)]
-        assert twice[:250] == extended[:250] and twice[400] == pytest.approx(0.1)
-        assert max(abs(b - a) for a, b in zip(twice, twice[1:], strict=False)) <= 0.1 + 1e-9
-
-
 def plan_rows(num_processes: int, strategy: str = "group_by_length", **options: Any) -> BatchPlan:
     data = DataArguments(sequence_length=512, packing="wrap", min_length=256)
     section = TrainingSection(train_sampling_strategy=strategy, **options)

@@ -282,6 +282,6 @@ def test_what_is_known_of_each_field() -> None:
     changeable |= {"data", "max_steps", "bf16", "precision", "dropout"}
     fixed = {"optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon_momentum", "ema_steps"}
     fixed |= {"model_type", "config_overrides", "n_layer", "n_head", "n_embd", "pad_vocab_to_multiple_of"}
-    fixed |= {"document_mask", "init_from", "tokenizer", "sequence_length", "tokens_per_step"}
+    fixed |= {"document_mask", "init_from", "tokenizer", "sequence_length", "tokens_per_step", "extensions"}
     assert identity.changeable == changeable and identity.values.keys() == changeable | fixed
     assert DERIVED.keys() <= {field.name for field in dataclasses.fields(TrainingArguments)}

@@ -125,8 +125,8 @@ def _is_earlier(place: Place, run: RunRecord) -> bool:
     """Return whether a place has this run, perhaps with earlier settings. Any run, if the run directory has none."""
     manifests = map(checkpoints.read_manifest, checkpoints.complete_checkpoints(run.path))
     saved = [run.environment().run_identity, *(manifest.get("run_identity") for manifest in manifests)]
-    own = [{**identity, "extensions": 0} for identity in saved if identity]
-    if not own or {**place.run_identity(), "extensions": 0} in own:
+    own = [identity for identity in saved if identity]
+    if not own or place.run_identity() in own:
         return True
     with contextlib.suppress(FileNotFoundError):  # the first event has the time when the run began
         return place.read(layout.METRICS).partition(b"\n")[0] == run.metrics.read_bytes().partition(b"\n")[0] != b""

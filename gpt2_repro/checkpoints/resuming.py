@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import checkpoints
-from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
@@ -58,10 +57,9 @@ class RunIdentity:
             option: the option that selects another path.
         """
         current = json.loads(json.dumps(dict(self.values)))
-        if current.keys() - saved.keys() - {"extensions"}:
+        if current.keys() - saved.keys():
             raise UserError(f"{where} belongs to a run of another version of this project. Pass another {option}.")
-        # Extensions are determined by --extend_to and the checkpoint.
-        names = [name for name in dict.fromkeys([*saved, *current]) if name != "extensions"]
+        names = dict.fromkeys([*saved, *current])
         if not (differing := [name for name in names if saved.get(name) != current.get(name)]):
             return
         changed = "; ".join(f"{name} {saved.get(name)!r} -> {current.get(name)!r}" for name in differing)
@@ -80,8 +78,6 @@ class Start:
     """The checkpoint from which a run resumes, or the start at step 0.
 
     Args:
-        plan: the batch plan, including the steps of the extensions.
-        extensions: all extensions of the run. Each is a list of two steps: its start, and the new last step of the run.
         is_finished: whether the run is complete, so that nothing is left to do.
         checkpoint: the folder of the checkpoint. None: start at step 0.
         manifest: the manifest of the checkpoint, or {} without a checkpoint.
@@ -89,8 +85,6 @@ class Start:
         remarks: one message for each checkpoint that was skipped, with the reason.
     """
 
-    plan: BatchPlan
-    extensions: list[list[int]] = dataclasses.field(default_factory=list)
     is_finished: bool = False
     checkpoint: Path | None = None
     manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -105,21 +99,20 @@ class Start:
 
 def choose_start(
     run: RunRecord,
-    plan: BatchPlan,
     identity: RunIdentity,
     *,
+    max_steps: int,
     resume_from: str = "",
-    extend_to: int = 0,
     init_from: str = "",
     verified: Path | None = None,
 ) -> Start:
-    """Choose the checkpoint to start from, and extend the run if `extend_to` is set.
+    """Choose the checkpoint to start from.
 
     Call this on rank 0 only. The run directory is locked, if it exists.
 
     Args:
+        max_steps: the last step of the run.
         resume_from: the name of a checkpoint. "": the newest complete one.
-        extend_to: the new length of the run in tokens, or 0.
         init_from: the checkpoint with the initial weights, if the run starts from one.
         verified: the checkpoint of the run whose files have just been verified, if there is one.
 
@@ -129,11 +122,8 @@ def choose_start(
     check_owner(run)
     if saved := run.environment().run_identity:
         identity.require_same(saved, where=run.path)
-    if 0 < extend_to < plan.total_tokens:
-        raise UserError(f"--extend_to {extend_to} is less than the {plan.total_tokens} tokens of the run.")
-    steps = extend_to // plan.tokens_per_step or plan.max_steps
-    if not resume_from and is_finished(run, steps):
-        return Start(plan, is_finished=True)
+    if not resume_from and is_finished(run, max_steps):
+        return Start(is_finished=True)
     if run.path.is_dir():
         run.lock()  # a new run directory is locked later, by RunRecord.claim
     checkpoint, skipped = checkpoints.newest_complete(run.path, verified=verified) if not resume_from else (None, [])
@@ -143,10 +133,9 @@ def choose_start(
         _require_no_result(run, skipped)
         if init_from:
             resolve_checkpoint(init_from)
-        return Start(*extend_plan(plan, extend_to, extensions=[], step=0))
+        return Start()
     manifest = checkpoints.read_manifest(checkpoint)
     saved, step = manifest.get("run_identity", {}), layout.step_of(checkpoint)
-    plan, extensions = extend_plan(plan, extend_to, extensions=saved.get("extensions", []), step=step)
     by = launcher_of_checkpoint(manifest["files"])
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
@@ -156,11 +145,11 @@ def choose_start(
         fix = f"Pass --precision {before} or a new --output_dir."
         raise UserError(f"DeepSpeed cannot change the precision of {checkpoint}. {fix}")
     identity.require_same(saved, where=checkpoint)
-    if step > plan.max_steps:
-        raise UserError(f"{checkpoint} is beyond the last step ({plan.max_steps}). Pass a larger --max_steps.")
+    if step > max_steps:
+        raise UserError(f"{checkpoint} is beyond the last step ({max_steps}). Pass a larger --max_steps.")
     refuse_code(checkpoint, manifest["files"])
     is_validated = bool(events.validation_losses(run.metrics, step))
-    return Start(plan, extensions, False, checkpoint, manifest, is_validated, tuple(skipped))
+    return Start(False, checkpoint, manifest, is_validated, tuple(skipped))
 
 
 def _precision_of(identity: Mapping[str, Any]) -> str:
@@ -180,9 +169,8 @@ def is_finished(run: RunRecord, steps: int) -> bool:
     # A run that went back and was restored elsewhere can have its newest checkpoint, but an older final/.
     identity = record.environment.run_identity
     ends = checkpoints.read_manifest(newest).get("run_identity") if newest else identity
-    # After --extend_to, the run identity still contains the steps planned before the first extension.
     is_newest = newest is None or layout.step_of(newest) <= (record.step or 0)
-    return ends == identity and is_newest and steps in (record.step, identity.get("max_steps"))
+    return ends == identity and is_newest and steps == identity.get("max_steps")
 
 
 def check_owner(run: RunRecord) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from torch.optim.lr_scheduler import LambdaLR
@@ -16,7 +15,6 @@ def learning_rate_factor(
     warmup_steps: int,
     max_steps: int,
     final_factor: float = 0.0,
-    extensions: Sequence[Sequence[int]] = (),
     kind: Schedule = "cosine",
     decay_fraction: float = 0.2,
 ) -> float:
@@ -26,34 +24,23 @@ def learning_rate_factor(
 
     Args:
         step: the number of the update, counted from 0.
-        max_steps: the number of steps, without the steps added by extensions. The first decay ends at this step.
+        max_steps: the number of steps. The decay ends at this step.
         final_factor: the learning rate at the end of the decay, as a fraction of the peak.
-        extensions: ranges of steps, as [from, to], that were added to the run. In each range the rate rises to the
-            peak and decays again (Ibrahim et al. 2024, arXiv:2403.08763).
-        decay_fraction: the length of the decay as a fraction of `max_steps`, or of the range in an extension. Used
-            only if `kind` is "warmup_stable_decay".
+        decay_fraction: the length of the decay as a fraction of `max_steps`. Used only if `kind` is
+            "warmup_stable_decay".
     """
-    before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
-
-    def factor(at: int) -> float:
-        if at - begin < rise:
-            # The first update has a rate above 0.
-            return before + (1 - before) * (at - begin + 1) / rise
-        if kind == "constant":
-            return 1.0
-        if kind == "warmup_stable_decay":
-            falling = round(decay_fraction * (end - begin))
-            fallen = min(1.0, max(0, at - (end - falling)) / max(1, falling))
-            return final_factor + (1.0 - math.sqrt(fallen)) * (1.0 - final_factor)
-        if kind == "cosine":
-            decay = min(1.0, (at - begin - rise) / max(1, end - begin - rise))
-            return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
-        assert_never(kind)
-
-    for first, last in extensions:
-        if step >= first:
-            before, begin, end, rise = factor(first), first, last, min(warmup_steps, (last - first) // 2)
-    return factor(step)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps  # the first update has a rate above 0
+    if kind == "constant":
+        return 1.0
+    if kind == "warmup_stable_decay":
+        falling = round(decay_fraction * max_steps)
+        fallen = min(1.0, max(0, step - (max_steps - falling)) / max(1, falling))
+        return final_factor + (1.0 - math.sqrt(fallen)) * (1.0 - final_factor)
+    if kind == "cosine":
+        decay = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+        return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
+    assert_never(kind)
 
 
 class LearningRate(LambdaLR):
@@ -68,14 +55,13 @@ class LearningRate(LambdaLR):
             group["lr"] = rate
 
 
-def build_schedule(optimizer: Any, args: Any, run_identity: Mapping[str, Any]) -> LearningRate:
-    """Return the schedule for PretrainingArguments and a run identity with its extensions."""
+def build_schedule(optimizer: Any, args: Any) -> LearningRate:
+    """Return the schedule of a TrainingSection."""
     factor = functools.partial(
         learning_rate_factor,
         warmup_steps=int(args.warmup_steps),
-        max_steps=run_identity["max_steps"],
+        max_steps=args.max_steps,
         final_factor=args.final_learning_rate_fraction,
-        extensions=run_identity["extensions"],
         kind=args.lr_scheduler_type,
         decay_fraction=args.decay_fraction,
     )

@@ -85,7 +85,6 @@ class TrainingSection:
     sync_from: str = unnamed("", "Restore the run from here on an empty machine. (default: sync_to)")
     resume_from: str = unnamed("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")
     allow_resume_change: bool = unnamed(False, "Resume even if the data, schedule, dropout or seed changed.")
-    extend_to: TokenCount = option(TokenCount(0), "Extend the run to N target tokens, with a new warm-up. 0: never.")
     max_hours: float = unnamed(0.0, "Save a checkpoint and stop after N hours in all attempts together. 0: no limit.")
     max_usd: float = unnamed(0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.")
     usd_per_hour: float = unnamed(0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.")

@@ -77,7 +77,7 @@ def follow_data(
     recipe = _with_micro_batch(_record_size_keys(recipe), device)
     _check_epoch(recipe, counts)
     check_warmup(recipe.training)
-    tokens = max(count_steps(recipe.training) * recipe.training.tokens_per_step, recipe.training.extend_to)
+    tokens = count_steps(recipe.training) * recipe.training.tokens_per_step
     if (epochs := tokens / max(1, counts.row_tokens)) > MANY_EPOCHS:
         message = "The run reads the text %s times. More than %d epochs often overfit. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
@@ -173,7 +173,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, device: Accelerator) ->
     recipe = dataclasses.replace(recipe, model=model, training=training)
     origin = f"as in {run.path}" if stored else f"for a {'GPU' if on_gpu else 'CPU'} and {tokens:,} tokens of text"
     size = f"{model.n_layer} layers of width {model.n_embd}"
-    planned = max(training.max_steps * training.tokens_per_step or training.total_tokens, training.extend_to)
+    planned = training.max_steps * training.tokens_per_step or training.total_tokens
     logger.info("model %s, %s tokens in total (%.1f epochs), %s", size, f"{planned:,}", planned / tokens, origin)
     return recipe
 

@@ -66,7 +66,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     vocabulary = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer) or 50_257
     scale = scale_of(recipe.model, sequence_length=data.sequence_length, vocab_size=vocabulary)
 
-    steps = max(count_steps(training), training.extend_to // training.tokens_per_step)
+    steps = count_steps(training)
     steps = min(training.stop_at_step or steps, steps)
     validations = 0 if training.eval_strategy == "no" else _times(steps, training.eval_steps)
     # HellaSwag is scored and samples are written with a validation.

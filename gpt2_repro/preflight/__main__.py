@@ -295,7 +295,7 @@ def _find_micro_batch(
         path = Path(scratch, "probe.yaml")
         probe = recipe.with_training(eval_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True)
         # Two steps: the optimizer state is allocated before the second one.
-        probe = probe.with_training(max_steps=2, warmup_steps=1, epochs=0.0, extend_to=TokenCount(0), stop_at_step=0)
+        probe = probe.with_training(max_steps=2, warmup_steps=1, epochs=0.0, stop_at_step=0)
         probe = probe.with_training(sync_to="", sync_from="", resume_from="")
         path.write_text(probe.to_yaml(), encoding="utf-8")
         for trial in memory.trials_of(largest, rows):

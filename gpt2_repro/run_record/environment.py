@@ -41,7 +41,7 @@ class Environment:
         return document
 
 
-# Read from the manifest if possible: after --extend_to or --resume_from, other files describe a later state.
+# Read from the manifest if possible: after a resume or --resume_from, other files describe a later state.
 @dataclasses.dataclass(frozen=True)
 class TrainingRecord:
     """The training that led to the weights in a checkpoint-N or final/."""

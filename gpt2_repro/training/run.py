@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpt2_repro import checkpoints, ranks
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.checkpoints.copying import RunCopier
 from gpt2_repro.checkpoints.restoring import restore_copies
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start, choose_start, loadable, prepare_run_directory
@@ -59,10 +60,9 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
         verified = restore_copies(run, identity, sync_from=settings.sync_from, sync_to=settings.sync_to)
         return choose_start(
             run,
-            plan,
             identity,
+            max_steps=plan.max_steps,
             resume_from=settings.resume_from,
-            extend_to=settings.extend_to,
             init_from=recipe.model.init_from,
             verified=verified,
         )
@@ -73,12 +73,12 @@ def train(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, A
         return copy_again(run, settings, identity)
 
     # --- Build
-    args = to_training_arguments(settings_from(settings, start), start.plan)  # starts the process group
+    args = to_training_arguments(settings_from(settings, start), plan)  # starts the process group
     run.end_phase("imports")
     json = deepspeed_json()
     further = {"plan": plan, "eval_tokens": settings.eval_tokens, "data": data.manifest.sha256}
     ranks.check_equal({**identity.values, **further} | {"DeepSpeed JSON": json and json.read_bytes()})
-    trainer = build_trainer(args, recipe, data, run, start, identity, deviations)
+    trainer = build_trainer(args, recipe, plan, data, run, start, identity, deviations)
 
     # --- Train, and write the final model
     with lifecycle(trainer, start) as checkpoint:
@@ -107,6 +107,7 @@ def copy_again(run: RunRecord, settings: TrainingSection, identity: RunIdentity)
 def build_trainer(
     args: "PretrainingArguments",
     recipe: TrainingRecipe,
+    plan: BatchPlan,
     data: PreparedData,
     run: RunRecord,
     start: Start,
@@ -125,7 +126,7 @@ def build_trainer(
     from gpt2_repro.training.tracking import prepare_tracking
     from gpt2_repro.training.trainer import PretrainingTrainer
 
-    inputs, model, length = open_inputs(data, args.settings), recipe.model, start.plan.sequence_length
+    inputs, model, length = open_inputs(data, args.settings), recipe.model, plan.sequence_length
     tokenizer, vocab_size = inputs.tokenizer, data.manifest.vocab_size
     run.end_phase("opening the data")
     config = build_config(model, sequence_length=length, vocab_size=vocab_size, tokenizer=tokenizer)
@@ -150,11 +151,11 @@ def build_trainer(
         run.claim(stored.to_yaml())
     environment = describe_run(
         args.settings,
-        start.plan,
+        plan,
         network,
         data.manifest,
         attention=str(attention),
-        run_identity={**identity.values, "extensions": start.extensions},
+        run_identity=identity.values,
         **deviations,
     )
     announce(environment)

@@ -98,6 +98,7 @@ def run_identity_of(
         "sequence_length": plan.sequence_length,
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
+        "extensions": [],  # earlier versions could extend a run with another schedule, and recorded this key
         # Text, as earlier versions recorded it.
         "config_overrides": json.dumps(model.config_overrides, sort_keys=True) if model.config_overrides else "",
     }
@@ -106,14 +107,11 @@ def run_identity_of(
 
 
 def settings_from(settings: TrainingSection, start: Start) -> TrainingSection:
-    """Return the settings of a run that begins at `start`: its last step, and whether it validates first."""
-    steps, step = start.plan.max_steps, start.step
-    validates = settings.eval_on_start
-    if step:
-        is_last = step == min(settings.stop_at_step or steps, steps)
-        is_due = settings.eval_strategy != "no" and (step % settings.eval_steps == 0 or is_last)
-        validates = is_due and not start.is_validated
-    return dataclasses.replace(settings, max_steps=steps, eval_on_start=validates)
+    """Return the settings of a run that begins at `start`: whether it validates first."""
+    if not (step := start.step):
+        return settings
+    is_due = settings.eval_strategy != "no" and (step % settings.eval_steps == 0 or step == settings.last_step)
+    return dataclasses.replace(settings, eval_on_start=is_due and not start.is_validated)
 
 
 def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "PretrainingArguments":

@@ -215,9 +215,7 @@ class PretrainingTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         # The first step has a learning rate above 0, as in llm.c. Trainer's warm-up begins at 0.
-        self.lr_scheduler = build_schedule(
-            optimizer or self.optimizer, self.args.settings, self.environment.run_identity
-        )
+        self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args.settings)
         self._created_lr_scheduler = True
         return self.lr_scheduler
 

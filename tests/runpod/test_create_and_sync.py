@@ -138,16 +138,14 @@ def test_a_copy_of_another_run_is_not_replaced(pod, to_bucket: bool) -> None:
     def sync(seed: int) -> int:
         run = pod.folder / str(seed) / "run"
         run.mkdir(parents=True, exist_ok=True)
-        identity = {"run_identity": {"seed": seed, "extensions": []}}
+        identity = {"run_identity": {"seed": seed}}
         (run / "environment.json").write_text(json.dumps(identity), encoding="utf-8")
         return pod.run("sync.sh", run, target, **variables)[0]
 
     (copies / "run").mkdir(parents=True)
     (copies / "run" / "notes.txt").touch()
     assert sync(1) == 2 and [path.name for path in (copies / "run").iterdir()] == ["notes.txt"]
-    (copies / "run" / "environment.json").write_text(
-        '{"run_identity": {"seed": 1, "extensions": [[1, 2]]}}', encoding="utf-8"
-    )
+    (copies / "run" / "environment.json").write_text('{"run_identity": {"seed": 1}, "seed": 1}', encoding="utf-8")
     before = (copies / "run" / "environment.json").read_bytes()
     assert sync(2) == 2 and (copies / "run" / "environment.json").read_bytes() == before
     assert sync(1) != 2 and (copies / "run" / "environment.json").read_bytes() != before

@@ -1,4 +1,4 @@
-"""Runs can stop early, go back, be extended, change settings, and be fine-tuned."""
+"""Runs can stop early, go back, become longer, change settings, and be fine-tuned."""
 
 import json
 import shutil
@@ -20,8 +20,10 @@ def rates(events, run: Path) -> dict[int, float]:
     return {event["step"]: event["learning_rate"] for event in events(run) if "loss" in event}
 
 
-def test_finished_run_can_be_extended_and_go_back(finished: Path, straight: Path, train, events, typed) -> None:
-    options, final = ("--keep_checkpoints", 0, "--extend_to", 16 * 256), finished / "final"
+def test_finished_run_can_become_longer_and_go_back(finished: Path, straight: Path, train, events, typed) -> None:
+    final, options = finished / "final", ("--keep_checkpoints", 0, "--total_tokens", 16 * 256)
+    assert typed(finished, *options).returncode == 2
+    options += ("--allow_resume_change",)
     card = (final / "README.md").read_text(encoding="utf-8")
     for _ in range(2):  # at the second start, the run has reached this step already
         train(finished, *options, "--stop_at_step", 12)
@@ -33,7 +35,9 @@ def test_finished_run_can_be_extended_and_go_back(finished: Path, straight: Path
     train(finished, *options)
     told = status(finished)
     assert (told["state"], told["step"], told["max_steps"], told["tokens"]) == ("complete", 16, 16, 16 * 256)
-    expected = [learning_rate_factor(step, warmup_steps=3, max_steps=8, extensions=[[8, 16]]) for step in range(16)]
+    # From the first new step on, the schedule is that of a run with 16 steps.
+    lengths = [8] * 8 + [16] * 8
+    expected = [learning_rate_factor(at, warmup_steps=3, max_steps=steps) for at, steps in enumerate(lengths)]
     assert list(rates(events, finished).values()) == pytest.approx([1e-2 * factor for factor in expected])
     notes = finished.with_name("notes")
     notes.mkdir()
@@ -41,11 +45,12 @@ def test_finished_run_can_be_extended_and_go_back(finished: Path, straight: Path
     assert typed(finished, *options, GPT2_REPRO_SUPERVISED=str(notes)).returncode == 0
     # The supervisor may evaluate and copy the run.
     assert (notes / "run").read_text(encoding="utf-8") == str(finished.resolve())
-    assert typed(finished).returncode == 0 and typed(finished, "--learning_rate", 0.5).returncode == 2
+    assert typed(finished, *options[:4]).returncode == 0  # the change is now part of the run
+    assert typed(finished).returncode == 2 == typed(finished, *options, "--optim", "muon").returncode
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()} == before
 
-    # Go back before the extension and train to the original end: the same run, with newer checkpoints set aside.
-    train(finished, "--keep_checkpoints", 0, "--resume_from", "checkpoint-4")
+    # Go back before the change and train to the original end: the same run, with newer checkpoints set aside.
+    train(finished, "--keep_checkpoints", 0, "--resume_from", "checkpoint-4", "--allow_resume_change")
     left = {"checkpoint-4", "checkpoint-8", *(f"abandoned-checkpoint-{step}" for step in (8, 12, 16))}
     assert {path.name for path in finished.glob("*checkpoint-*")} == left
     assert weights(finished) == weights(straight)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from gpt2_repro.batch_plan import BatchPlan, plan_batches
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.checkpoints import resuming
 from gpt2_repro.checkpoints.resuming import RunIdentity, choose_start, refuse_code
 from gpt2_repro.data.prepared import PreparedData
@@ -23,7 +23,6 @@ from gpt2_repro.training.engine import fix_restored_optimizer
 from gpt2_repro.training.inputs import training_loader
 
 
-PLAN = plan_batches(tokens_per_step=100, sequence_length=10, micro_batch_size=10, num_processes=1, max_steps=8)
 TRAJECTORY = {"seed": 1, "max_steps": 8, "n_layer": 2}
 SHARD = "zero_pp_rank_0_mp_rank_00_optim_states"
 
@@ -87,8 +86,8 @@ def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, 
         mock.patch.object(resuming, "current_launcher", lambda: LAUNCHERS[launcher]),
         mock.patch.object(RunRecord, "lock"),  # the exception that pytest keeps would keep the lock
     ):
-        start = choose_start(RunRecord(tmp_path), PLAN, identity, **options)
-    return start.step, start.plan.max_steps, start.extensions
+        start = choose_start(RunRecord(tmp_path), identity, max_steps=8, **options)
+    return start.step
 
 
 def refused(match: str, *args, **asked) -> None:
@@ -97,34 +96,23 @@ def refused(match: str, *args, **asked) -> None:
 
 
 def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path, caplog) -> None:
-    assert start_of(tmp_path) == (0, 8, []) and not caplog.messages
+    assert start_of(tmp_path) == 0 and not caplog.messages
     (tmp_path / "run_status.json").write_text('{"step": 7, "state": "stopped"}', encoding="utf-8")
-    assert start_of(tmp_path) == (0, 8, []) and "step 7" in caplog.text  # its checkpoints were deleted
+    assert start_of(tmp_path) == 0 and "step 7" in caplog.text  # its checkpoints were deleted
     save(2)
     (save(4) / "optimizer.pt").unlink()
-    assert start_of(tmp_path)[0] == 2
+    assert start_of(tmp_path) == 2
     (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()  # the run does not start again at step 0
     refused("checkpoint-4: optimizer.pt .*checkpoint-2: optimizer.pt", tmp_path)
     refused("checkpoint-2 .*optimizer.pt", tmp_path, resume_from="checkpoint-2")
     save(2)
     save(4)
-    assert start_of(tmp_path)[0] == 4 and start_of(tmp_path, resume_from="checkpoint-2")[0] == 2
-    assert start_of(tmp_path, resume_from=str(tmp_path / "checkpoint-2"))[0] == 2
+    assert start_of(tmp_path) == 4 and start_of(tmp_path, resume_from="checkpoint-2") == 2
+    assert start_of(tmp_path, resume_from=str(tmp_path / "checkpoint-2")) == 2
     for name in ("checkpoint-3", "final", str(tmp_path / "other" / "checkpoint-4"), "other/checkpoint-4"):
         refused("checkpoint-4.*--init_from", tmp_path, resume_from=name)
     save(9)
     refused("--max_steps", tmp_path, allow_change=True)
-
-
-def test_run_can_be_extended_repeatedly(save, tmp_path: Path) -> None:
-    refused("--total_tokens", tmp_path, extend_to=1600)
-    save(8)
-    assert start_of(tmp_path, extend_to=1600) == (8, 16, [[8, 16]])
-    refused("--extend_to 400 .*800", tmp_path, extend_to=400)
-    save(12, run_identity=TRAJECTORY | {"extensions": [[8, 16]]})
-    assert start_of(tmp_path, extend_to=1600)[2] == [[8, 16]]  # the same command again
-    assert start_of(tmp_path, extend_to=2000)[2] == [[8, 16], [12, 20]]
-    refused("--extend_to 1600", tmp_path)
 
 
 def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
@@ -136,11 +124,11 @@ def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) ->
         for launcher in forms:
             if launcher != written:
                 refused(f"{written}.yaml", tmp_path, launcher=launcher)
-        assert start_of(tmp_path, launcher=written)[0] == step
+        assert start_of(tmp_path, launcher=written) == step
     save(5, {"mp_rank_00_model_states": {}})
     refused("seed 1 -> 2.*--allow_resume_change", tmp_path, launcher="zero1", run_identity=TRAJECTORY | {"seed": 2})
     asked = {"launcher": "zero1", "allow_change": True}
-    assert start_of(tmp_path, **asked, run_identity=TRAJECTORY | {"seed": 2})[0] == 5
+    assert start_of(tmp_path, **asked, run_identity=TRAJECTORY | {"seed": 2}) == 5
     for changed, told in (
         ({"bf16": True}, "--precision fp32"),  # DeepSpeed cannot change it
         ({"seed": 2, "n_layer": 3}, r"seed 1 -> 2; n_layer 2 -> 3.*--output_dir\.$"),  # not all changes can be allowed
