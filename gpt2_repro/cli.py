@@ -91,7 +91,7 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
         sys.stdout = _without_errors(sys.stdout)
     logging.raiseExceptions = False  # a message that cannot be written is lost
     gc.set_threshold(1_000_000)  # imports create millions of objects, and take 12 % less time without collections
-    _start_log(sys.stderr if "--json" in sys.argv else sys.stdout)
+    _start_log(sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓

@@ -9,12 +9,11 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpt2_repro.data.sources.opening import SOURCE_NAMES
-from gpt2_repro.planning.cost import plan_on
+from gpt2_repro.planning.cost import RunCost, cost_of
 from gpt2_repro.planning.workload import plan_run, workload_of
 from tests.sections import ROOT, parse_for_preparation, parse_for_training
 
@@ -123,9 +122,9 @@ def test_readme_is_short_and_links_the_list_of_all_pages() -> None:
 def test_prices() -> None:
     """README, docs/cost.md and docs/recipes.md have the hours and total prices that preflight computes."""
 
-    def planned(recipe: str, card: str, count: int) -> dict[str, Any]:
+    def planned(recipe: str, card: str, count: int) -> RunCost:
         arguments = parse_for_training(f"recipes/{recipe}.yaml", "--dataset_dir", "data/nowhere")
-        return plan_on(workload_of(arguments), card, count)
+        return cost_of(workload_of(arguments), card, count)
 
     for page in (ROOT / "README.md", ROOT / "docs" / "cost.md"):
         row = r"^\| (\d) x (.+?) \| ([\d.]+) \| \$(\d+) \| \$([\d.]+) \|"
@@ -133,8 +132,7 @@ def test_prices() -> None:
         assert len(rows) >= 5, page.name
         for count, card, *shown in rows:
             plan = planned("gpt2_124m", card, int(count))
-            price = plan["machine"]["usd_per_hour"]
-            computed = [f"{plan['minutes'] / 60:.1f}", f"{plan['usd']:.0f}", f"{price:.2f}"]
+            computed = [f"{plan.minutes / 60:.1f}", f"{plan.usd:.0f}", f"{plan.usd_per_hour:.2f}"]
             assert shown == computed, f"{page.name}: {count} x {card}"
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)`.* \| ([\d.]+) h, \$(\S+) \| ([\d.]+) h, \$(\S+) \|", page, re.MULTILINE)
@@ -142,8 +140,8 @@ def test_prices() -> None:
     for recipe, *cells in rows:
         for card, hours, usd in zip(("A100 SXM 80 GB", "H100 SXM"), cells[::2], cells[1::2], strict=True):
             plan = planned(recipe, card, 8)
-            assert float(hours) == pytest.approx(plan["minutes"] / 60, rel=0.01, abs=0.051), recipe
-            assert float(usd.replace(",", "")) == pytest.approx(plan["usd"], rel=0.001, abs=0.51), recipe
+            assert float(hours) == pytest.approx(plan.minutes / 60, rel=0.01, abs=0.051), recipe
+            assert float(usd.replace(",", "")) == pytest.approx(plan.usd, rel=0.001, abs=0.51), recipe
 
 
 def test_tables() -> None:

@@ -1,7 +1,6 @@
 """Every recipe is valid in all scripts, for its GPUs, and with options that override it."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.planning.recipe import DERIVED
-from gpt2_repro.planning.workload import plan_run
+from gpt2_repro.planning.workload import plan_run, workload_of
 from gpt2_repro.preflight.__main__ import main as preflight
 from gpt2_repro.training.deviations import compare_with_default
 from gpt2_repro.training.settings import run_identity_of
@@ -135,14 +134,16 @@ def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(
     monkeypatch.chdir(ROOT)
     for card in ("A100 SXM 80 GB", "H100 SXM"):
         with pytest.raises(SystemExit) as ended:
-            preflight([str(path), "--gpu", card, "--n", "8", "--json", "--dataset_dir", str(tmp_path / "none")])
-        planned = json.loads(capsys.readouterr().out)
-        assert not ended.value.code
+            preflight([str(path), "--gpu", card, "--n", "8", "--dataset_dir", str(tmp_path / "none")])
+        planned = re.search(r"^total +([\d,.]+) min +\$([\d,.]+) at", capsys.readouterr().out, re.MULTILINE)
+        assert planned and not ended.value.code
+        minutes, usd = (float(number.replace(",", "")) for number in planned.groups())
         total = re.search(rf"\$([\d,]+) all-in for ([\d.]+) hours on 8 x {card}", header)
-        assert total and float(total[2]) == pytest.approx(planned["minutes"] / 60, rel=0.03)
-        assert float(total[1].replace(",", "")) == pytest.approx(planned["usd"], rel=0.03)
+        assert total and float(total[2]) == pytest.approx(minutes / 60, rel=0.03)
+        assert float(total[1].replace(",", "")) == pytest.approx(usd, rel=0.03)
     disk = re.search(r"Disk (\d+) GB of data \((\d+) GB during preparation\) and ([\d.]+) GB for the run", header)
-    run, size = planned["work"]["run_bytes"], planned["work"]["data_bytes"]
+    work = workload_of(parse_for_training(path, "--dataset_dir", tmp_path / "none"))
+    run, size = work.run_bytes, work.data_bytes
     preset = PRESETS.get(values_of(path)["data"]["source"], PRESETS["fineweb-10bt"])
     peak = peak_bytes(staged=size, rows=size, downloads=preset.downloads)
     assert disk and [float(text) * 1e9 for text in disk.groups()] == pytest.approx([size, peak, run], abs=1e9)

@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpt2_repro.files import read_table
 from gpt2_repro.hardware import is_named, peak_flops
@@ -108,44 +108,78 @@ class Workload:
     is_fast: bool  # compiled, dense, in 16 bits, without activation checkpointing, as for cards.yaml
 
 
-def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
-    """Return name, minutes and basis of each activity on a rented machine.
+class Activity(NamedTuple):
+    """What a rented machine does, and for how long."""
+
+    name: str
+    minutes: float
+    basis: str  # of the speed: "typed" (passed as an option), one of `Card.basis`, or "assumed"
+
+
+class RunCost(NamedTuple):
+    """Minutes and dollars of a run on a machine."""
+
+    card: str
+    cards: int
+    speed: str | None  # origin of the speed
+    usd_per_hour: float | None
+    price: str | None  # origin of the price
+    budget: list[Activity]
+    overlap_minutes: float  # of evaluate.sh --check_overlap, which is not in the budget
+
+    @property
+    def minutes(self) -> float | None:
+        """The minutes of all activities, or None if the speed is not known."""
+        return sum(activity.minutes for activity in self.budget) or None
+
+    @property
+    def usd(self) -> float | None:
+        """The total price, or None if the speed or the price is not known."""
+        return self.minutes / 60 * self.usd_per_hour if self.minutes and self.usd_per_hour else None
+
+    def lines(self) -> list[str]:
+        """Return the time and cost as lines of text."""
+        heading = f"Time and cost on {self.cards} x {self.card}"
+        if not self.minutes:
+            fix = "" if self.card in CARDS else ", or --gpu CARD to plan for another machine"
+            return [f"{heading}: the speed of this run is not known. Pass --tokens_per_second{fix}."]
+        unknown = f"{duration(60 * self.minutes)} Pass --usd_per_hour for the cost."
+        cost = f"${self.usd:,.2f} at ${self.usd_per_hour:,.2f} an hour ({self.price})" if self.usd else unknown
+        cells = [
+            [Cell(name), Cell(f"{time:,.1f} min", "number"), Cell(basis)]
+            for name, time, basis in [*self.budget, Activity("total", self.minutes, cost)]
+        ]
+        price = f", ${self.overlap_minutes / 60 * self.usd_per_hour:,.2f}" if self.usd_per_hour else ""
+        extra = f"with evaluate.sh --check_overlap: + {self.overlap_minutes:,.1f} min{price}"
+        return [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {self.speed}", extra]
+
+
+def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[Activity]:
+    """Return the activities on a rented machine.
 
     The basis of the speed, of all GPUs together, is "typed" (passed as an option) or one of `Card.basis`.
     """
     training = work.tokens / tokens_per_second / 60
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
     copied = work.kept * work.checkpoint_bytes + work.final_bytes  # by runpod/run_and_stop.sh
-    minutes = {
-        "boot": BOOT,
-        "environment": ENVIRONMENT,
-        "compiling": COMPILING,
-        "training steps": training,
+    activities = [
+        Activity("boot", BOOT, "assumed"),
+        Activity("environment", ENVIRONMENT, "assumed"),
+        Activity("compiling", COMPILING, "assumed"),
+        Activity("training steps", training, basis),
         # Three times as fast as training: a forward pass takes a third of the time of a training pass.
-        "validation": work.eval_tokens / 3 / tokens_per_second / 60,
-        "HellaSwag": work.hellaswag_tokens / 3 / tokens_per_second / 60,
-        "samples": work.samples * SAMPLE_SECONDS / 60,
-        "saving": saves * SAVE_SECONDS / 60,
-        "evaluation": EVALUATION,
-        "sync": copied / SYNC_BYTES_PER_SECOND / 60,
-    }
-    bases = dict.fromkeys(("training steps", "validation", "HellaSwag"), basis)
-    spent = {name: time for name, time in minutes.items() if time}
-    return [{"name": name, "minutes": spent[name], "basis": bases.get(name, "assumed")} for name in spent]
+        Activity("validation", work.eval_tokens / 3 / tokens_per_second / 60, basis),
+        Activity("HellaSwag", work.hellaswag_tokens / 3 / tokens_per_second / 60, basis),
+        Activity("samples", work.samples * SAMPLE_SECONDS / 60, "assumed"),
+        Activity("saving", saves * SAVE_SECONDS / 60, "assumed"),
+        Activity("evaluation", EVALUATION, "assumed"),
+        Activity("sync", copied / SYNC_BYTES_PER_SECOND / 60, "assumed"),
+    ]
+    return [activity for activity in activities if activity.minutes]
 
 
-def ranking() -> list[dict[str, Any]]:
-    """Return what GPT-2 124M on 10B tokens costs at each list price, cheapest first."""
-    offers = []
-    for price in PRICES:
-        # Training steps only, without start-up, validation, saving and evaluation.
-        hours, speed = 10e9 / CARDS[price.card].tokens_per_second / 3600, CARDS[price.card].speed
-        offers.append(price._asdict() | {"usd": hours * price.usd_per_hour, "hours": hours, "speed": speed})
-    return sorted(offers, key=lambda offer: offer["usd"])
-
-
-def plan_on(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, speed: float = 0) -> dict[str, Any]:
-    """Return minutes and dollars of a run on a machine, and a ranking of all cards.
+def cost_of(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, speed: float = 0) -> RunCost:
+    """Return minutes and dollars of a run on a machine.
 
     Args:
         name: GPU name that the driver reports, or some words of a card's name in cards.yaml.
@@ -161,46 +195,29 @@ def plan_on(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, s
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
         source = card.speed if is_124m else f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token"
         basis = card.basis if is_124m else "estimated"
-    paid = usd_per_hour or (price.usd_per_hour * cards if price else None)
-    priced = "passed as an option" if usd_per_hour else str(price) if price else None
-    entries = budget(work, speed, basis=basis) if speed else []
-    minutes = sum(entry["minutes"] for entry in entries)
-    machine = {"card": card.card if card else name, "cards": cards, "memory_gb": card.memory_gb if card else None}
-    return {
-        "machine": machine | {"tokens_per_second": speed or None, "usd_per_hour": paid},
-        "speed": source,
-        "price": priced,
-        "work": dataclasses.asdict(work),
-        "budget": entries,
-        "minutes": minutes or None,
-        "usd": minutes / 60 * paid if minutes and paid else None,
-        "overlap_minutes": work.data_bytes / 2 / OVERLAP_TOKENS_PER_SECOND / 60,
-        "ranking": ranking(),
-    }
+    return RunCost(
+        card=card.card if card else name,
+        cards=cards,
+        speed=source,
+        usd_per_hour=usd_per_hour or (price.usd_per_hour * cards if price else None),
+        price="passed as an option" if usd_per_hour else str(price) if price else None,
+        budget=budget(work, speed, basis=basis) if speed else [],
+        overlap_minutes=work.data_bytes / 2 / OVERLAP_TOKENS_PER_SECOND / 60,
+    )
 
 
-def budget_lines(planned: dict[str, Any], *, offers: int | None = None) -> list[str]:
-    """Return the time and cost in the result of `plan_on` as lines of text, with so many of the cheapest offers."""
-    machine, minutes = planned["machine"], planned["minutes"]
-    heading = f"Time and cost on {machine['cards']} x {machine['card']}"
-    if minutes:
-        rows = [(entry["name"], entry["minutes"], entry["basis"]) for entry in planned["budget"]]
-        cost = f"${planned['usd']:,.2f} at ${machine['usd_per_hour']:,.2f} an hour" if planned["usd"] else ""
-        unknown = f"{duration(60 * minutes)} Pass --usd_per_hour for the cost."
-        rows.append(("total", minutes, f"{cost} ({planned['price']})" if cost else unknown))
-        cells = [[Cell(name), Cell(f"{time:,.1f} min", "number"), Cell(basis)] for name, time, basis in rows]
-        lines = [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {planned['speed']}"]
-        overlap, price = planned["overlap_minutes"], machine["usd_per_hour"]
-        extra = f"+ {overlap:,.1f} min" + (f", ${overlap / 60 * price:,.2f}" if price else "")
-        lines.append(f"with evaluate.sh --check_overlap: {extra}")
-    else:
-        fix = "" if machine["memory_gb"] else ", or --gpu CARD to plan for another machine"
-        lines = [f"{heading}: the speed of this run is not known. Pass --tokens_per_second{fix}."]
+def offer_lines(limit: int | None) -> list[str]:
+    """Return the cheapest `limit` (None: all) list prices for GPT-2 124M on 10B tokens as lines of text."""
+    offers = []
+    for price in PRICES:
+        # Training steps only, without start-up, validation, saving and evaluation.
+        hours = 10e9 / CARDS[price.card].tokens_per_second / 3600
+        offers.append((hours * price.usd_per_hour, hours, price))
     cells = [
-        [Cell(f"${offer['usd']:,.2f}", "number"), Cell(f"{offer['hours']:.1f} h", "number")]
-        + [Cell(offer["card"] + "*" * offer["speed"].startswith("estimated"))]
-        + [Cell(f"${offer['usd_per_hour']:.2f} an hour, {offer['provider']}, {offer['date']}")]
-        for offer in planned["ranking"][:offers]
+        [Cell(f"${usd:,.2f}", "number"), Cell(f"{hours:.1f} h", "number")]
+        + [Cell(price.card + "*" * (CARDS[price.card].basis == "estimated"))]
+        + [Cell(f"${price.usd_per_hour:.2f} an hour, {price.provider}, {price.date}")]
+        for usd, hours, price in sorted(offers)[:limit]
     ]
     title = "Cost of training GPT-2 124M on 10B tokens with one GPU, training steps only (*: estimated speed):"
-    return [*lines, "", title, *Table(["cost", "time", "GPU", "list price"], cells).lines()]
+    return [title, *Table(["cost", "time", "GPU", "list price"], cells).lines()]

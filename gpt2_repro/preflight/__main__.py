@@ -22,7 +22,7 @@ from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.config import DEFAULT
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import to_json, write_whole
+from gpt2_repro.files import write_whole
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.launchers import EVALUATE, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
 from gpt2_repro.manifest import MANIFEST
@@ -49,8 +49,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
     "all_offers": {"action": "store_true", "help": "Print the list prices of all offers, not of the ten best."},
-    "volume_gb": {"type": cli.positive_number, "help": "Rented size of this machine's network volume, in GB."},
-    "json": {"action": "store_true", "help": "Print the results as one JSON object."},
 }
 
 
@@ -81,14 +79,11 @@ def main(argv: list[str]) -> None:
     speed, price = options.tokens_per_second or 0, recipe.training.usd_per_hour
     if speed and (options.budget or options.hours):
         speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
-    planned = cost.plan_on(work, device.name, device.count, usd_per_hour=price, speed=speed)
-    findings += environment.check_session((planned["minutes"] or 0) / 60, planned["machine"]["card"])
-    if options.json:
-        print(to_json({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
-    else:
-        lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
-        lines += cost.budget_lines(planned, offers=None if options.all_offers else OFFERS)
-        print("\n".join([*lines, *(_commands(requested, device) if needed is not None else [])]))
+    planned = cost.cost_of(work, device.name, device.count, usd_per_hour=price, speed=speed)
+    findings += environment.check_session((planned.minutes or 0) / 60, planned.card)
+    lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
+    lines += [*planned.lines(), "", *cost.offer_lines(None if options.all_offers else OFFERS)]
+    print("\n".join([*lines, *(_commands(requested, device) if needed is not None else [])]))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
@@ -101,8 +96,8 @@ def _device_of(requested: TrainingRecipe) -> tuple[Accelerator, list[Finding]]:
     if options.gpu is None:
         device = hardware.find_accelerator(use_cpu=requested.training.use_cpu)
         return dataclasses.replace(device, count=options.n or (device.count if device.kind == "cuda" else 1)), []
-    if options.dist or options.memory or options.volume_gb:
-        raise UserError("--dist, --memory and --volume_gb check this machine, but --gpu plans for another machine.")
+    if options.dist or options.memory:
+        raise UserError("--dist and --memory check this machine, but --gpu plans for another machine.")
     cards = cost.cards_named(options.gpu)
     if not cards and not options.tokens_per_second:
         known = ", ".join(cost.CARDS)
@@ -136,7 +131,7 @@ def _recipe_within(requested: TrainingRecipe, device: Accelerator) -> TrainingRe
         sizes = {"tokens_per_step": TokenCount(choice.tokens_per_step), "total_tokens": TokenCount(choice.tokens)}
         work = workload_of(dataclasses.replace(requested.with_training(**sizes, warmup_steps=0), model=model))
         entries = cost.budget(work, speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops, basis="estimated")
-        return sum(entry["minutes"] for entry in entries if entry["name"] != "training steps")
+        return sum(entry.minutes for entry in entries if entry.name != "training steps")
 
     if 2 * others(limit_minutes / 2) > limit_minutes:
         problem = "More than half of the time would be spent around the training"
@@ -153,7 +148,7 @@ def _recipe_within(requested: TrainingRecipe, device: Accelerator) -> TrainingRe
         raise UserError(f"{path} exists with other values. Delete or rename it.")
     write_whole(path, text)
     header = [line for line in text.splitlines() if line.startswith("#")]
-    print("\n".join([f"wrote {path}", *header, ""]), file=sys.stderr if options.json else sys.stdout)
+    print("\n".join([f"wrote {path}", *header, ""]))
     return dataclasses.replace(load_recipe([str(path), *cli.words_of(requested.overrides)]), options=options)
 
 
@@ -233,8 +228,7 @@ def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]
     data = Finding("!", "data", f"{folder} is not prepared yet")
     if (folder / MANIFEST).is_file():
         data = _judge("data", lambda: f"{PreparedData.open(recipe).path} has the settings of the recipe")
-    findings = [*_check_devices(recipe), *environment.check_limits(), data]
-    findings += environment.check_room(needs, volume_bytes=options.volume_gb and options.volume_gb * 1e9)
+    findings = [*_check_devices(recipe), *environment.check_limits(), data, *environment.check_room(needs)]
     if options.dist:
         findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
     return findings

@@ -7,7 +7,7 @@ import pytest
 from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.size import gpt2_scale
 from gpt2_repro.planning.compute_optimal import Choice, choose, expected_loss
-from gpt2_repro.planning.cost import CARDS, PRICES, Workload, budget_lines, cards_named, plan_on, price_of
+from gpt2_repro.planning.cost import CARDS, PRICES, RunCost, Workload, cards_named, cost_of, price_of
 from gpt2_repro.planning.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.planning.workload import workload_of
 from tests.sections import parse_for_training
@@ -26,8 +26,8 @@ def work(**changed: Any) -> Workload:
     return workload_of(parse_for_training(*words, "--dataset_dir", "data/nowhere"))
 
 
-def minutes(planned: dict[str, Any]) -> dict[str, float]:
-    return {entry["name"]: entry["minutes"] for entry in planned["budget"]}
+def minutes(planned: RunCost) -> dict[str, float]:
+    return {activity.name: activity.minutes for activity in planned.budget}
 
 
 def test_the_work_of_a_recipe() -> None:
@@ -50,10 +50,9 @@ def test_the_work_of_a_recipe() -> None:
 
 @pytest.mark.parametrize("changed", [{"n_layer": 24}, {"model_type": "llama", "n_layer": 6}, {"sequence_length": 512}])
 def test_the_speed_of_another_model_is_scaled_by_its_flops(changed: dict[str, Any]) -> None:
-    planned = plan_on(work(**changed), "H100 SXM", 1)
-    speed = 500_000 * 855e6 * TOKENS / work(**changed).flops
-    assert planned["machine"]["tokens_per_second"] == pytest.approx(speed, rel=0.001)
-    assert plan_on(work(model_type="mixtral"), "H100 SXM", 1)["minutes"] is None  # not known for a mixture
+    spent = minutes(cost_of(work(**changed), "H100 SXM", 1))
+    assert 60 * spent["training steps"] == pytest.approx(work(**changed).flops / 855e6 / 500_000, rel=0.001)
+    assert cost_of(work(model_type="mixtral"), "H100 SXM", 1).minutes is None  # not known for a mixture
 
 
 def test_the_disk_holds_what_is_kept() -> None:
@@ -65,7 +64,7 @@ def test_the_disk_holds_what_is_kept() -> None:
 
 
 def test_a_budget_has_everything_that_is_paid() -> None:
-    planned = plan_on(work(), "A100 SXM 80 GB", 8)
+    planned = cost_of(work(), "A100 SXM 80 GB", 8)
     speed, spent = 8 * 182_000, minutes(planned)
     assert spent["training steps"] == pytest.approx(18_865 * 32 * 0.090 / 8 / 60, rel=0.01)  # 90 ms for 16 rows
     assert spent["validation"] == pytest.approx(77 * 10_485_760 / 3 / speed / 60)
@@ -76,16 +75,16 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     assert spent["sync"] == pytest.approx((3 * work().checkpoint_bytes + work().final_bytes) / 50e6 / 60)
     assert work(keep_best_checkpoint="false").kept == work(eval_strategy="no").kept == 2
     assert work(keep_checkpoints=0).kept == 10
-    assert planned["minutes"] == pytest.approx(sum(spent.values()))
-    assert planned["usd"] == pytest.approx(planned["minutes"] / 60 * 8 * 1.79)
+    assert planned.minutes == pytest.approx(sum(spent.values()))
+    assert planned.usd == pytest.approx(planned.minutes / 60 * 8 * 1.79)
     # On one GPU 2,000 steps take longer than 15 minutes, so checkpoints are saved by time.
-    slow = minutes(plan_on(work(), "A100 SXM 80 GB", 1))
+    slow = minutes(cost_of(work(), "A100 SXM 80 GB", 1))
     assert slow["saving"] == pytest.approx((1 + slow["training steps"] // 15) * 2 / 60)
     # The search for overlaps is optional. It reads each token of the data once, on one core.
-    searched = planned["overlap_minutes"]
+    searched = planned.overlap_minutes
     assert searched == pytest.approx(work().data_bytes / 2 / 18e6 / 60) and 9 < searched < 10
     extra = f"--check_overlap: + {searched:.1f} min, ${searched / 60 * 8 * 1.79:.2f}"
-    assert sum(line.endswith(extra) for line in budget_lines(planned)) == 1
+    assert sum(line.endswith(extra) for line in planned.lines()) == 1
 
 
 def test_the_memory_of_a_pass() -> None:
@@ -122,8 +121,9 @@ def test_a_card_without_a_speed_gets_an_estimate() -> None:
     known = [shares[name] for name in ("H100", "H200", "A100", "RTX 4090")]
     assert lowest <= min(known) and all(share <= max(known) * 1.01 for share in shares.values()), shares
     # The speeds are those of bf16 and fp16.
-    assert plan_on(work(bf16="false"), "A30", 1)["minutes"] is None
-    assert plan_on(work(precision="fp16"), "T4", 1)["machine"]["tokens_per_second"] == 24_000
+    assert cost_of(work(bf16="false"), "A30", 1).minutes is None
+    spent = minutes(cost_of(work(precision="fp16"), "T4", 1))
+    assert 60 * spent["training steps"] == pytest.approx(TOKENS / 24_000)
 
 
 def test_every_price_has_a_card_a_source_and_a_date() -> None:

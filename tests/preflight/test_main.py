@@ -85,7 +85,6 @@ def test_a_run_that_does_not_fit_has_no_commands(look) -> None:
     ("words", "fix"),
     [
         ("--gpu 4090 --n 3", "--tokens_per_step 393216"),  # 64 rows do not fit, but no other number divides either
-        ("--gpu H100 --n 3 --json", "--tokens_per_step 393216"),
         ("--gpu H100 --per_device_train_batch_size 48", "--per_device_train_batch_size 32"),
     ],
 )
