@@ -38,12 +38,11 @@ RECIPE = {
     },
     "evaluation": {"tasks": ["last_word", "document_perplexity"], "baseline": "untrained"},
 }  # fmt: skip
-# Options of prepare_data.py by name of the prepared folder. "mixture" uses mixture.yaml, the others use tiny.yaml.
+# Options of prepare_data.py by name of the prepared folder.
 PREPARED: dict[str, list[str]] = {
     "concat": ["--validation_text"],
     "wrap": ["--packing", "wrap", "--min_length", "4"],
     "head": ["--split", "head", "--validation_tokens", "500"],
-    "mixture": ["--source", "{inputs}/a.jsonl=0.7,{inputs}/b.jsonl=0.3"],
     "char": ["--tokenizer", "char", "--separator", "none"],
     "after": ["--separator", "after", "--num_proc", "1"],
 }
@@ -106,7 +105,6 @@ def write_inputs(folder: Path) -> Path:
             "".join(json.dumps({"text": text}) + "\n" for text in part), encoding="utf-8"
         )
     data = {"data_files": [str(folder / "a.jsonl"), str(folder / "b.jsonl")]}
-    (folder / "mixture.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"data": RECIPE["data"] | data}), encoding="utf-8")
     torch.manual_seed(0)
     GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, n_positions=64, vocab_size=300)).save_pretrained(
@@ -176,8 +174,9 @@ def run(tree: Path, *words: object) -> str:
 def prepare(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
     """Prepare a data folder, and return the hashes and counts in its manifest."""
     options = [option.format(inputs=inputs) for option in PREPARED[name]]
-    recipe = inputs / ("mixture.yaml" if name == "mixture" else "tiny.yaml")
-    printed = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)
+    printed = run(
+        tree, sys.executable, "prepare_data.py", inputs / "tiny.yaml", "--dataset_dir", output / name, *options
+    )
     if not (output / name / "manifest.json").is_file():
         return {"failed": printed}
     manifest = json.loads((output / name / "manifest.json").read_text(encoding="utf-8"))

@@ -27,7 +27,6 @@ class SplitCounts:
     documents: int
     empty_documents: int  # not counted in `documents`
     tokens: int
-    sources: dict[str, dict[str, int]] | None = None  # these three counts for each source of a mixture
     rows: int
     row_tokens: int  # targets
     dropped_tokens: int  # targets that are not in a row

@@ -84,10 +84,6 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
         empty = f" (not counting {counts.empty_documents:,} empty documents)" if counts.empty_documents else ""
         text = f"{counts.documents:,} documents{empty}, {counts.tokens:,} tokens, {counts.rows:,} rows"
         print(f"{data.path / split}: {text}, {counts.dropped_tokens:,} tokens dropped (too few for a row)")
-        if split == "train" and counts.sources:
-            # Documents are not cut, so few documents change the shares of a mixture.
-            shares = [f"{name} {source['tokens'] / counts.tokens:.1%}" for name, source in counts.sources.items()]
-            print(f"share of each source in the training tokens: {', '.join(shares)}")
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
         print(f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut.")
     if bad := manifest.read.bad_documents:

@@ -60,7 +60,6 @@ def test_a_recipe_that_names_only_the_folder_takes_its_settings(plays: list[str]
         ({"data_files": ["plays/hamlet.v1.txt"]}, "data/hamlet"),
         ({"data_files": ["plays/*.txt"]}, "data/plays"),
         ({"source": "OWNER/some.set:en@main#body"}, "data/some"),
-        ({"source": "fineweb-edu-10bt=0.9,pg19=0.1"}, "data/fineweb-edu-10bt+pg19"),
         ({"source": "files"}, ""),
     ],
 )

@@ -25,7 +25,7 @@ class DataArguments:
     source: str = changeable(
         "fineweb-10bt",
         "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob of local files. Add "
-        "#COLUMN to select the text column. Mix sources by their share of tokens: fineweb-edu-10bt=0.9,pg19=0.1.",
+        "#COLUMN to select the text column.",
     )
     data_files: list[str] = changeable(
         [],
@@ -80,14 +80,14 @@ def default_folder(data: DataArguments) -> str:
     or three files in the working directory are joined: a.txt, b.txt and c.txt give data/a+b+c. Other lists of files
     give the name of the common folder.
     """
-    texts = data.source.split(",") if data.source != "files" else []
+    texts = [data.source] if data.source != "files" else []
     if data.data_files:
         texts = data.data_files
         if len(texts) > 1 and (len(texts) > 3 or any("/" in text for text in texts)):
             texts = [os.path.commonpath([os.path.normpath(Path(text).absolute().parent) for text in texts])]
     names = []
     for text in texts:
-        path = Path(text if Path(text).exists() else re.split(r"[*?[#@:=]", text)[0])
+        path = Path(text if Path(text).exists() else re.split(r"[*?[#@:]", text)[0])
         name = path.resolve().name if path.is_dir() else path.name.lstrip(".").partition(".")[0]
         names.append(re.sub(r"[^\w.-]+", "-", name).strip("-."))
     return "data/" + "+".join(names) if any(names) else ""

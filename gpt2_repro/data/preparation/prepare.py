@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gpt2_repro.cli import Progress
@@ -136,13 +136,12 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     """Write all files of a prepared folder into the subfolder "folder" of `staging`."""
     sources = _open_sources(staging, args, options)
     tokenizer = staging / "tokenizer"
-    training_files = [file for source in sources.training for file in source.files]
     texts = functools.partial(_training_text, sources.training, args)
-    obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, training_files)))
+    obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, sources.training.files)))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
     _check_tokens(sources, args, encoder)
     groups = groups_of(sources, args)
-    _check_disk(staging, (stream for group in groups for stream in group.streams), args, encoder.dtype.itemsize)
+    _check_disk(staging, [group.stream for group in groups], args, encoder.dtype.itemsize)
     for group in groups:
         stage_group(group, staging, args, options)
     try:
@@ -158,7 +157,7 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
     kept = read_object(note)
     if kept.get("request") != request and not _has_tokens(staging):
         kept = {}
-    described = [*kept.get("sources", []), *kept.get("validation_sets", {}).values()]
+    described = [kept.get("training", {}), *kept.get("validation_sets", {}).values()]
     revisions = {source["repository"]: source["revision"] for source in described if "revision" in source}
     downloads = None if options.keep_downloads else staging / "downloads"
     sources = SourceOpener(args, staging / "downloads", downloads, revisions).open_all()
@@ -167,7 +166,7 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
     if opened == {key: kept.get(key) for key in opened}:
         logger.info("resuming the interrupted preparation in %s", staging)
         return sources
-    if "sources" in kept:
+    if "training" in kept:
         logger.warning("the source has changed, so the preparation in %s starts from the beginning", staging)
     write_whole(note, json.dumps({"request": request}))  # without sources while files are deleted
     _empty(staging)
@@ -188,30 +187,15 @@ def _remove(staging: Path) -> None:
     staging.rmdir()
 
 
-def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
-    """Yield the documents from which a tokenizer is made: those of a mixture in turn, by their shares."""
+def _training_text(source: Source, args: DataArguments) -> Iterator[str]:
+    """Yield the documents from which a tokenizer is made."""
     every = args.tokenizer == "char"
-    files = [[*source.files, *(source.validation_files if every else [])] for source in sources]
-    bar = Progress(total=sum(map(len, files)), desc="read for the tokenizer", unit="file")
-
-    def documents(files: Sequence[SourceFile]) -> Iterator[str]:
-        for file in files:
-            file.fetch()
-            for document in itertools.chain.from_iterable(part.documents() for part in file.parts()):
-                if every or args.split != "hash" or not is_held_out(document, args):
-                    yield document
-            bar.update()
-
-    readers = dict(enumerate(map(documents, files)))
-    taken = dict.fromkeys(readers, 0.0)  # characters, divided by the share of the source
-    while readers:
-        index = min(readers, key=taken.__getitem__)
-        if (document := next(readers[index], None)) is None:
-            del readers[index]
-        else:
-            taken[index] += len(document) / sources[index].weight
-            yield document
-    bar.close()
+    files = [*source.files, *(source.validation_files if every else [])]
+    for file in Progress(files, desc="read for the tokenizer", unit="file"):
+        file.fetch()
+        for document in itertools.chain.from_iterable(part.documents() for part in file.parts()):
+            if every or args.split != "hash" or not is_held_out(document, args):
+                yield document
 
 
 def _text_bytes(file: SourceFile) -> float:
@@ -244,13 +228,13 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
 
 def _check_tokens(sources: Sources, args: DataArguments, encoder: Encoder) -> None:
     """Raise UserError if local token files do not match --tokenizer or --separator."""
-    for source in [*sources.training, *sources.validation_sets.values()]:
+    for source in [sources.training, *sources.validation_sets.values()]:
         for files in (source.validation_files, source.files):
             names = [file.name for file in files if isinstance(file, LocalFile) and file.name.endswith(TOKENS)]
             parts = [read_header(Path(name)) for name in names]
             for part in parts:
                 part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
-        if not parts or source not in sources.training or encoder.end_of_text is None:
+        if not parts or source is not sources.training or encoder.end_of_text is None:
             continue
         if not (parts[0].ids()[:CHECKED_IDS] == encoder.end_of_text).any():
             logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", parts[0].name)

@@ -81,19 +81,13 @@ class Stream:
     """A sequence of source files that are tokenized one after another."""
 
     name: str  # of the subfolder for the tokens of the files
-    source: str
     files: list[SourceFile]
-    weight: float = 1.0  # share of the source in the tokens of a mixture
     limit: float = np.inf  # stop after more than this many tokens
     parts: list[StagedPart] = dataclasses.field(default_factory=list)  # in order, as far as they are staged
 
     def total(self, key: str) -> int:
         """Return the sum of a count in `StagedPart.facts`."""
         return sum(part.facts[key] for part in self.parts)
-
-    def end(self) -> float:
-        """Return the position at which the stream ends (see `splits.Group.spans`)."""
-        return self.total("tokens") / self.weight
 
 
 def is_held_out(document: str, args: DataArguments) -> bool:

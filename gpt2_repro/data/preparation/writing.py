@@ -17,7 +17,7 @@ import pyarrow as pa
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
-from gpt2_repro.data.preparation.splits import COUNTED, Group
+from gpt2_repro.data.preparation.splits import Group
 from gpt2_repro.data.preparation.staging import EXAMPLES
 from gpt2_repro.data.prepared import request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
@@ -60,16 +60,15 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)
-    facts = [part.facts for group in groups for stream in group.streams for part in stream.parts]
+    facts = [part.facts for group in groups for part in group.stream.parts]
     others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
     described, losses = sources.described(), None
-    texts = described["sources"]
     if counts["train"].tokens <= MAX_TOKENS:
         train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
         losses = reference_losses(train, validation, encoder.vocab_size)
     manifest = Manifest(
         request=request_of(args),
-        source=texts[0] if len(texts) == 1 else {"name": args.source, "sources": texts},
+        source=sources.training.description,
         validation_sets=described["validation_sets"],
         tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
         vocab_size=encoder.vocab_size,
@@ -96,14 +95,13 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
 
 
 def _write_split(
-    folder: Path, group: Group, sources: list[dict[str, int]], args: DataArguments, encoder: Encoder
+    folder: Path, group: Group, total: dict[str, int], args: DataArguments, encoder: Encoder
 ) -> tuple[SplitCounts, list[Shard]]:
     """Write the rows of one split, and check that the split can be used.
 
-    `sources` has the numbers of documents and tokens of the split from each source.
+    `total` has the numbers of its documents and tokens.
     """
     split = folder.name
-    total = {key: sum(counts[key] for counts in sources) for key in COUNTED}
     length = args.sequence_length
     with Progress(total=total["tokens"], desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
         pieces = _read(group, split, args, bar)
@@ -123,22 +121,20 @@ def _write_split(
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
     # The first id of the split (concat) or of each document (wrap) is not a target.
     dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
-    named = dict(zip([stream.source for stream in group.streams], sources, strict=True)) if len(sources) > 1 else None
-    return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped, sources=named), shards
+    return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped), shards
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encoder) -> None:
     """Write the documents of the split `validation` to validation.jsonl."""
     folder.mkdir()
     group = next(group for group in groups if "validation" in group.splits)
-    # Keep the texts of one part per stream in memory: the part that is being read.
-    texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream].parts[part].texts())
+    texts_of = functools.lru_cache(1)(lambda part: group.stream.parts[part].texts())
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
         for span in group.spans():
             if span.split == "validation":
-                lengths = group.streams[span.stream].parts[span.part].lengths()
+                lengths = group.stream.parts[span.part].lengths()
                 for number, length in enumerate(span.lengths.tolist(), start=span.first_document):
-                    text = texts_of(span.stream, span.part)[number]
+                    text = texts_of(span.part)[number]
                     if length != lengths[number]:  # only the beginning of the document is held out
                         text = encoder.cut(text, length)
                     out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
@@ -148,10 +144,9 @@ def _read(group: Group, split: str, args: DataArguments, bar: Progress) -> Itera
     """Yield the ids and lengths of the documents of a split, a few million ids at a time."""
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
     shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
-    # Keep one part of each stream open: the one that is being read.
-    ids_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream].parts[part].ids())
+    ids_of = functools.lru_cache(1)(lambda part: group.stream.parts[part].ids())
     for span in (span for span in group.spans() if span.split == split):
-        ids = ids_of(span.stream, span.part)
+        ids = ids_of(span.part)
         ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
         while first < len(span.lengths):

@@ -90,7 +90,6 @@ class Source:
     description: dict[str, Any]  # for the manifest, including the revision of a Hub dataset
     files: list[SourceFile]
     validation_files: list[SourceFile]  # the source's own validation files, if any
-    weight: float = 1.0  # share of the tokens in a mixture
 
 
 def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:

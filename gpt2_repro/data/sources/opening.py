@@ -25,39 +25,21 @@ _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^@:]+))?(@(?P<revi
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The training sources, and the source of each set in --validation_sets."""
+    """The training source, and the source of each set in --validation_sets."""
 
-    training: list[Source]
+    training: Source
     validation_sets: dict[str, Source]
 
     def described(self) -> dict[str, Any]:
         """Return the descriptions of all sources."""
         sets = {name: source.description for name, source in self.validation_sets.items()}
-        training = [source.description | {"weight": source.weight} for source in self.training]
-        return {"sources": training, "validation_sets": sets}
+        return {"training": self.training.description, "validation_sets": sets}
 
     def changed(self) -> list[int]:
         """Return when each local file was last changed (`st_mtime_ns`)."""
-        sources = [*self.training, *self.validation_sets.values()]
+        sources = [self.training, *self.validation_sets.values()]
         files = [file for source in sources for file in [*source.files, *source.validation_files]]
         return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, LocalFile)]
-
-
-def mixed(text: str) -> list[tuple[str, float]]:
-    """Split the value of --source into pairs of a source and its share of the tokens.
-
-    For example, "a=3,b=1" gives the shares 0.75 and 0.25.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) == 1 and not re.search(r"=[\d.e+-]+$", text):
-        return [(text, 1.0)]
-    try:
-        weights = {name: float(weight) for name, _, weight in (part.rpartition("=") for part in parts)}
-    except ValueError:
-        weights = {}
-    if not all(name and 0 < weight < float("inf") for name, weight in weights.items()) or len(weights) < len(parts):
-        raise UserError(f"{text!r} is not a mixture. Use the form fineweb-edu-10bt=0.9,pg19=0.1.")
-    return [(name, weight / sum(weights.values())) for name, weight in weights.items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +61,9 @@ class SourceOpener:
             sets[name] = self.open(source)
         if self.args.data_files:
             form = TextForm(self.args.text_column, self.args.sample_by)
-            training = [local_source("files", self.args.data_files, form, split=self.args.split)]
+            training = local_source("files", self.args.data_files, form, split=self.args.split)
         else:
-            pairs = mixed(self.args.source)
-            training = [dataclasses.replace(self.open(name), weight=weight) for name, weight in pairs]
+            training = self.open(self.args.source)
         return Sources(training, sets)
 
     def open(self, text: str) -> Source:

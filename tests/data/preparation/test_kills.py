@@ -82,13 +82,13 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(start, tmp_path: P
         assert not (tmp_path / "out").exists()
 
     for parts in (1, 15):
-        kill_at("streams/train-0/*-*.json", parts)
+        kill_at("streams/train/*-*.json", parts)
     process = start("out", 2)
     wait_for(process, lambda: len(workers_of(process)) >= 4)
     os.kill(max(workers_of(process)), signal.SIGKILL)  # the newest process is a worker
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2 and "--num_proc 1" in output and "Traceback" not in output, output
-    assert len(glob.glob(f"{tmp_path}/out.staging/streams/train-0/*-*.ids")) >= 15
+    assert len(glob.glob(f"{tmp_path}/out.staging/streams/train/*-*.ids")) >= 15
     for shards in (1, 5):
         kill_at("folder/*/data-*.arrow", shards)
     for name in ("out", "alone"):
@@ -101,7 +101,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(start, tmp_path: P
 
 def test_ctrl_c_ends_workers_in_silence(start, tmp_path: Path) -> None:
     process = start("out", 2)
-    wait_for(process, lambda: bool(glob.glob(f"{tmp_path}/out.staging/streams/train-0/*-*.json")))
+    wait_for(process, lambda: bool(glob.glob(f"{tmp_path}/out.staging/streams/train/*-*.json")))
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "Traceback" not in output, output

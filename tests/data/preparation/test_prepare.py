@@ -7,19 +7,15 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
-from gpt2_repro.data import tokenizer as tokenizer_module
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import exclusive_lock
-from gpt2_repro.data.reference_losses import reference_losses
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
@@ -56,54 +52,11 @@ def test_a_finished_folder_is_returned_and_changed_files_are_named(arguments, tm
             prepare(arguments(), PreparationOptions(overwrite=overwrite))
 
 
-@pytest.mark.parametrize("split", ["hash", "head", "source"])
-def test_each_source_of_a_mixture_has_its_share_of_validation(
-    arguments, documents: list[str], tmp_path: Path, content, caplog, split: str
-) -> None:
-    caplog.set_level("INFO")
-    books, web = [" ".join(documents[:60]), " ".join(documents[60:120])], documents[:120]
-    files = [("books", books), ("web", web)]
-    if split == "source":
-        files += [("books-val", documents[:60]), ("web-val", documents[60:120])]
-    for name, texts in files:
-        write_jsonl(tmp_path / f"{name}.jsonl", [f"{name} {text}" for text in texts])
-    source = f"{tmp_path}/books*.jsonl=7,{tmp_path}/web*.jsonl=3"
-    form = {"data_files": [], "source": source, "validation_text": True, "split": split}
-    data = prepare(arguments("one", **form, validation_fraction=0.1))
-    assert ("--split hash has too few documents in" in caplog.text) == (split == "hash")
-    for counts in data.manifest.counts.values():
-        first, second = (of["tokens"] for of in counts.sources.values())
-        assert first + second == counts.tokens and first / counts.tokens == pytest.approx(0.7, abs=0.07)
-    rows = [open_rows(data.path / name).joined() for name in ("train", "validation")]
-    assert data.manifest.reference_losses == reference_losses(*rows, data.manifest.vocab_size)
-    texts = (data.path / "text" / "validation.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(texts) == data.manifest.counts["validation"].documents
-    prepare(arguments("two", **form, validation_fraction=0.1), PreparationOptions(num_proc=2))
-    assert content(data.path) == content(tmp_path / "two")
-
-
-def test_a_tokenizer_is_trained_on_a_mixture_by_its_shares(arguments, tmp_path: Path, monkeypatch) -> None:
-    """The training text is limited, so all of it could be the text of the first source."""
-    monkeypatch.setattr(tokenizer_module, "TRAINING_BYTES", 30_000)
-    for name, word in (("a", "alpha"), ("b", "bravo")):
-        write_jsonl(tmp_path / f"{name}.jsonl", [f"{word} " * 50] * 200)
-    seen, train = [], tokenizer_module.train_tokenizer
-
-    def noted(texts: Iterable[str], size: int) -> Tokenizer:
-        seen.extend(texts)
-        return train(seen, size)
-
-    monkeypatch.setattr(tokenizer_module, "train_tokenizer", noted)
-    source = f"{tmp_path}/a.jsonl=1,{tmp_path}/b.jsonl=9"
-    prepare(arguments("mixed", data_files=[], source=source, tokenizer="train:300"))
-    assert sum("bravo" in text for text in seen) / len(seen) == pytest.approx(0.9, abs=0.02)
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"data_files": ["nowhere/*.txt"]}, "nowhere/"),
-        ({"data_files": [], "source": "one.jsonl=0,two.jsonl=1"}, "one.jsonl=0"),
+        ({"data_files": [], "source": "one.jsonl,two.jsonl"}, "one.jsonl,two.jsonl"),
         ({"tokenizer": "nobody/nothing-at-all"}, "--tokenizer"),
         ({"tokenizer": "char"}, "--separator none"),
         ({"packing": "wrap", "min_length": 4000, "sequence_length": 5000}, "--min_length"),
@@ -163,22 +116,10 @@ def test_files_by_several_names_are_read_once_and_links_are_followed(
             prepare(arguments("locked", data_files=[str(pattern)]))
 
 
-@pytest.mark.parametrize("split", ["head", "hash"])
-def test_two_columns_of_a_file_are_two_sources(arguments, documents: list[str], tmp_path: Path, split: str) -> None:
-    rows = [{"one": text, "two": f"two {text}"} for text in documents]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    source = f"{tmp_path}/a.jsonl#one=0.6,{tmp_path}/a.jsonl#two=0.4"
-    form = {"data_files": [], "source": source, "split": split, "validation_fraction": 0.1}
-    counts = prepare(arguments(**form)).manifest.counts
-    assert counts["validation"].tokens + counts["train"].tokens > 10_000 and counts["validation"].rows > 5
-
-
 def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path]) -> None:
     first, second = corpus
-    mixture = {"data_files": [], "source": f"{first.parent}/*.jsonl=1,{second}=1"}
-    for changes, named in ((mixture, "b.jsonl"), ({"validation_sets": [f"mine={second}"]}, "'mine'")):
-        with pytest.raises(UserError, match=named):
-            prepare(arguments(**changes))
+    with pytest.raises(UserError, match="'mine'"):
+        prepare(arguments(validation_sets=[f"mine={second}"]))
     prepare(arguments("set", data_files=[str(first)], validation_sets=[f"mine={second}"]))
 
 

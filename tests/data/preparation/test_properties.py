@@ -26,48 +26,25 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def naive(
-    streams: list[list[str]], weights: list[float], args: DataArguments, encoder: Encoder
+    texts: list[str], args: DataArguments, encoder: Encoder
 ) -> dict[str, tuple[list[str], list[list[int]], list[int]]]:
-    """Return the documents, rows and document lengths of each split, computed naively.
-
-    Args:
-        streams: documents of each source.
-        weights: share of each source in the tokens.
-    """
-    documents = []
-    below, total = args.max_tokens or math.inf, math.inf
-    for number, (texts, weight) in enumerate(zip(streams, weights, strict=True)):
-        before = 0
-        for text, ids in zip(texts, encode_each(encoder, texts), strict=True):
-            # A position is the number of tokens before the document in its source, divided by the source's weight.
-            documents.append((before / weight, number, text, ids.tolist()))
-            before += len(ids)
-        if len(streams) > 1:  # a mixture ends as soon as one of its streams ends
-            below = min(below, before / weight)
-        total = min(below, total, before / weight)
-    used = [document for document in sorted(documents, key=lambda document: document[:2]) if document[0] < below]
-
-    def even(held_out: set[int], tokens: float) -> list[bool]:
-        """Return which sources have their share of validation, within a quarter."""
-        sizes = [sum(len(ids) for i, (_, n, _, ids) in enumerate(used) if n == k and i in held_out) for k in numbers]
-        shares = [weight * tokens for weight in weights]
-        return [len(streams) == 1 or abs(size - share) <= share / 4 for size, share in zip(sizes, shares, strict=True)]
-
-    numbers = range(len(streams))
+    """Return the documents, rows and document lengths of each split, computed naively."""
+    encoded = [ids.tolist() for ids in encode_each(encoder, texts)]
+    starts = [sum(map(len, encoded[:number])) for number in range(len(texts))]
+    below = args.max_tokens or math.inf
+    total = min(below, sum(map(len, encoded)))
+    used = [each for each in zip(starts, texts, encoded, strict=True) if each[0] < below]
     head = round(min(args.validation_tokens, 0.1 * total))
-    first = {i for i, (start, _, _, _) in enumerate(used) if start < head}
-    whole = sum(len(used[i][3]) for i in first)
-    cut = max(whole, args.validation_tokens) > 0.1 * total or not all(even(first, head))
-    cuts = [args.split == "head" and cut] * len(streams)
+    cut = max(args.validation_tokens, sum(len(ids) for start, _, ids in used if start < head)) > 0.1 * total
     if args.split == "hash":
+        hashed = [sum(len(ids) for _, text, ids in used if is_held_out(text, args) == on) for on in (True, False)]
+        cut = min(hashed) <= args.sequence_length
         head = round(args.validation_fraction * total)
-        first = {i for i, (_, _, text, _) in enumerate(used) if is_held_out(text, args)}
-        cuts = [not is_even for is_even in even(first, args.validation_fraction * total)]
     splits: dict[str, list[tuple[str, list[int]]]] = {"validation": [], "train": []}
-    for place, (start, number, text, ids) in enumerate(used):
-        held_out = start < head if cuts[number] else place in first
-        inside = round((head - start) * weights[number])
-        if cuts[number] and 0 < inside < len(ids):
+    for start, text, ids in used:
+        held_out = is_held_out(text, args) if args.split == "hash" and not cut else start < head
+        inside = head - start
+        if cut and 0 < inside < len(ids):
             text = encoder.cut(text, inside)
             splits["validation"].append((text, ids[:inside]))
             splits["train"].append((text, ids[inside:]))
@@ -97,25 +74,19 @@ def test_a_preparation_equals_the_naive_one(
     packing = source.choice(["concat", "wrap"])
     # For length 8 and with a separator: 7 ids fill all targets of a row but one; 8 and 16 ids fill rows exactly.
     sizes = [0, 1, length - 1, length, length + 1, 2 * length - 1, 2 * length, 2 * length + 1, 90]
-    streams, names = [], []
-    # With equal weights, documents of two streams have equal positions.
-    weights = [source.choice([1, 1, 2, 3.7]) for _ in range(source.choice([1, 2, 3]))]
-    for number, weight in enumerate(weights):
-        documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 45))]
-        streams.append([text[:-1] + source.choice("abcdefgh") if text else text for text in documents])
-        for name, part in (("a", streams[-1][:20]), ("b", streams[-1][20:])):
-            write_jsonl(tmp_path / f"{number}-{name}.jsonl", part)
-        names.append(f"{tmp_path}/{number}-*.jsonl" + (f"={weight}" if len(weights) > 1 else ""))
+    documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 120))]
+    documents = [text[:-1] + source.choice("abcdefgh") if text else text for text in documents]
+    for name, part in (("a", documents[:20]), ("b", documents[20:])):
+        write_jsonl(tmp_path / f"{name}.jsonl", part)
     form = {"sequence_length": length, "packing": packing, "separator": separator, "validation_fraction": 0.3}
     form["min_length"] = source.choice([0, length // 2, length]) if packing == "wrap" else 0
     form |= {"split": source.choice(["head", "hash"]), "max_tokens": source.choice([0, 350])}
     form |= {"validation_tokens": source.choice([20, 100])}
-    text = {"data_files": [], "source": ",".join(names), "validation_text": True}
+    text = {"data_files": [], "source": f"{tmp_path}/*.jsonl", "validation_text": True}
     args = arguments(**form, **text, tokenizer=str(tokenizer))
     data = prepare(args)
     data.verify()
-    shares = [weight / sum(weights) for weight in weights]
-    wanted = naive(streams, shares, args, Encoder(tokenizer, separator=separator))
+    wanted = naive(documents, args, Encoder(tokenizer, separator=separator))
     for split, (_, rows, lengths) in wanted.items():
         tokens, empty = sum(lengths), lengths.count(0)
         table = load_from_disk(f"{args.dataset_dir}/{split}")
@@ -126,7 +97,6 @@ def test_a_preparation_equals_the_naive_one(
         assert (counts.documents, counts.empty_documents) == (len(lengths) - empty, empty)
         assert (counts.rows, counts.row_tokens, counts.tokens) == (len(rows), targets, tokens)
         assert tokens == firsts + targets + counts.dropped_tokens
-        assert tokens == sum(of["tokens"] for of in (counts.sources or {"": {"tokens": tokens}}).values())
     lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"] for line in lines] == wanted["validation"][0]
 

@@ -53,7 +53,7 @@ def test_rows_are_cut_again_after_an_interruption(arguments, killed_at, monkeypa
         killed_at(writing, "_write_shard", shard, lambda: prepare(args))
     staged = Path(args.dataset_dir + ".staging", "streams")
     kept = {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
-    partial = staged / "train-0" / "00001-00000.123.partial"  # left by a killed worker
+    partial = staged / "train" / "00001-00000.123.partial"  # left by a killed worker
     partial.write_bytes(b"half")
     killed_at(writing, "Manifest", 1, lambda: prepare(args))
     assert kept == {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
@@ -129,7 +129,7 @@ def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(arguments, 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-@pytest.mark.parametrize("name", ["streams/train-0/00000-00000.PID.partial", "folder/validation/data-00000.arrow"])
+@pytest.mark.parametrize("name", ["streams/train/00000-00000.PID.partial", "folder/validation/data-00000.arrow"])
 def test_a_full_disk_is_one_line_and_work_resumes(arguments, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     args = arguments("cut", validation_text=True)
     path = Path(args.dataset_dir + ".staging", name.replace("PID", str(os.getpid())))

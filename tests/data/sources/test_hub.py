@@ -173,7 +173,7 @@ def test_a_preset_is_fetched_file_by_file_checked_and_dropped(
     assert hub.asked == [f"00{n}.parquet" for n in (0, 1, 2, 2, 3)]
     manifest = read_object(tmp_path / "out" / "manifest.json")
     files = {"repository": repository, "files": "sample/10BT/*.parquet", "revision": REVISION}
-    assert manifest["source"] == {"name": "fineweb-10bt", **files, "weight": 1.0}
+    assert manifest["source"] == {"name": "fineweb-10bt", **files}
     assert not prepare_online(*words, "--data_files", *corpus, folder="local")
     assert manifest["sha256"] == read_object(tmp_path / "local" / "manifest.json")["sha256"]
     assert not list(tmp_path.rglob("*.parquet")) and not (tmp_path / "out.staging").exists()
