@@ -32,9 +32,6 @@ class DataArguments:
         "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin.",
     )
     text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
-    sample_by: Literal["document", "paragraph", "line"] = changeable(
-        "document", "Documents of a .txt file: the complete file (document), its paragraphs, or its lines."
-    )
     source_split: str = changeable("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = fixed(
         "openai-community/gpt2",

@@ -16,14 +16,12 @@ class TextForm:
 
     Args:
         text_column: key or column with the text.
-        sample_by: what a document of a .txt file is: "document" (the complete file), "paragraph" or "line".
         first_row: a .parquet row that begins and ends with this string starts a new document. For example, with " = ",
             each row like " = Title = " starts a new document. With "", each row is a document.
         verbatim: whether the line breaks in .csv, .json and .jsonl files are kept. Otherwise, CR LF becomes LF.
     """
 
     text_column: str = "text"
-    sample_by: str = "document"
     first_row: str = ""
     verbatim: bool = False
 

@@ -49,9 +49,8 @@ class LocalFile(SourceFile):
             return parquet_parts(path, self.size, self.form, PART_BYTES)
         if kind == ".json" and not is_json_array(path):
             kind = ".jsonl"
-        by_line = kind == ".jsonl" or (kind == ".txt" and self.form.sample_by == "line")
         whole = max(1, self.size)
-        step = PART_BYTES if by_line and path.suffix not in COMPRESSIONS else whole
+        step = PART_BYTES if kind == ".jsonl" and path.suffix not in COMPRESSIONS else whole
         ranges = [(start, min(start + step, self.size)) for start in range(0, whole, step)]
         return [TextPart(self.name, kind, self.form, start, stop, stop - start) for start, stop in ranges]
 

@@ -60,7 +60,7 @@ class SourceOpener:
                 raise UserError(f"--validation_sets {text!r} is not NAME=SOURCE with a new NAME of a-z, 0-9 and _.")
             sets[name] = self.open(source)
         if self.args.data_files:
-            form = TextForm(self.args.text_column, self.args.sample_by)
+            form = TextForm(self.args.text_column)
             training = local_source("files", self.args.data_files, form, split=self.args.split)
         else:
             training = self.open(self.args.source)
@@ -72,7 +72,7 @@ class SourceOpener:
         `#COLUMN` at the end of `text` selects the text column.
         """
         name, _, column = text.partition("#")
-        form = TextForm(column or self.args.text_column, self.args.sample_by)
+        form = TextForm(column or self.args.text_column)
         if preset := PRESETS.get(name):
             hub, form = self._repository(preset.repository), TextForm(first_row=preset.first_row)
             described = {"repository": hub.name, "files": preset.train, "revision": hub.revision}

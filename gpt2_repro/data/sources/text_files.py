@@ -21,7 +21,7 @@ BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a 
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))  # text has few of these characters
 
 Line = tuple[bytes, int]  # bytes of the line, and its number counted from the start of the part
-Item = tuple[Any, int]  # a line, paragraph, JSON value or CSV field, and its number
+Item = tuple[Any, int]  # a line, JSON value, CSV field or file, and its number
 Row = tuple[str | None, str]  # text or None, and the error message if the text is None
 
 
@@ -44,7 +44,7 @@ class TextPart(Part):
         path = Path(self.name)
         with reading(path), open_bytes(path) as stream:
             if self.kind == ".txt" and _is_binary(stream.peek(4096)[:4096]):  # type: ignore[attr-defined]
-                yield Batch([], [f"{self.name} is UTF-16 or a binary file, not text in UTF-8"] * (self.start == 0))
+                yield Batch([], [f"{self.name} is UTF-16 or a binary file, not text in UTF-8"])
             else:
                 yield from in_batches(self._rows(stream))
 
@@ -59,22 +59,19 @@ class TextPart(Part):
                 yield None, f"{self._place(number)} {in_a_line(error)}"
 
     def _items(self, stream: BinaryIO) -> Iterator[Item]:
-        """Yield lines, paragraphs, JSON values or CSV fields."""
+        """Yield lines, JSON values, CSV fields, or the complete file."""
         if self.kind == ".csv":
             return self._csv(stream)
         if self.kind == ".json":
             return self._array(stream)
         if self.kind == ".jsonl":
             return (line for line in self._lines(stream) if line[0].strip())
-        if self.form.sample_by == "document":
-            return self._document(stream)
-        lines = self._lines(stream)
-        return self._paragraphs(lines) if self.form.sample_by == "paragraph" else lines
+        return self._document(stream)
 
     def _text_of(self, item: Any) -> str:
         """Return the text of an item. Raises ValueError if there is none."""
         if self.kind == ".txt":
-            return item.decode() if self.form.sample_by == "document" else item.rstrip(b"\r\n").decode()
+            return item.decode()
         if self.kind == ".csv":
             if item is None:
                 raise ValueError("has too many or too few fields")
@@ -120,18 +117,6 @@ class TextPart(Part):
                 before += 1
         return f"{self.name}, {'item' if self.kind == '.json' else 'line'} {before + number},"
 
-    def _paragraphs(self, lines: Iterator[Line]) -> Iterator[Line]:
-        """Yield each paragraph as one text, with the number of its first line."""
-        for is_text, paragraph in itertools.groupby(lines, key=lambda line: bool(line[0].strip())):
-            content, first = bytearray(), 0
-            for line, number in paragraph if is_text else ():
-                content += line
-                first = first or number
-                if len(content) > LONGEST_DOCUMENT:
-                    raise UserError(f"{self._place(first)} has a paragraph over {LONGEST_DOCUMENT:,} bytes. Split it.")
-            if is_text:
-                yield bytes(content), first
-
     def _array(self, stream: BinaryIO) -> Iterator[Item]:
         try:
             items = json.loads(stream.read().removeprefix(BYTE_ORDER_MARK).decode())
@@ -142,7 +127,7 @@ class TextPart(Part):
     def _document(self, stream: BinaryIO) -> Iterator[Item]:
         content = stream.read(LONGEST_DOCUMENT + 1)
         if len(content) > LONGEST_DOCUMENT:
-            raise UserError(f"{self.name} is over {LONGEST_DOCUMENT:,} bytes. Pass --sample_by paragraph or line.")
+            raise UserError(f"{self.name} is over {LONGEST_DOCUMENT:,} bytes. Split it, or convert it to .jsonl.")
         yield content.removeprefix(BYTE_ORDER_MARK), 1
 
     def _csv(self, stream: BinaryIO) -> Iterator[Item]:
