@@ -288,19 +288,6 @@ def test_a_change_of_settings_does_not_reach_the_copies_of_another_run(run: Path
     accept(tmp_path / "empty")
 
 
-def test_a_run_without_a_checkpoint_can_change_its_settings(typed, tmp_path: Path) -> None:
-    """Its first start was killed before it saved."""
-    run, place = tmp_path / "run", tmp_path / "place"
-    words = ("--sync_to", place, "--save_strategy", "no")
-    assert typed(run, *words, "--stop_at_step", 2).returncode == 0
-    for folder in (run, place):
-        shutil.rmtree(folder / "checkpoint-2")
-    refused = typed(run, *words, "--seed", 7)
-    assert refused.returncode == 2 and "--sync_to" in refused.stderr and "seed" in refused.stderr, refused.stderr
-    done = typed(run, *words, "--seed", 7, "--allow_resume_change")
-    assert done.returncode == 0 and (place / "final").is_dir(), done.stderr
-
-
 def test_a_place_that_another_run_took_is_a_mistake(run: Path, tmp_path: Path) -> None:
     place = str(tmp_path / "place")
     save(run, 2)
