@@ -83,6 +83,8 @@ def test_too_little_text_is_refused_and_a_single_document_is_cut(arguments, tmp_
     for name in ("head", "hash"):
         counts = prepare(arguments(name, **one, split=name, validation_fraction=0.1)).manifest.counts
         assert counts["validation"].documents == counts["train"].documents == 1
+        held_out, rest = counts["validation"].tokens, counts["train"].tokens
+        assert held_out == round(0.1 * (held_out + rest))
 
 
 def test_files_by_several_names_are_read_once_and_links_are_followed(
