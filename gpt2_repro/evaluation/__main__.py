@@ -29,7 +29,7 @@ from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
 from gpt2_repro.evaluation.core import core_score
 from gpt2_repro.evaluation.follow import follow
 from gpt2_repro.evaluation.harness import choose_device, score_models
-from gpt2_repro.evaluation.models import LoadedModel, common_window, open_average, open_model
+from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
 from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents, training_data
 from gpt2_repro.evaluation.scores import compare, join_seeds
 from gpt2_repro.evaluation.tasks import open_tasks
@@ -115,7 +115,6 @@ def _open_models(
 ) -> tuple[list[LoadedModel], ComparedModel | None]:
     """Return all models to score, and the baseline's properties for the table (None without a baseline)."""
     models = [open_model(checkpoint) for checkpoint in checkpoints]
-    models += [open_average(name, options.average) for name in options.checkpoints if options.average]
     if reference is None:
         return models, None
     if all(model.column.name != reference.name for model in models):

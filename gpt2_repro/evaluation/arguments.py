@@ -57,7 +57,6 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
     parser.add_argument("--suite", choices=SUITES, help="Tasks to score. core: the 22 tasks of DCLM's CORE.")
     parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help="Also score the text files in DIR.")
-    parser.add_argument("--average", type=positive_count, metavar="N", help="Score the mean of the last N as well.")
     parser.add_argument("--check_overlap", action="store_true", help="Also score without texts in the training data.")
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
     follow = "Score each checkpoint of a run, or of its copies at a place, while it trains."

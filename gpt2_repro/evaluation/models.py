@@ -9,11 +9,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpt2_repro.checkpoints.checkpoint import Checkpoint, all_checkpoints
+from gpt2_repro.checkpoints.checkpoint import Checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.model.size import max_positions
-from gpt2_repro.run_record.layout import FINAL
 from gpt2_repro.tokenization import start_id
 
 
@@ -53,26 +52,11 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
     return LoadedModel(column, load, positions, checkpoint.window(positions), _setting_of(checkpoint))
 
 
-def open_average(run: str, count: int) -> LoadedModel:
-    """Return the mean of the weights of the last `count` checkpoints of a run, as a model to score.
-
-    Raises UserError if the run has fewer checkpoints.
-    """
-    from gpt2_repro.model.load import load_average
-
-    last = [one for one in all_checkpoints(run) if not one.source.endswith(FINAL)][-count:]
-    if len(last) < count:
-        raise UserError(f"{run} has only {len(last)} complete checkpoints. Pass a smaller --average, or keep more.")
-    sources = [one.source for one in last]
-    checkpoint = dataclasses.replace(last[-1], name=f"mean of {count} checkpoints ({run})", source=", ".join(sources))
-    return open_model(checkpoint, functools.partial(load_average, sources))
-
-
 def _setting_of(checkpoint: Checkpoint) -> str:
     if not checkpoint.record or not (identity := checkpoint.record.environment.run_identity):
         return checkpoint.name
     settings = {key: value for key, value in identity.items() if not key.endswith("seed")}
-    kind = checkpoint.name.partition("(")[0]  # such as checkpoint-100, final, or a mean of checkpoints
+    kind = checkpoint.name.partition("(")[0]  # such as checkpoint-100 or final
     return json.dumps([kind, checkpoint.record.step, settings], sort_keys=True, default=str)
 
 

@@ -5,7 +5,6 @@ nanoGPT, go through torch's restricted unpickler.
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -75,16 +74,6 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
     return model.eval()
-
-
-def load_average(checkpoints: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a model with the mean of the weights of several checkpoints, and the tokenizer of the last one."""
-    model, tokenizer = load_pair(checkpoints[-1])
-    others = [dict(load_model(checkpoint).named_parameters()) for checkpoint in checkpoints[:-1]]
-    with torch.no_grad():
-        for name, weight in model.named_parameters():  # a tied weight is listed once, and buffers are constants
-            weight.copy_(torch.stack([weight, *(other[name] for other in others)]).mean(dim=0))
-    return model, tokenizer
 
 
 def _reason(checkpoint: str, error: Exception) -> str:

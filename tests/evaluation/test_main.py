@@ -20,7 +20,6 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import harness
 from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.core import read_bundle
-from gpt2_repro.evaluation.models import open_average
 from tests.evaluation.conftest import write_rows
 from tests.evaluation.test_scorer import core_by_hand, write_bundle
 
@@ -301,37 +300,18 @@ def later_checkpoint(tiny_run, model, tokenizer) -> Path:
     return folder
 
 
-def test_mean_of_checkpoints_is_the_mean_of_all_weights(tiny_run, later_checkpoint) -> None:
-    """Tied embeddings are averaged once."""
-    mean, _ = open_average("runs/tiny", 2).load()
-    saved = [load_file(path / "model.safetensors") for path in (tiny_run / "checkpoint-3", later_checkpoint)]
-    for name, weight in mean.state_dict().items():
-        name = "transformer.wte.weight" if name == "lm_head.weight" else name
-        torch.testing.assert_close(weight, (saved[0][name] + saved[1][name]) / 2)
-    assert mean.lm_head.weight is mean.transformer.wte.weight
-    with pytest.raises(UserError, match="2 complete checkpoints"):
-        open_average("runs/tiny", 3)
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_mean_of_checkpoints_is_compared_with_the_passed_baseline(seeds: int, tiny_run, later_checkpoint) -> None:
-    """The mean has the run of its last checkpoint, but is another model, also if the means of two seeds are joined."""
-    other = ""
-    if seeds == 2:
-        shutil.copytree(tiny_run, other := "runs/other")
-        for folder in map(Path(other).joinpath, ("final", "checkpoint-3", "checkpoint-5")):
-            weights = {name: weight * 1.01 for name, weight in load_file(folder / "model.safetensors").items()}
-            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-            seal(folder, {}, tokens=2560, run_identity={}, environment={"run_identity": {"seed": seeds}})
-            ours = tiny_run / folder.name
-            seal(ours, {}, tokens=2560, run_identity={}, environment={"run_identity": {"seed": 42}})
-    comparison = evaluate(f"{other} --average 2 --baseline runs/tiny/checkpoint-5")
+def test_runs_that_differ_only_in_the_seed_are_one_column(tiny_run, later_checkpoint) -> None:
+    shutil.copytree(tiny_run, "runs/other")
+    for run, seed in ((tiny_run, 42), (Path("runs/other"), 1)):
+        final = run / "final"
+        weights = {name: weight * (1 + seed / 100) for name, weight in load_file(final / "model.safetensors").items()}
+        save_file(weights, final / "model.safetensors", metadata={"format": "pt"})
+        seal(final, {}, tokens=2560, run_identity={}, environment={"run_identity": {"seed": seed}})
+    comparison = evaluate("runs/other --baseline runs/tiny/checkpoint-5")
     assert comparison["baseline"] == "checkpoint-5 (runs/tiny)"
-    joined = ", 2 seeds" if seeds == 2 else ""
-    compared = {f"{NAME}{joined}", f"mean of 2 checkpoints (runs/tiny){joined}"}
-    assert all(row["difference"].keys() == compared for row in comparison["rows"])
-    names = [model["name"] for model in comparison["models"]]
-    assert sorted(names) == sorted({*compared, comparison["baseline"]})
+    joined, baseline = (model["name"] for model in comparison["models"])
+    assert (joined, baseline) == (f"{NAME}, 2 seeds", comparison["baseline"])
+    assert all(row["difference"].keys() == {joined} for row in comparison["rows"])
 
 
 def test_an_unfinished_run_is_a_baseline_as_it_is_a_model(tiny_run, later_checkpoint, caplog) -> None:
