@@ -49,6 +49,7 @@ def test_deepspeed_json_takes_the_numbers_of_every_recipe(path: Path, tmp_path: 
     for recipe in RECIPES:
         values = values_of(recipe)["training"]
         values |= {"output_dir": str(tmp_path), "use_cpu": True, "max_steps": 10, "gradient_accumulation_steps": 2}
+        values["dataloader_num_workers"] = 0  # None, until the device is known
         config = HfTrainerDeepSpeedConfig(str(path))
         config.trainer_config_process(
             TrainingArguments(**{name: value for name, value in values.items() if name in shared})
