@@ -57,19 +57,30 @@ def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monke
     assert text.count("ROMEO:") > 3
 
 
-def test_colab_from_text_to_scores_and_again_after_a_disconnect(tmp_path: Path) -> None:
+def colab(folder: Path) -> str:
+    """Write a text, and return the parameters of the notebook for a tiny model."""
     stories = [f"Once there was a {word} on a hill. " * 60 for word in ("cat", "dog", "bird", "boat", "tree") * 20]
     lines = [json.dumps({"text": f"{number}: {story}"}) + "\n" for number, story in enumerate(stories)]
-    (tmp_path / "stories.jsonl").write_text("".join(lines), encoding="utf-8")
-    parameters = f'''DATA, RUN, COPIES, PROMPT = "{tmp_path}/data", "{tmp_path}/run", "{tmp_path}/drive", "Once"
-TEXT = "--data_files {tmp_path}/stories.jsonl --tokenizer train:300 --num_proc 1"
+    (folder / "stories.jsonl").write_text("".join(lines), encoding="utf-8")
+    return f'''DATA, RUN, COPIES, PROMPT = "{folder}/data", "{folder}/run", "{folder}/drive", "Once"
+TEXT = "--data_files {folder}/stories.jsonl --tokenizer train:300 --num_proc 1"
 MODEL = "--n_layer 1 --n_head 1 --n_embd 16"
 STEPS = "--max_steps 4 --tokens_per_step 1024 --per_device_train_batch_size 2 --use_cpu --sample_tokens 8"
 '''
-    text, kinds = execute("colab", parameters + 'STEPS += " --stop_at_step 2"')
-    assert "Stopped at step 2" in text and "image/png" in kinds, text
+
+
+def test_colab_from_text_to_scores(tmp_path: Path) -> None:
+    text, kinds = execute("colab", colab(tmp_path))
+    assert "run: complete, step 4 of 4" in text and "image/png" in kinds
+    assert "bits_per_byte" in text and "untrained" in text
+    assert (tmp_path / "drive/final/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_colab_after_a_disconnect(tmp_path: Path) -> None:
+    parameters = colab(tmp_path)
+    text, _ = execute("colab", parameters + 'STEPS += " --stop_at_step 2"')
+    assert "Stopped at step 2" in text
     shutil.rmtree(tmp_path / "run")  # the machine is gone, the drive is not
     text, _ = execute("colab", parameters)
     assert "restored" in text and "run: complete, step 4 of 4" in text
-    assert "bits_per_byte" in text and "untrained" in text
-    assert (tmp_path / "drive/final/model.safetensors").is_file()
