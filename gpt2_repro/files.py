@@ -23,6 +23,8 @@ from gpt2_repro.errors import UserError, in_a_line
 
 logger = logging.getLogger(__name__)
 
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # five times as fast, if PyYAML has libyaml
+
 
 def try_lock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
     """Lock an open file or folder. Return False if another process has locked it.
@@ -150,7 +152,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def read_table(module: str, name: str) -> Any:
     """Return the content of a YAML file next to a module, whose `__file__` is `module`."""
-    return yaml.safe_load(Path(module).with_name(name).read_text(encoding="utf-8"))
+    return yaml.load(Path(module).with_name(name).read_text(encoding="utf-8"), Loader=FAST_LOADER)
 
 
 def size_of(folder: Path) -> int:
