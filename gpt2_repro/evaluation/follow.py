@@ -110,22 +110,29 @@ def _manifests(place: Place) -> dict[str, dict[str, Any]]:
 def _score(
     place: Place, name: str, manifest: dict[str, Any], folder: Path, score: Callable[[Checkpoint, Path], object]
 ) -> None:
-    """Score a checkpoint, unless it is damaged or deleted before its files are linked or copied."""
+    """Score a checkpoint, unless it is damaged, or deleted before its files are linked or copied."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=SNAPSHOT) as scratch:
         run = Path(scratch)
-        try:
-            with faults_in_words(place.name):
-                for file in filter(LOADED.fullmatch, manifest["files"]):
-                    if _fetch(place, f"{name}/{file}", run / name / file) != manifest["files"][file]["sha256"]:
-                        return logger.warning("%s is not scored: its %s is damaged", name, file)
-                _read(place, run, *SMALL_FILES)
-        except FileNotFoundError:
-            return logger.info("%s was deleted before it was scored", name)
+        with faults_in_words(place.name):
+            if defect := _take(place, name, manifest, run):
+                return logger.warning("%s is not scored: %s", name, defect)
         write_whole(run / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
         checkpoint, source = resolve_checkpoint(str(run / name)), f"{place.name.rstrip('/')}/{name}"
         title = f"{name} ({place.name})"
         score(dataclasses.replace(checkpoint, name=title, source=source, copy=checkpoint.source), folder / name)
         write_whole(folder / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
+
+
+def _take(place: Place, name: str, manifest: dict[str, Any], run: Path) -> str | None:
+    """Link or copy what the model and the log need to the folder `run`, or return why that is impossible."""
+    try:
+        for file in filter(LOADED.fullmatch, manifest["files"]):
+            if _fetch(place, f"{name}/{file}", run / name / file) != manifest["files"][file]["sha256"]:
+                return f"{file} is damaged"
+    except FileNotFoundError:
+        return "it was deleted"
+    _read(place, run, *SMALL_FILES)
+    return None
 
 
 def _fetch(place: Place, name: str, target: Path) -> str:

@@ -97,7 +97,7 @@ def test_checkpoint_that_is_deleted_while_it_is_scored(run) -> None:
     assert not list((run / "evaluation").glob(f"{follow.SNAPSHOT}*"))
 
 
-def test_checkpoint_that_is_deleted_before_it_is_scored_or_damaged(run, monkeypatch) -> None:
+def test_checkpoint_that_is_deleted_before_it_is_scored(run, monkeypatch) -> None:
     original = follow._fetch
 
     def fetch(place, name: str, target: Path) -> str:
@@ -105,9 +105,13 @@ def test_checkpoint_that_is_deleted_before_it_is_scored_or_damaged(run, monkeypa
         return original(place, name, target)
 
     monkeypatch.setattr(follow, "_fetch", fetch)
-    with (run / "checkpoint-1/model.safetensors").open("r+b") as file:
+    assert followed(run, Scores()) == ["checkpoint-1", "waits"]
+
+
+def test_checkpoint_with_damaged_weights_is_not_scored(run) -> None:
+    with (run / "checkpoint-2/model.safetensors").open("r+b") as file:
         file.write(b"damage")
-    assert followed(run, Scores()) == ["waits"]
+    assert followed(run, Scores()) == ["checkpoint-1", "waits"]
 
 
 def test_model_that_cannot_be_scored_is_not_tried_again(run) -> None:
