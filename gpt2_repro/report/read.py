@@ -21,6 +21,7 @@ from gpt2_repro.run_record.layout import (
     COMPARISON,
     DIAGNOSIS,
     ENVIRONMENT,
+    FINAL,
     METRICS,
     RECIPE,
     SAMPLES,
@@ -64,7 +65,9 @@ class Run:
         # A resumed run writes some samples a second time.
         samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
         self.samples = sorted(samples.values(), key=lambda sample: sample["step"])
+        of_final = path / "evaluation" / FINAL / Path(COMPARISON).name  # by --follow
         self.comparison: Comparison | None = _read(path / COMPARISON, Comparison.from_json)
+        self.comparison = self.comparison or _read(of_final, Comparison.from_json)
         # The scores of checkpoints, in order, by evaluate.sh --follow. It writes the manifest last.
         files = [file.with_name(Path(COMPARISON).name) for file in path.glob(f"evaluation/*/{CHECKPOINT_MANIFEST}")]
         followed = [_read(file, Comparison.from_json) for file in files if file.is_file()]

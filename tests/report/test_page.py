@@ -178,3 +178,11 @@ def test_expected_loss_only_for_fineweb_with_gpt2s_tokenizer(run_folder: Path) -
         change(run_folder / "environment.json", plan=plan, parameters=parameters, data={"request": request})
         expected = Run(run_folder).expected
         assert (expected and expected[0]) == (None if loss is None else pytest.approx(loss, abs=0.01))
+
+
+def test_final_model_that_follow_has_scored_is_evaluated(run_folder: Path) -> None:
+    scored = run_folder / "evaluation/final/comparison.json"
+    scored.parent.mkdir()
+    (run_folder / "evaluation/comparison.json").rename(scored)
+    run = Run(run_folder)
+    assert run.comparison and run.comparison.rows and "evaluation" not in run.missing()
