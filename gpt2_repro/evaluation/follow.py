@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
@@ -20,9 +20,15 @@ from gpt2_repro.checkpoints.place import Place
 from gpt2_repro.checkpoints.restoring import faults_in_words
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.output import file_name
-from gpt2_repro.files import sha256_of, try_lock, write_whole
-from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, checkpoint_path, is_run
+from gpt2_repro.files import parse_object, sha256_of, try_lock, write_whole
+from gpt2_repro.run_record.layout import (
+    CHECKPOINT_MANIFEST,
+    EVALUATION_FOLDER,
+    FINAL,
+    METRICS,
+    STATUS,
+    checkpoint_path,
+)
 
 
 logger = logging.getLogger(__name__)
@@ -38,7 +44,7 @@ def follow(name: str, output: Path | None, score: Callable[[Checkpoint, Path], o
     """Score the checkpoints of a run, the newest first, until all are scored and the run is complete.
 
     Rolling checkpoints are left out. The files of a checkpoint are linked or copied first, so that the run can delete
-    it meanwhile. Nothing is written but the output folder.
+    it meanwhile. Nothing is written but the output folder and, for a URL, the log next to it.
 
     Args:
         name: a run directory, or the place of its copies (--sync_to).
@@ -46,23 +52,28 @@ def follow(name: str, output: Path | None, score: Callable[[Checkpoint, Path], o
             `report` can read evaluations/NAME.
         score: a function that scores a checkpoint, and writes comparison.json to a folder.
 
-    Raises UserError if there is no run, or if another process follows it with the same output folder.
+    Raises UserError if there is no run, or if the output folder is used by another process or has scores of another
+    run.
     """
-    place, mirror = Place(name), Path("evaluations", file_name(name))
-    if place.is_local and not is_run(mirror := Path(place.root)):
-        raise UserError(f"{name} is not a run directory. Start the training first.")
-    folder, seen = output or mirror / "evaluation", set[str]()
+    place = Place(name)
+    with faults_in_words(name):
+        if not set(SMALL_FILES) & set(place.names()):
+            raise UserError(f"{name} has no run. Start the training first.")
+    run = Path(place.root) if place.is_local else Path("evaluations", file_name(name))
+    folder, seen = output or run / EVALUATION_FOLDER, set[str]()
     os.nice(NICENESS)
-    with _alone(folder):
+    with _locked(folder) as mark:
         while True:
             try:
                 with faults_in_words(name):
+                    _require_same_run(place, mark)
                     if not place.is_local and output is None:
-                        _copy_log(place, mirror)
+                        _read(place, run, *SMALL_FILES)
+                    is_complete = (parse_object(_content(place, STATUS)) or {}).get("state") == "complete"
                     found = _manifests(place)
                 scored = {at for at, manifest in found.items() if checkpoints.read_manifest(folder / at) == manifest}
                 new = [at for at, manifest in found.items() if at not in scored and manifest["sha256"] not in seen]
-                if not new and FINAL in found:
+                if not new and is_complete:
                     return logger.info("The run is complete, and its checkpoints are scored: %s", folder)
                 if new:
                     _score(place, new[0], found[new[0]], folder, score)
@@ -74,30 +85,40 @@ def follow(name: str, output: Path | None, score: Callable[[Checkpoint, Path], o
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock the output folder, and delete what a killed process has left there."""
+def _locked(folder: Path) -> Iterator[BinaryIO]:
+    """Lock the output folder, delete what a killed process has left there, and yield the lock file."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".following").open("ab") as lock:
+    with (folder / ".following").open("a+b") as lock:
         if not try_lock(lock.fileno(), folder):
             raise UserError(f"Another evaluate.sh --follow writes to {folder}. Pass another --output_dir.")
         for leftover in folder.glob(f"{SNAPSHOT}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        yield
+        yield lock
 
 
-def _copy_log(place: Place, mirror: Path) -> None:
-    """Copy the small files of a run, such as its metrics, for `report`."""
-    identity, earlier = place.run_identity(), RunRecord(mirror).environment().run_identity
-    if not identity or (earlier and earlier != identity):
-        problem = f"{mirror} has scores of another run" if identity else f"{place.name} has no run"
-        raise UserError(f"{problem}. Pass another --output_dir or place.")
-    _read(place, mirror, *SMALL_FILES)
+def _require_same_run(place: Place, mark: BinaryIO) -> None:
+    """Raise UserError if the lock file names another run. A new one gets the run's first event, which has its time."""
+    first = _content(place, METRICS).partition(b"\n")[0]
+    mark.seek(0)
+    if (scored := mark.read()) and first and scored != first:
+        raise UserError(f"{Path(mark.name).parent} has scores of another run. Pass another --output_dir.")
+    if not scored:
+        mark.write(first)
+        mark.flush()
+
+
+def _content(place: Place, name: str) -> bytes:
+    """Return the content of a file, or b"" if it is missing."""
+    with contextlib.suppress(FileNotFoundError):
+        return place.read(name)
+    return b""
 
 
 def _read(place: Place, folder: Path, *names: str) -> None:
+    """Copy small files, if they exist."""
     for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            write_whole(folder / name, place.read(name))
+        if content := _content(place, name):
+            write_whole(folder / name, content)
 
 
 def _manifests(place: Place) -> dict[str, dict[str, Any]]:

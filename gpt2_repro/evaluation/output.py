@@ -15,6 +15,7 @@ from gpt2_repro.checkpoints.checkpoint import Checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import MARGINS, Comparison
 from gpt2_repro.files import read_object, write_whole
+from gpt2_repro.run_record.layout import EVALUATION_FOLDER
 from gpt2_repro.text import now
 
 
@@ -29,7 +30,7 @@ def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
     The folder is RUN/evaluation if `first` belongs to a run directory RUN, otherwise evaluations/NAME. For a smoke
     test, it is the subfolder smoke_test of this folder.
     """
-    folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
+    folder = first.run / EVALUATION_FOLDER if first.run else Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from gpt2_repro.checkpoints.checkpoint import suggest_run
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
-from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, baseline_of, published_loss
+from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, SHARDS, baseline_of, published_loss
 from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.planning.compute_optimal import FINEWEB, expected_loss, is_fitted
 from gpt2_repro.run_record import RunRecord, events
@@ -21,6 +21,7 @@ from gpt2_repro.run_record.layout import (
     COMPARISON,
     DIAGNOSIS,
     ENVIRONMENT,
+    EVALUATION_FOLDER,
     FINAL,
     METRICS,
     RECIPE,
@@ -30,7 +31,6 @@ from gpt2_repro.run_record.layout import (
 from gpt2_repro.text import Table, count
 
 
-GPT2 = "openai-community/gpt2"
 LARGEST = 1e30  # matplotlib cannot draw larger numbers
 SAME = {"word_perplexity", "byte_perplexity", "nats_per_token"}  # metrics that follow from bits_per_byte
 Row = dict[str, float]  # the numbers of one step; NaN for a value that is not finite or not a number
@@ -65,11 +65,13 @@ class Run:
         # A resumed run writes some samples a second time.
         samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
         self.samples = sorted(samples.values(), key=lambda sample: sample["step"])
-        of_final = path / "evaluation" / FINAL / Path(COMPARISON).name  # by --follow
+        of_final = path / EVALUATION_FOLDER / FINAL / Path(COMPARISON).name  # by --follow
         self.comparison: Comparison | None = _read(path / COMPARISON, Comparison.from_json)
         self.comparison = self.comparison or _read(of_final, Comparison.from_json)
         # The scores of checkpoints, in order, by evaluate.sh --follow. It writes the manifest last.
-        files = [file.with_name(Path(COMPARISON).name) for file in path.glob(f"evaluation/*/{CHECKPOINT_MANIFEST}")]
+        files = [
+            file.with_name(Path(COMPARISON).name) for file in path.glob(f"{EVALUATION_FOLDER}/*/{CHECKPOINT_MANIFEST}")
+        ]
         followed = [_read(file, Comparison.from_json) for file in files if file.is_file()]
         trained = [one for one in followed if one.models and one.models[0].tokens_trained]
         self.followed: list[Comparison] = sorted(trained, key=lambda one: one.models[0].tokens_trained or 0)
@@ -102,8 +104,9 @@ class Run:
         """The expected last loss of a run on FineWeb with GPT-2's tokenizer, and a note. None for other runs."""
         request, plan = self.environment.data.get("request", {}), self.environment.plan
         source, tokens = str(request.get("source")), plan.max_steps * plan.tokens_per_step
-        is_fineweb = source.startswith(("fineweb-10bt", f"{FINEWEB}:")) and request.get("tokenizer") == GPT2
-        if not (is_fineweb and tokens and self.environment.parameters):
+        is_fineweb = SHARDS.get(source, {}).get("text") == "fineweb" or source.startswith(f"{FINEWEB}:")
+        is_known = is_fineweb and request.get("tokenizer") == "openai-community/gpt2"
+        if not (is_known and tokens and self.environment.parameters):
             return None
         far = "" if is_fitted(self.environment.parameters, tokens) else ", far from the runs that were fitted"
         note = f"estimate of --budget for {count(tokens)} tokens{far}"

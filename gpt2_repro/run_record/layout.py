@@ -10,8 +10,9 @@ STATUS = "run_status.json"  # state and progress
 METRICS = "metrics.jsonl"  # one event per line
 SAMPLES = "samples.jsonl"
 LOCK = ".lock"
-COMPARISON = "evaluation/comparison.json"
-DIAGNOSIS = "evaluation/diagnosis/diagnosis.json"
+EVALUATION_FOLDER = "evaluation"  # a folder; --follow adds one for each checkpoint
+COMPARISON = f"{EVALUATION_FOLDER}/comparison.json"
+DIAGNOSIS = f"{EVALUATION_FOLDER}/diagnosis/diagnosis.json"
 FINAL = "final"
 CHECKPOINT_MANIFEST = "manifest.json"  # of a checkpoint or final/; written after all other files
 # Must not begin with `checkpoint-`, because transformers treats such folders as checkpoints.

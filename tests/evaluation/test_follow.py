@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -10,8 +11,8 @@ from safetensors.torch import load_file
 
 from gpt2_repro.checkpoints import checkpoint, seal
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.evaluation import __main__ as command
 from gpt2_repro.evaluation import follow
-from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.report.plots import figures
 from gpt2_repro.report.read import Run, scores_of_checkpoints
 from tests.evaluation.conftest import write_rows
@@ -40,6 +41,8 @@ def run(model, tokenizer, tmp_path, monkeypatch) -> Path:
         save(folder / f"checkpoint-{step}", model, tokenizer, step)
     (folder / "recipe.yaml").write_text("data: {sequence_length: 64}", encoding="utf-8")
     (folder / "environment.json").write_text('{"run_identity": {"seed": 1}}', encoding="utf-8")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "time": 1.5}\n', encoding="utf-8")
+    (folder / "run_status.json").write_text('{"state": "running"}', encoding="utf-8")
     return folder
 
 
@@ -83,7 +86,9 @@ def test_each_checkpoint_is_scored_once_the_newest_first(run, model, tokenizer) 
     shutil.rmtree(run / "checkpoint-2")  # the run went back, and trained the step again
     save(run / "checkpoint-2", model, tokenizer, 2, guard={})
     save(run / "final", model, tokenizer, 5, environment={"run_identity": {"seed": 1}})
-    assert followed(run, scores) == ["final", "checkpoint-2"], "a complete run ends the command"
+    assert followed(run, scores) == ["final", "checkpoint-2", "waits"], "a finished run can continue"
+    (run / "run_status.json").write_text('{"state": "complete"}', encoding="utf-8")
+    assert followed(run, scores) == []
     assert {path.name for path in run.iterdir()} >= {"checkpoint-1", "checkpoint-3", "final"}
 
 
@@ -129,18 +134,27 @@ def test_copies_at_a_place_are_followed_with_their_log(run, tmp_path) -> None:
     try:
         with pytest.raises(UserError):
             followed(name, Scores())
+        assert not mirror.exists()
         fsspec.filesystem("objects").put(str(run), name, recursive=True)
         assert followed(name, Scores()) == ["checkpoint-2", "checkpoint-1", "waits"]
         assert (mirror / "environment.json").read_bytes() == (run / "environment.json").read_bytes()
-        (mirror / "environment.json").write_text('{"run_identity": {"seed": 2}}', encoding="utf-8")
-        with pytest.raises(UserError):
-            followed(name, Scores())
+        assert followed(name, Scores()) == ["waits"]
     finally:
         Objects.store.clear()
 
 
+def test_scores_of_another_run_are_kept(run) -> None:
+    assert followed(run, Scores(), Path("scores")) == ["checkpoint-2", "checkpoint-1", "waits"]
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 2, "time": 2.5}\n')
+    assert followed(run, Scores(), Path("scores")) == ["waits"]
+    (run / "metrics.jsonl").write_text('{"step": 1, "time": 9.5}\n', encoding="utf-8")  # of a run that began later
+    with pytest.raises(UserError):
+        followed(run, Scores(), Path("scores"))
+
+
 def test_only_one_process_writes_to_a_folder(run) -> None:
-    with follow._alone(run / "evaluation"), pytest.raises(UserError):
+    with follow._locked(run / "evaluation"), pytest.raises(UserError):
         followed(run, Scores())
     with pytest.raises(UserError):
         followed("runs/other", Scores())
@@ -148,9 +162,9 @@ def test_only_one_process_writes_to_a_folder(run) -> None:
 
 def test_scores_become_curves_of_the_report(run, documents, capsys) -> None:
     write_rows(Path("data/text/validation.jsonl"), ({"text": document} for document in documents))
-    command = ["runs/tiny", "--follow", "--local_data", "data", "--tasks", "document_perplexity", "last_word"]
+    words = ["runs/tiny", "--follow", "--local_data", "data", "--tasks", "document_perplexity", "last_word"]
     with pytest.raises(Ended):
-        main(command)
+        command.main(words)
     comparison = json.loads((run / "evaluation/checkpoint-2/comparison.json").read_text(encoding="utf-8"))
     assert comparison["models"][0]["source"] == "runs/tiny/checkpoint-2"
     written = Run(run)
@@ -160,3 +174,12 @@ def test_scores_become_curves_of_the_report(run, documents, capsys) -> None:
         one.rows[2].values[one.models[0].name].value for one in written.followed
     ]
     assert list(figures([written], ["tiny"])) == ["scores"]
+
+
+@pytest.mark.parametrize(("name", "device"), [("runs/tiny", "cpu"), ("s3://bucket/run", None)])
+def test_the_gpu_of_the_training_is_left_alone(run, name: str, device: str | None, monkeypatch) -> None:
+    used: list[Any] = []
+    monkeypatch.setattr(command, "follow", lambda name, output, score: score("checkpoint", Path("scores")))
+    monkeypatch.setattr(command, "_evaluate", lambda options, *_: used.append((options.device, options.baseline)))
+    command.main([name, "--follow"])
+    assert used == [(device, "none")]
