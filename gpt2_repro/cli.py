@@ -45,12 +45,12 @@ def is_local_main_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
-def _start_log(stream: TextIO) -> None:
-    """Print the messages of this package to `stream`, and set up the process for training."""
+def _start_log() -> None:
+    """Print the messages of this package, and set up the process for training."""
     # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
     # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    logging.basicConfig(format="%(message)s", stream=stream)
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
     logging.getLogger("gpt2_repro").setLevel("INFO" if is_local_main_process() else "WARNING")
     for name, text in EXPECTED.items():
         logging.getLogger(name).addFilter(functools.partial(_is_unexpected, text))
@@ -91,7 +91,7 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
         sys.stdout = _without_errors(sys.stdout)
     logging.raiseExceptions = False  # a message that cannot be written is lost
     gc.set_threshold(1_000_000)  # imports create millions of objects, and take 12 % less time without collections
-    _start_log(sys.stdout)
+    _start_log()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓
