@@ -15,19 +15,7 @@ from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, SHARDS, baseline_of, published_loss
 from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.planning.compute_optimal import FINEWEB, expected_loss, is_fitted
-from gpt2_repro.run_record import RunRecord, events
-from gpt2_repro.run_record.layout import (
-    CHECKPOINT_MANIFEST,
-    COMPARISON,
-    DIAGNOSIS,
-    ENVIRONMENT,
-    EVALUATION_FOLDER,
-    FINAL,
-    METRICS,
-    RECIPE,
-    SAMPLES,
-    is_run,
-)
+from gpt2_repro.run_record import RunRecord, events, layout
 from gpt2_repro.text import Table, count
 
 
@@ -43,7 +31,7 @@ class Run:
     """
 
     def __init__(self, path: Path) -> None:
-        if not is_run(path):
+        if not layout.is_run(path):
             where = f"{path} is not a run directory, the --output_dir of train.py."
             raise UserError(f"{where} {suggest_run(path)}".strip())
         record = RunRecord(path)
@@ -51,7 +39,7 @@ class Run:
             raise UserError(f"{damaged} is damaged. Repair or delete the file.")
         self.path, self.name = path, path.resolve().name
         self.recipe, self.recipe_text = record.recipe(), record.recipe_text()
-        self.environment, self.environment_text = record.environment(), _read(path / ENVIRONMENT, str) or ""
+        self.environment, self.environment_text = record.environment(), _read(path / layout.ENVIRONMENT, str) or ""
         # The GPT-2 model whose size is nearest to the run's active parameters.
         self.baseline = baseline_of(self.environment.active_parameters or self.environment.parameters)
         # A last line that a kill cut short is not counted as broken.
@@ -65,17 +53,18 @@ class Run:
         # A resumed run writes some samples a second time.
         samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
         self.samples = sorted(samples.values(), key=lambda sample: sample["step"])
-        of_final = path / EVALUATION_FOLDER / FINAL / Path(COMPARISON).name  # by --follow
-        self.comparison: Comparison | None = _read(path / COMPARISON, Comparison.from_json)
+        of_final = path / layout.EVALUATION_FOLDER / layout.FINAL / Path(layout.COMPARISON).name  # by --follow
+        self.comparison: Comparison | None = _read(path / layout.COMPARISON, Comparison.from_json)
         self.comparison = self.comparison or _read(of_final, Comparison.from_json)
         # The scores of checkpoints, in order, by evaluate.sh --follow. It writes the manifest last.
         files = [
-            file.with_name(Path(COMPARISON).name) for file in path.glob(f"{EVALUATION_FOLDER}/*/{CHECKPOINT_MANIFEST}")
+            file.with_name(Path(layout.COMPARISON).name)
+            for file in path.glob(f"{layout.EVALUATION_FOLDER}/*/{layout.CHECKPOINT_MANIFEST}")
         ]
         followed = [_read(file, Comparison.from_json) for file in files if file.is_file()]
         trained = [one for one in followed if one.models and one.models[0].tokens_trained]
         self.followed: list[Comparison] = sorted(trained, key=lambda one: one.models[0].tokens_trained or 0)
-        tables = _read(path / DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text)))
+        tables = _read(path / layout.DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text)))
         self.diagnosis: dict[str, Table] = tables or {}
         # Values missing in the status file come from the last training event and the batch plan.
         status = record.status()
@@ -123,14 +112,14 @@ class Run:
         """Return one sentence for each part of the report, such as "training", without data."""
         limit = self.comparison and self.comparison.limit
         reasons = {
-            "training": (self.training, f"No training step has been logged yet ({METRICS})."),
-            "validation": (self.validation, f"No validation loss has been logged yet ({METRICS})."),
-            "samples": (self.samples, f"No samples have been written yet ({SAMPLES})."),
+            "training": (self.training, f"No training step has been logged yet ({layout.METRICS})."),
+            "validation": (self.validation, f"No validation loss has been logged yet ({layout.METRICS})."),
+            "samples": (self.samples, f"No samples have been written yet ({layout.SAMPLES})."),
             "evaluation": (self.comparison, f"Not evaluated yet. Run: {EVALUATE} {shlex.quote(str(self.path))}"),
             "limit": (not limit, f"Only {limit} examples of each task were scored. These are not benchmark scores."),
-            "recipe": (self.recipe_text, f"The file {RECIPE} is missing."),
-            "environment": (self.environment_text, f"The file {ENVIRONMENT} is missing."),
-            "lines": (not self.broken_lines, f"Damaged lines in {METRICS}: {self.broken_lines}."),
+            "recipe": (self.recipe_text, f"The file {layout.RECIPE} is missing."),
+            "environment": (self.environment_text, f"The file {layout.ENVIRONMENT} is missing."),
+            "lines": (not self.broken_lines, f"Damaged lines in {layout.METRICS}: {self.broken_lines}."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
 
