@@ -16,6 +16,7 @@ from tests.commands import kill_all, start_cold
 from tests.warm import start_warm
 
 
+os.environ["TRITON_INTERPRET"] = "1"  # Triton runs kernels on CPU tensors. Read when triton is imported
 ROOT = Path(__file__).parents[1]
 REAL_DATA = Path(os.environ.get("GPT2_REPRO_TEST_DATA", ROOT.parent / "shared" / "data"))
 

@@ -1,7 +1,7 @@
 """Replace the loss and the attention of transformers models for pre-training."""
 
 import copy
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from types import MethodType
@@ -111,6 +111,23 @@ def _joint_attention(
     return self.resid_dropout(self.c_proj(out.flatten(2))), None
 
 
+# Types of devices on which the softmax of the loss is a Triton kernel. Not tried with ROCm.
+TRITON = ("cuda",) if torch.version.cuda and importlib.util.find_spec("triton") else ()
+
+
+@torch.library.custom_op("gpt2_repro::softmax_gradient", mutates_args=("logits",))
+def softmax_gradient(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    """Replace logits by their gradient. See `softmax_kernel.replace_by_gradient`."""
+    from gpt2_repro.model import softmax_kernel  # imports Triton, which is only there with CUDA
+
+    return softmax_kernel.replace_by_gradient(logits, labels, vocab_size)
+
+
+@softmax_gradient.register_fake
+def _losses(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    return logits.new_empty(len(logits), dtype=torch.float32)
+
+
 # transformers' ForCausalLMLoss (5.23) holds the logits of a complete batch in fp32, and includes padding ids of the
 # vocabulary in the softmax. Needed until transformers has a chunked cross-entropy for GPT-2.
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -124,26 +141,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # Not on a CPU, where torch.mm has no out_dtype.
         unrounded = {"out_dtype": torch.float32} if hidden.is_cuda and FP32_PRODUCTS else {}
         for part, target in zip(hidden.split(chunk), labels.split(chunk), strict=True):
-            counted = (target != IGNORED).unsqueeze(1)
-            target = target.clamp_min(0).unsqueeze(1)
-            logits = (part @ weight.T).float()
-            logits[:, vocab_size:] = -torch.inf
-            logit = logits.gather(1, target)
-            largest = logits.amax(dim=1, keepdim=True)
-            # One pass of exponentials serves the loss and its gradient.
-            odds = logits.sub_(largest).exp_()
-            normalizer = odds.sum(dim=1, keepdim=True)
-            nll = normalizer.log() + largest - logit
+            if grad_weight is not None and hidden.device.type in TRITON:
+                gradient = part @ weight.T
+                losses = softmax_gradient(gradient, target, vocab_size)
+            else:
+                losses, gradient = _softmax(part @ weight.T, target, vocab_size, grad_weight is not None)
             # Not in place: torch 2.11 compiles an output that was changed in place without its gradients.
-            total = total + nll.masked_fill(~counted, 0.0).sum()
-            if grad_weight is not None:
-                gradient = _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(hidden.dtype)
+            total = total + losses.sum()
+            if gradient is not None:
                 grad_hidden.append(gradient @ weight)
                 if part.dtype == torch.float16 and not unrounded:  # the sums can exceed the range of fp16
                     gradient, part = gradient.float(), part.float()
                 grad_weight += torch.mm(gradient.T, part, **unrounded)
-                del gradient
-            del logits, odds  # otherwise they stay in memory while the next chunk is computed
+            del gradient  # otherwise it stays in memory while the next chunk is computed
         if grad_weight is not None:
             # A sum over all tokens can exceed the range of fp16. It is rounded after it is scaled.
             saved_dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
@@ -155,6 +165,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.saved_tensors
         scaled = grad_weight * grad_outputs[0]
         return grad_hidden * grad_outputs[0], scaled.to(grad_hidden.dtype), None, None, None
+
+
+def _softmax(logits: Tensor, labels: Tensor, vocab_size: int, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the losses of rows in fp32 [rows], and their gradient [rows, padded vocabulary] in the logits' dtype."""
+    counted = (labels != IGNORED).unsqueeze(1)
+    target = labels.clamp_min(0).unsqueeze(1)
+    dtype, odds = logits.dtype, logits.float()
+    del logits
+    odds[:, vocab_size:] = -torch.inf
+    logit = odds.gather(1, target)
+    largest = odds.amax(dim=1, keepdim=True)
+    # One pass of exponentials serves the loss and its gradient.
+    odds = odds.sub_(largest).exp_()
+    normalizer = odds.sum(dim=1, keepdim=True)
+    losses = (normalizer.log() + largest - logit).masked_fill(~counted, 0.0)
+    if not needs_gradient:
+        return losses, None
+    return losses, _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(dtype)
 
 
 def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:

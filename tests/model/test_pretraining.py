@@ -1,5 +1,10 @@
 """The forward pass for pre-training has the same results as transformers' models."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +12,7 @@ import torch.nn.functional as F
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.model import pretraining
 from gpt2_repro.model.pretraining import chunked_cross_entropy, plain_model
+from tests.commands import ROOT
 from tests.model.families import CONFIGS, PADDED, VOCABULARY, build
 
 
@@ -43,6 +49,45 @@ def test_chunking_does_not_change_the_loss(chunk: int, monkeypatch: pytest.Monke
     ours, theirs = (torch.autograd.grad(loss / 7, (hidden, weight)) for loss in (total, plain))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
     assert ours[1][VOCABULARY:].abs().max() == 0  # padding ids get no gradient from the softmax
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_triton_kernel_computes_the_loss(dtype: torch.dtype, compiled: bool, monkeypatch) -> None:
+    monkeypatch.setattr(pretraining, "chunk_size", lambda weight: 32)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 8, generator=generator).to(dtype).requires_grad_() for n in (48, PADDED))
+    labels = torch.randint(0, VOCABULARY, (48,), generator=generator)
+    labels[3:7] = IGNORED
+    results = []
+    for devices in ((), ("cpu",)):
+        monkeypatch.setattr(pretraining, "TRITON", devices)
+        torch._dynamo.reset()
+        loss_of = torch.compile(chunked_cross_entropy, backend="aot_eager", fullgraph=True, disable=not compiled)
+        total = loss_of(hidden, weight, labels, vocab_size=VOCABULARY)
+        results.append([total.detach(), *torch.autograd.grad(total / 7, (hidden, weight))])
+    for ours, plain in zip(results[1], results[0], strict=True):
+        assert ours.dtype == plain.dtype and (ours - plain).norm() <= 4 * torch.finfo(dtype).eps * plain.norm()
+    assert results[1][2][VOCABULARY:].abs().max() == 0
+    assert "gpt2_repro.model.softmax_kernel" in sys.modules
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from gpt2_repro.model.softmax_kernel import BLOCK, WARPS, _kernel
+types = {"logits_pointer": "*bf16", "labels": "*i64", "losses": "*fp32", "stride": "i32"}
+constants = {"vocab_size": 50257, "padded_size": 50304, "BLOCK": BLOCK}
+source = ASTSource(_kernel, {**types, **dict.fromkeys(constants, "constexpr")}, constants)
+for capability in (75, 90):
+    assert compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS}).asm["cubin"]
+"""
+
+
+def test_the_triton_kernel_compiles_for_turing_and_hopper(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, env=environment, check=True)
 
 
 def test_bf16_products_with_fp32_sums() -> None:
