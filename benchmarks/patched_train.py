@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
@@ -96,50 +95,6 @@ def profile(file: Path) -> None:
     run.add_callbacks = add
 
 
-class _BiasGradient(torch.autograd.Function):
-    """Pass a projection through, and sum the gradient of its bias over the positions of a row first."""
-
-    @staticmethod
-    def forward(ctx: Any, projection: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        ctx.dtype = bias.dtype
-        return projection.view_as(projection)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        per_row = gradients[0].sum(1, dtype=torch.float32)
-        return gradients[0], per_row.sum(0).to(ctx.dtype)
-
-
-def _project(self: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """Replace the forward of transformers' Conv1D."""
-    projection = torch.addmm(self.bias.detach(), inputs.view(-1, inputs.shape[-1]), self.weight)
-    return _BiasGradient.apply(projection.view(*inputs.shape[:-1], self.nf), self.bias)
-
-
-def sum_biases_by_row(model: Any) -> None:
-    """Sum the bias gradients of a GPT-2 where they are computed.
-
-    Inductor (torch 2.13) splits a sum over all positions in a way that cannot be fused: it writes the gradient of GELU,
-    and of queries, keys and values, and reads it again. A sum over the positions of a row is fused.
-    """
-    for block in model.base_model.h:
-        for projection in (block.attn.c_attn, block.mlp.c_fc):
-            projection.forward = MethodType(_project, projection)
-
-
-def row_bias_sums() -> None:
-    """Let the compiled model sum the gradients of biases by row."""
-    from gpt2_repro.model import build
-
-    compile_loss = build.compile_loss
-
-    def compile_patched(model: Any) -> None:
-        sum_biases_by_row(model)
-        compile_loss(model)
-
-    build.compile_loss = compile_patched
-
-
 def no_recompute() -> None:
     """Let the compiler save what the backward pass needs, and recompute nothing from it."""
     from torch._functorch import partitioners
@@ -154,7 +109,6 @@ if __name__ == "__main__":
 
     PATCHES = {
         "profile": lambda: profile(Path(os.environ["BENCHMARK_FILE"])),
-        "row_bias_sums": row_bias_sums,
         "no_recompute": no_recompute,
     }
     PATCHES[os.environ["BENCHMARK_PATCH"]]()

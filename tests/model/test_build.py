@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.build import build_model
+from gpt2_repro.model.build import build_model, sum_biases_by_row
 from tests.model.families import configuration
 
 
@@ -51,3 +51,23 @@ def test_init_from_weights_with_a_padded_vocabulary(padded: int, tmp_path: Path)
     ours, table = start(tmp_path).get_input_embeddings().weight, theirs.get_input_embeddings().weight
     assert ours.shape == (128, 32) and torch.equal(ours[:90], table[:90])
     assert not torch.equal(ours[90:96], table[90:96])
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_bias_sums_by_row_change_no_gradient(bf16: bool) -> None:
+    ids = torch.arange(3 * 64).view(3, 64)
+    results = []
+    for change in (lambda model: None, sum_biases_by_row):
+        torch.manual_seed(0)
+        model = build_model(configuration(n_head=2, sequence_length=64, vocab_size=300), attention="causal_sdpa")
+        for weight in model.parameters():  # biases are 0 at first
+            weight.data += 0.1 * torch.randn_like(weight)
+        change(model)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = model(input_ids=ids, shift_labels=ids).loss
+        loss.backward()
+        results.append((loss, {name: weight.grad for name, weight in model.named_parameters()}))
+    (expected, theirs), (loss, ours) = results
+    assert torch.allclose(loss, expected, rtol=1e-6)
+    for name, gradient in theirs.items():
+        assert (ours[name] - gradient).norm() <= (2e-3 if bf16 else 1e-5) * gradient.norm(), name

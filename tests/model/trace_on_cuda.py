@@ -60,7 +60,7 @@ def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
     from torch._subclasses import FakeTensorMode
     from transformers import AttentionInterface
 
-    from gpt2_repro.model.build import build_model
+    from gpt2_repro.model.build import build_model, sum_biases_by_row
     from gpt2_repro.model.configuration import build_config
     from gpt2_repro.planning.recipe import load_recipe
 
@@ -89,6 +89,8 @@ def main(stub: str, dtype: str, rows: int, *recipe: str) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda:0"):
         config = build_config(section, sequence_length=length, vocab_size=50_257)
         model = build_model(config, attention="causal_fused").train()
+        if config.model_type == "gpt2":
+            sum_biases_by_row(model)  # as compile_loss does on a GPU
         cast: dict[Any, Any] = {}
         for module in model.modules():  # `to` cannot change the dtype of fake parameters
             for name, weight in module._parameters.items():
