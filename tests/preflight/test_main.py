@@ -47,7 +47,7 @@ PRINTED: list[tuple[str, str, dict[str, object]]] = [
     ("--gpu RTX4090 --per_device_train_batch_size 32 --total_tokens 2e9", "accelerate 1", {}),
     ("--gpu RTX4090", "accelerate 1", ROWS_32),  # 64 rows do not fit
     ("--gpu T4", "python", ROWS_16),
-    ("--gpu T4 --n 2 --precision auto", "accelerate 2", ROWS_16),
+    ("--gpu T4 --n 2 --precision auto", "accelerate 2", {**ROWS_16, **ROWS_32}),
     ("--gpu 4080 --sequence_length 32768", "accelerate 1", CHECKPOINTED),
     ("recipes/demo.yaml --gpu H100 --n 2 --no_bf16 --seed=7 --n_layer 2 --output_dir 'my run'", "accelerate 2", {}),
     ("--gpu A100 --n 4 --source fineweb-edu-10bt --sequence_length 512 --usd_per_hour 3", "accelerate 4", {}),
@@ -127,7 +127,7 @@ def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 # Words of the command line, texts in the output, and the exit code.
 CARDS = [
-    ("T4", ["! precision", "64 rows x 1024 tokens need 31", "python train.py recipes/gpt2_124m.yaml "], 1),
+    ("T4", ["! precision", "64 rows x 1024 tokens need 28", "python train.py recipes/gpt2_124m.yaml "], 1),
     ("T4 --tokens_per_second 9", ["! precision", "16.0 GB. Pass --per_device_train_batch_size 16\n"], 1),
     ("3090", ["1 x RTX 3090", "24.0 GB. Pass --per_device_train_batch_size 32\n", "estimated from the RTX 4090"], 1),
     ("A30", ["! memory", "estimated at 32% of the peak", "Pass --usd_per_hour"], 0),
