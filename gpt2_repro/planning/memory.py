@@ -59,8 +59,8 @@ class MemoryEstimate(NamedTuple):
         blocks = saved + inputs * self.n_layer if trial.checkpointing else saved * self.n_layer
         # 2: the gradient of the head's input.
         activations = tokens * self.n_embd * (blocks + inputs + 2) * (1 if self.bf16 else 2)
-        # The gradient of a chunk replaces its logits (softmax_kernel.py).
-        logits = min(tokens, self.chunk) * self.vocab_size * (2 if self.bf16 else 4)
+        # On GPUs the gradient of a chunk replaces its logits (softmax_kernel.py). A CPU is not compiled.
+        logits = min(tokens, self.chunk) * self.vocab_size * (6 if not self.compiled else 2 if self.bf16 else 4)
         return self.parameters * of_weight + activations + logits + CONTEXT_BYTES
 
     def fits(self, trial: MemoryTrial, memory_bytes: float) -> bool:
