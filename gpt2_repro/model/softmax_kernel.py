@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-BLOCK, WARPS = 2048, 4  # the fastest of 9 combinations on an H200 (benchmarks/RESULTS.md)
+BLOCK, WARPS = 2048, 4  # the fastest of 11 combinations on an H200 (benchmarks/RESULTS.md)
 
 
 @triton.jit
