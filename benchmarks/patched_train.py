@@ -24,7 +24,7 @@ GROUPS = {
     "attention": "sdpa|flash|fmha|fwd_kernel|bwd_kernel|attention",
     "matrix products": "nvjet|gemm|cutlass|cublas|splitk|aten::.*mm",
     "communication": "nccl|gloo|c10d",
-    "loss": "softmax_online|exp(?!and)|amax|gather|nll",
+    "loss": "softmax|exp(?!and)|amax|gather|nll",
     "GELU": "tanh|gelu",
     "LayerNorm": "layer_norm|rsqrt",
     "optimizer, clipping and sums of gradients": "multi_tensor|adam|lamb|foreach|norm",

@@ -112,7 +112,7 @@ def _joint_attention(
 
 
 # Types of devices on which the softmax of the loss is a Triton kernel. Not tried with ROCm.
-TRITON = ("cuda",) if torch.version.cuda and importlib.util.find_spec("triton") else ()
+TRITON_DEVICES = ("cuda",) if torch.version.cuda and importlib.util.find_spec("triton") else ()
 
 
 @torch.library.custom_op("gpt2_repro::softmax_gradient", mutates_args=("logits",))
@@ -141,7 +141,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # Not on a CPU, where torch.mm has no out_dtype.
         unrounded = {"out_dtype": torch.float32} if hidden.is_cuda and FP32_PRODUCTS else {}
         for part, target in zip(hidden.split(chunk), labels.split(chunk), strict=True):
-            if grad_weight is not None and hidden.device.type in TRITON:
+            if grad_weight is not None and hidden.device.type in TRITON_DEVICES:
                 gradient = part @ weight.T
                 losses = softmax_gradient(gradient, target, vocab_size)
             else:

@@ -55,6 +55,7 @@ def test_a_profile_has_groups_and_the_time_without_a_kernel() -> None:
     assert summary["groups"] == {"matrix products": 0.1, "attention": 0.05, "GELU": 0.01, "copies": 0.01}
     assert (summary["ms"], summary["no kernel"]) == (0.175, pytest.approx(0.01))
     assert group_of("triton_per_fused_native_layer_norm_0") == "LayerNorm"
+    assert group_of("softmax_gradient_kernel") == "loss"
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def test_the_triton_kernel_computes_the_loss(dtype: torch.dtype, compiled: bool,
     labels[3:7] = IGNORED
     results = []
     for devices in ((), ("cpu",)):
-        monkeypatch.setattr(pretraining, "TRITON", devices)
+        monkeypatch.setattr(pretraining, "TRITON_DEVICES", devices)
         torch._dynamo.reset()
         loss_of = torch.compile(chunked_cross_entropy, backend="aot_eager", fullgraph=True, disable=not compiled)
         total = loss_of(hidden, weight, labels, vocab_size=VOCABULARY)
@@ -75,10 +75,10 @@ def test_the_triton_kernel_computes_the_loss(dtype: torch.dtype, compiled: bool,
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from gpt2_repro.model.softmax_kernel import BLOCK, WARPS, _kernel
+from gpt2_repro.model.softmax_kernel import BLOCK, WARPS, softmax_gradient_kernel
 types = {"logits_pointer": "*bf16", "labels": "*i64", "losses": "*fp32", "stride": "i32"}
 constants = {"vocab_size": 50257, "padded_size": 50304, "BLOCK": BLOCK}
-source = ASTSource(_kernel, {**types, **dict.fromkeys(constants, "constexpr")}, constants)
+source = ASTSource(softmax_gradient_kernel, {**types, **dict.fromkeys(constants, "constexpr")}, constants)
 for capability in (75, 90):
     assert compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS}).asm["cubin"]
 """
