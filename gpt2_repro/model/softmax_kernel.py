@@ -58,5 +58,7 @@ def replace_by_gradient(logits: Tensor, labels: Tensor, vocab_size: int) -> Tens
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     sizes = {"vocab_size": vocab_size, "padded_size": logits.shape[1]}
-    softmax_gradient_kernel[(len(logits),)](logits, labels, losses, logits.stride(0), **sizes, BLOCK=BLOCK, num_warps=WARPS)
+    softmax_gradient_kernel[(len(logits),)](
+        logits, labels, losses, logits.stride(0), **sizes, BLOCK=BLOCK, num_warps=WARPS
+    )
     return losses
