@@ -4,7 +4,7 @@ BENCHMARK_PATCH=profile BENCHMARK_FILE=profile.json accelerate launch … benchm
 """
 
 import collections
-import dataclasses
+import importlib
 import json
 import os
 import re
@@ -95,12 +95,57 @@ def profile(file: Path) -> None:
     run.add_callbacks = add
 
 
-def no_recompute() -> None:
-    """Let the compiler save what the backward pass needs, and recompute nothing from it."""
-    from torch._functorch import partitioners
+def flash_attention_4() -> None:
+    """Compute GPT-2's attention with FlashAttention-4, without dropout and masks.
 
-    operations = partitioners.get_default_op_list
-    partitioners.get_default_op_list = lambda: dataclasses.replace(operations(), recomputable_ops=set())
+    The kernel reads one tensor with queries, keys and values, and writes the gradient into one tensor. The gradients of
+    other kernels are copied into one. The functions of flash-attn-4 (4.0.0b10 to b36) are private: the public ones
+    cannot be compiled by torch.compile.
+    """
+    from torch import Tensor
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+
+    interface = importlib.import_module("flash_attn.cute.interface")
+
+    @torch.library.custom_op("benchmarks::flash4", mutates_args=())
+    def flash4(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:  # joint: [rows, T, 3, heads, width]
+        out, divisors = outputs(joint, scale)
+        interface._flash_attn_fwd(*joint.unbind(2), softmax_scale=scale, causal=True, out=out, lse=divisors)
+        return out, divisors
+
+    @flash4.register_fake
+    def outputs(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        rows, length, _, heads, width = joint.shape
+        return joint.new_empty(rows, length, heads, width), joint.new_empty(rows, heads, length, dtype=torch.float32)
+
+    @torch.library.custom_op("benchmarks::flash4_backward", mutates_args=())
+    def backward(gradient: Tensor, joint: Tensor, out: Tensor, divisors: Tensor, scale: float) -> Tensor:
+        result = torch.empty_like(joint)
+        parts = dict(zip(("dq", "dk", "dv"), result.unbind(2), strict=True))
+        inputs = (*joint.unbind(2), out, gradient, divisors)
+        interface._flash_attn_bwd(*inputs, softmax_scale=scale, causal=True, **parts)
+        return result
+
+    backward.register_fake(lambda gradient, joint, *_: torch.empty_like(joint))
+
+    def save(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        joint, ctx.scale = inputs
+        ctx.save_for_backward(joint, *output)
+
+    def differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:
+        return backward(gradient, *ctx.saved_tensors, ctx.scale), None
+
+    flash4.register_autograd(differentiate, setup_context=save)
+    stock = GPT2Attention.forward
+
+    def forward(self: Any, hidden_states: Tensor, past_key_values: Any = None, **others: Any) -> Any:
+        if past_key_values is not None or hidden_states.dtype == torch.float32:  # samples, the check at the start
+            return stock(self, hidden_states, past_key_values, **others)
+        joint = self.c_attn(hidden_states)
+        out, _ = flash4(joint.view(*joint.shape[:-1], 3, -1, self.head_dim), self.scaling)
+        return self.resid_dropout(self.c_proj(out.flatten(2))), None
+
+    GPT2Attention.forward = forward
 
 
 if __name__ == "__main__":
@@ -109,7 +154,7 @@ if __name__ == "__main__":
 
     PATCHES = {
         "profile": lambda: profile(Path(os.environ["BENCHMARK_FILE"])),
-        "no_recompute": no_recompute,
+        "flash_attention_4": flash_attention_4,
     }
     PATCHES[os.environ["BENCHMARK_PATCH"]]()
     cli.run(main, prints_results=False)

@@ -21,7 +21,6 @@ TREES = [ast.parse(source) for source in SOURCES.values()]
 # Folders and files with the sources in which private names are looked up.
 LIBRARIES = ("transformers", "accelerate", "deepspeed", "lm_eval", "tqdm")
 LIBRARIES += ("torch/optim", "torch/distributed/fsdp", "torch/storage.py")
-LIBRARIES += ("torch/nn/attention/_fa4.py",)  # torch calls the same functions of flash-attn-4, which is not installed
 STANDARD_LIBRARY = {"_asdict", "_exit", "_fields", "_replace"}
 # Public attributes without documentation, and the modules whose source contains them.
 UNDOCUMENTED: dict[str, tuple[str, ...]] = {

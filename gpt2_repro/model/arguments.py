@@ -11,7 +11,7 @@ from gpt2_repro.fields import ABOVE_0, BELOW_1, changeable, check_ranges, fixed,
 GPT2 = "gpt2"
 # GPT-2's names for the shape, which are the options for every architecture, and transformers' common names.
 SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size"}
-FlashKernel = Literal["flash_attention_2", "kernels-community/flash-attn2", "kernels-community/aiter-flash-attn"]
+FlashKernel = Literal["flash_attention_2", "kernels-community/flash-attn2"]
 SdpaKernel = Literal["causal_sdpa", "causal_cudnn"]
 
 
@@ -31,7 +31,7 @@ class ModelArguments:
     n_embd: int = fixed(768, "Width of the residual stream. 0: chosen to suit the text and the machine.")
     dropout: float = changeable(0.0, "Dropout of embeddings, attention and residuals.", BELOW_1)
     pad_vocab_to_multiple_of: int = fixed(128, "Pad the vocabulary to a multiple of this number.", ABOVE_0)
-    attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "causal_fa4", "eager"] = option(
+    attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "eager"] = option(
         "auto", "Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA."
     )
     document_mask: bool = fixed(False, "No attention between documents of a row. Slower without flash-attn.")

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
-from transformers.utils import is_flash_attn_2_available, is_flash_attn_4_available, is_kernels_available
+from transformers.utils import is_flash_attn_2_available, is_kernels_available
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.model.arguments import FlashKernel
 from gpt2_repro.model.document_mask import Documents
-from gpt2_repro.model.pretraining import FLASH4, SDPA, flash4
+from gpt2_repro.model.pretraining import SDPA
 
 
 logger = logging.getLogger(__name__)
 
-FLASH = PACKAGE, HUB_KERNEL, AMD_KERNEL = get_args(FlashKernel)
+FLASH = PACKAGE, HUB_KERNEL = get_args(FlashKernel)
 TIMING_SECONDS = 1.0  # per kernel, after a warm-up
 # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
 MOST_DIFFERENCE = 0.05
@@ -36,7 +36,6 @@ class Machine(NamedTuple):
     one_row_compiled: bool = False  # whether torch.compile is used with one row per forward pass
     document_mask: bool = False
     fp16: bool = False
-    plain_gpt2: bool = False  # a GPT-2 without dropout of attention
 
 
 class Choice(NamedTuple):
@@ -62,20 +61,13 @@ def obstacle(name: str, machine: Machine) -> str | None:
     if name == "causal_cudnn":
         reason = "cuDNN is wrong for document masks and for rows whose length is not a multiple of 128"
         return reason if machine.document_mask or machine.length % 128 else None
-    if name == FLASH4:
-        if not machine.plain_gpt2 or machine.document_mask:
-            return "it is only for a GPT-2 without dropout and document masks"
-        is_new = torch.cuda.get_device_capability() >= (9, 0)
-        return None if is_new and is_flash_attn_4_available() else "it needs flash-attn-4, and Hopper or newer"
     if machine.one_row_compiled and not machine.document_mask:
         # _is_packed_sequence in transformers 5.23 branches on the position ids. Position ids are not read if the lengths
         # of documents are passed.
         return "torch.compile cannot compile transformers' flash attention for a micro-batch of 1 row"
-    if name == PACKAGE and not is_flash_attn_2_available():  # flash-attn-4 has a module flash_attn, too
+    if name == PACKAGE and not is_flash_attn_2_available():
         return "flash-attn is not installed (requirements-gpu.txt)"
-    if name == AMD_KERNEL and torch.version.hip is None:
-        return "this GPU is not from AMD"
-    if name in (HUB_KERNEL, AMD_KERNEL) and not is_kernels_available():
+    if name == HUB_KERNEL and not is_kernels_available():
         return "the package kernels is not installed in the version that transformers needs"
     return None
 
@@ -93,17 +85,16 @@ def choose_attention(
 
     Raises UserError if `requested` names a kernel that cannot be used.
     """
-    machine = machine._replace(plain_gpt2=config.model_type == "gpt2" and not config.attn_pdrop)
     if requested != "auto":
         problem: str | float | None = obstacle(requested, machine)
-        if problem is None and requested in (*FLASH, FLASH4):
+        if problem is None and requested in FLASH:
             problem = time_kernels({requested: None, "causal_sdpa": None}, machine, config, rows)[requested]
         if isinstance(problem, str):
             raise UserError(f"{requested} cannot be used: {problem}. Pass --attn_implementation auto.")
         return Choice(requested, "as requested")
     if not machine.cuda:
         return Choice("causal_sdpa", "torch's SDPA, because there is no NVIDIA or AMD GPU")
-    obstacles = {name: obstacle(name, machine) for name in (*FLASH, *SDPA, FLASH4)}
+    obstacles = {name: obstacle(name, machine) for name in (*FLASH, *SDPA)}
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
     if machine.document_mask:
@@ -139,7 +130,7 @@ def time_kernels(
     """Return each kernel's time of one forward and backward pass, in milliseconds.
 
     Queries, keys and values are parts of one tensor, as in a GPT-2. The time includes copying their gradients into one
-    tensor, unless the kernel writes them there.
+    tensor.
 
     If a kernel cannot be used or gives other results than causal_sdpa, its value is the reason instead.
 
@@ -187,11 +178,8 @@ def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int
     attend = AttentionInterface()[model.config._attn_implementation]
 
     def run() -> list[Tensor]:
-        if name == FLASH4:
-            out = flash4(joint.unflatten(2, (3, heads)), width**-0.5)[0]
-        else:
-            inputs = (part.transpose(1, 2) for part in joint.split(counts, 2))
-            out = attend(module, *inputs, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
+        inputs = (part.transpose(1, 2) for part in joint.split(counts, 2))
+        out = attend(module, *inputs, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
         (gradient,) = torch.autograd.grad(out, joint, direction)
         return [out.detach(), *gradient.split(counts, 2)]
 

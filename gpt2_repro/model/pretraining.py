@@ -44,73 +44,6 @@ def _cudnn(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mas
 AttentionInterface.register("causal_cudnn", _cudnn)
 
 
-# FlashAttention-4 for GPT-2, which projects queries, keys and values together. The kernel reads one tensor and writes
-# the gradient into one tensor. Other kernels return three gradients, which are then copied into one. Needed until
-# transformers' flash_attention_4 can be compiled by torch.compile.
-FLASH4 = "causal_fa4"  # transformers loads a package for names with "flash"
-# For what the kernel cannot do: masks, generation with a cache, fp32.
-AttentionInterface.register(FLASH4, sdpa_attention_forward)
-# Private functions: the public ones (4.0.0b36) cannot be compiled by torch.compile and return new tensors.
-KERNELS = "flash_attn.cute.interface"
-
-
-@torch.library.custom_op("gpt2_repro::flash4", mutates_args=())
-def flash4(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return causal attention [rows, T, heads, width], and the logarithms of the softmax's divisors.
-
-    `joint` has queries, keys and values: [rows, T, 3, heads, width], bf16 or fp16.
-    """
-    out, divisors = _outputs(joint, scale)
-    kernel = importlib.import_module(KERNELS)._flash_attn_fwd
-    kernel(*joint.unbind(2), softmax_scale=scale, causal=True, out=out, lse=divisors)
-    return out, divisors
-
-
-@flash4.register_fake
-def _outputs(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    rows, length, _, heads, width = joint.shape
-    return joint.new_empty(rows, length, heads, width), joint.new_empty(rows, heads, length, dtype=torch.float32)
-
-
-@torch.library.custom_op("gpt2_repro::flash4_backward", mutates_args=())
-def _backward(gradient: Tensor, joint: Tensor, out: Tensor, divisors: Tensor, scale: float) -> Tensor:
-    result = _gradient_of(gradient, joint, out, divisors, scale)
-    dq, dk, dv = result.unbind(2)
-    kernel = importlib.import_module(KERNELS)._flash_attn_bwd
-    kernel(*joint.unbind(2), out, gradient, divisors, softmax_scale=scale, causal=True, dq=dq, dk=dk, dv=dv)
-    return result
-
-
-@_backward.register_fake
-def _gradient_of(gradient: Tensor, joint: Tensor, out: Tensor, divisors: Tensor, scale: float) -> Tensor:
-    return joint.new_empty(joint.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-    joint, ctx.scale = inputs
-    ctx.save_for_backward(joint, *output)
-
-
-def _differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:
-    return _backward(gradient, *ctx.saved_tensors, ctx.scale), None
-
-
-flash4.register_autograd(_differentiate, setup_context=_save)
-
-
-def _joint_attention(
-    self: Any, hidden_states: Tensor, past_key_values: Any = None, attention_mask: Any = None, **others: Any
-) -> Any:
-    """Replace GPT2Attention.forward."""
-    is_half = hidden_states.dtype != torch.float32 or torch.is_autocast_enabled(hidden_states.device.type)
-    is_simple = is_half and past_key_values is None and attention_mask is None
-    if not is_simple or self.config._attn_implementation != FLASH4:
-        return type(self).forward(self, hidden_states, past_key_values, attention_mask, **others)
-    joint = self.c_attn(hidden_states)
-    out, _ = flash4(joint.view(*joint.shape[:-1], 3, -1, self.head_dim), self.scaling)
-    return self.resid_dropout(self.c_proj(out.flatten(2))), None
-
-
 # Types of devices on which the softmax of the loss is a Triton kernel. Not tried with ROCm.
 TRITON_DEVICES = ("cuda",) if torch.version.cuda and importlib.util.find_spec("triton") else ()
 
@@ -310,9 +243,6 @@ def make_pretraining(
     model.summed_loss = MethodType(summed_loss, model)
     # Not a subclass, because its name would be in each saved config (`architectures`).
     model.forward = MethodType(_forward, model)
-    if model.config._attn_implementation == FLASH4:
-        for block in model.base_model.h:
-            block.attn.forward = MethodType(_joint_attention, block.attn)
     # Activation checkpointing adds a hook to the embeddings, for models that are partly frozen. Here all weights are
     # trained, and torch 2.9 cannot compile the hook.
     model.enable_input_require_grads = lambda: None

@@ -3,15 +3,20 @@
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+import torch
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from benchmarks.gpu import LLMC_STEP, NANOGPT_STEP, PARTS, VARIANTS, Bench, Variant, parse
-from benchmarks.patched_train import group_of, summarize
+from benchmarks.patched_train import flash_attention_4, group_of, summarize
 from benchmarks.processes import ROOT
+from gpt2_repro.model.build import build_model
 from gpt2_repro.planning.recipe import load_recipe
 from gpt2_repro.planning.workload import plan_run
+from tests.model.families import configuration
 
 
 LLMC = "step   {0}/25 | loss 7.123456 (+nanz)| norm 1.2345 (+0.12z)| lr 6.00e-04 | {1:.2f} ms | 54.3% bf16 MFU | 530700 tok/s"
@@ -34,7 +39,7 @@ def test_variants_are_valid_and_divide_a_step_of_one_gpu(variant: Variant, tmp_p
     script = command.index("benchmarks/patched_train.py" if variant.patch else "train.py")
     recipe = load_recipe(command[script + 1 :])
     assert plan_run(recipe.training, recipe.data, num_processes=1).max_steps == 25
-    full_size = load_recipe(["recipes/gpt2_124m.yaml", *variant.options.format(rows_480=480 * 1024).split()])
+    full_size = load_recipe(["recipes/gpt2_124m.yaml", *variant.options.split()])
     plan_run(full_size.training, full_size.data, num_processes=1)
 
 
@@ -58,6 +63,41 @@ def test_a_profile_has_groups_and_the_time_without_a_kernel() -> None:
     assert group_of("softmax_gradient_kernel") == "loss"
 
 
+def test_joint_gradients_of_flash_attention_4_are_those_of_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are simple functions here."""
+
+    def scores(q, k, scale):
+        return (torch.einsum("bthd,bshd->bhts", q, k) * scale).masked_fill(
+            torch.ones(128, 128).triu(1) > 0, -torch.inf
+        )
+
+    def forward(q, k, v, *, softmax_scale, causal, out, lse):
+        lse.copy_(scores(q.float(), k.float(), softmax_scale).logsumexp(-1))
+        shares = (scores(q.float(), k.float(), softmax_scale) - lse.unsqueeze(-1)).exp()
+        out.copy_(torch.einsum("bhts,bshd->bthd", shares, v.float()))
+
+    def backward(*tensors, softmax_scale, causal, dq, dk, dv):
+        q, k, v, out, dout, lse = (each.float() for each in tensors)
+        shares = (scores(q, k, softmax_scale) - lse.unsqueeze(-1)).exp()
+        inner = torch.einsum("bthd,bshd->bhts", dout, v) - torch.einsum("bthd,bthd->bht", dout, out).unsqueeze(-1)
+        dq.copy_(torch.einsum("bhts,bshd->bthd", shares * inner * softmax_scale, k))
+        dk.copy_(torch.einsum("bhts,bthd->bshd", shares * inner * softmax_scale, q))
+        dv.copy_(torch.einsum("bhts,bthd->bshd", shares, dout))
+
+    interface = types.SimpleNamespace(_flash_attn_fwd=forward, _flash_attn_bwd=backward)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
+    monkeypatch.setattr(GPT2Attention, "forward", GPT2Attention.forward)  # restored after the test
+    config = configuration(n_head=2, sequence_length=128, vocab_size=300)
+    ids, results = torch.arange(2 * 128).view(2, 128) % 300, []
+    for patch in (lambda: None, flash_attention_4):
+        patch()
+        torch.manual_seed(0)
+        model = build_model(config, attention="causal_sdpa").bfloat16()
+        model(input_ids=ids, shift_labels=ids).loss.backward()
+        results.append(torch.cat([weight.grad.float().flatten() for weight in model.parameters()]))
+    assert 0 < (results[0] - results[1]).norm() < 0.02 * results[0].norm()
+
+
 @pytest.mark.slow
 def test_all_parts_on_a_cpu(tmp_path: Path) -> None:
     (tmp_path / "nanogpt").mkdir()
@@ -65,7 +105,7 @@ def test_all_parts_on_a_cpu(tmp_path: Path) -> None:
         script = f"#!{sys.executable}\nfor step in range(1, 26):\n    print({form!r}.format(step, 900.0 + step))\n"
         (tmp_path / path).write_text(script, encoding="utf-8")
         (tmp_path / path).chmod(0o755)
-    variants = ["late_grad_update", "no_recompute"]
+    variants = ["late_grad_update", "rows_32"]
     words = ["--use_cpu", "--out", tmp_path / "out", "--llmc", tmp_path / "llmc", "--nanogpt", tmp_path / "nanogpt"]
     words += ["--rounds", "1", "--variant_steps", "9", "--parts", *PARTS, "--variants", *variants]
     subprocess.run([sys.executable, "benchmarks/gpu.py", *words], cwd=ROOT, check=True, timeout=600)

@@ -11,13 +11,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import attention, pretraining
-from gpt2_repro.model.attention import AMD_KERNEL, HUB_KERNEL, PACKAGE, Machine, choose_attention, obstacle
+from gpt2_repro.model.attention import HUB_KERNEL, PACKAGE, Machine, choose_attention, obstacle
 from gpt2_repro.model.build import build_model, compile_loss
-from gpt2_repro.model.pretraining import FLASH4
 from tests.model.families import configuration
 
 
-GPU = Machine(cuda=True, bf16=True, length=1024, plain_gpt2=True)
+GPU = Machine(cuda=True, bf16=True, length=1024)
 
 
 config = functools.partial(configuration, n_head=2, sequence_length=128, vocab_size=300)
@@ -55,10 +54,8 @@ for function in (shifted, broken_backward, across_documents, failing, untraceabl
 def card(monkeypatch: pytest.MonkeyPatch):
     """Return a function that pretends that a GPU and attention packages exist."""
 
-    def use(*, installed=True, flash4=False, kernels=False, capability=(9, 0), rocm=None) -> None:
-        monkeypatch.setattr(torch.version, "hip", rocm)
+    def use(*, installed=True, kernels=False, capability=(9, 0)) -> None:
         monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
-        monkeypatch.setattr(attention, "is_flash_attn_4_available", lambda: flash4)
         monkeypatch.setattr(attention, "is_kernels_available", lambda: kernels)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
@@ -75,19 +72,15 @@ def card(monkeypatch: pytest.MonkeyPatch):
         (PACKAGE, {}, {"capability": (7, 5)}, "Ampere"),
         (PACKAGE, {"one_row_compiled": True}, {}, "compile"),
         (HUB_KERNEL, {}, {}, "the package kernels"),
-        (AMD_KERNEL, {}, {"kernels": True}, "not from AMD"),
         ("causal_cudnn", {"length": 1000}, {}, "128"),
         ("causal_cudnn", {"document_mask": True}, {}, "masks"),
-        (FLASH4, {}, {}, "needs flash-attn-4"),
-        (FLASH4, {}, {"flash4": True, "capability": (8, 9)}, "Hopper"),
-        (FLASH4, {"document_mask": True}, {"flash4": True}, "only for a GPT-2"),
     ],
 )
 def test_obstacles(name: str, machine: dict, installed: dict, reason: str, card) -> None:
     card(**installed)
     with pytest.raises(UserError, match=f"{name}.*{reason}.*--attn_implementation auto"):
         choose_attention(name, GPU._replace(**machine), config(), rows=2)
-    card(flash4=True, kernels=True, rocm="6.4" if name == AMD_KERNEL else None)
+    card(kernels=True)
     assert obstacle(name, GPU) is None
     assert obstacle(name, GPU._replace(bf16=False, fp16=True)) is None
     # With document lengths, transformers does not read the position ids of one row.
@@ -104,12 +97,10 @@ def test_auto_uses_the_fastest_usable_kernel_or_that_of_the_run(card, monkeypatc
 
     monkeypatch.setattr(attention, "time_kernels", time_kernels)
     for installed, unusable in (({"kernels": True}, HUB_KERNEL), ({"installed": False, "kernels": True}, PACKAGE)):
-        card(**installed, flash4=True)
+        card(**installed)
         choice = choose_attention("auto", GPU, config(), rows=64)
         assert choice.name == "causal_cudnn" and "18.50" in choice.reason
-        assert [name for name, why in timed.items() if why] == [unusable, AMD_KERNEL]
-        choose_attention("auto", GPU, config("gpt2", "attn_pdrop=0.1"), rows=64)
-        assert [name for name, why in timed.items() if why] == [unusable, AMD_KERNEL, FLASH4]
+        assert [name for name, why in timed.items() if why] == [unusable]
     kept = choose_attention("auto", GPU, config(), rows=2, earlier="causal_sdpa")
     assert kept.name == "causal_sdpa"
     chosen = choose_attention("auto", GPU, config(), rows=2, earlier=PACKAGE)
