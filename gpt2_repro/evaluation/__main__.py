@@ -26,7 +26,6 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
-from gpt2_repro.evaluation.core import core_score
 from gpt2_repro.evaluation.follow import follow
 from gpt2_repro.evaluation.harness import choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
@@ -83,7 +82,7 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
 
         # --- Table
         def write_table(flagged: set[str] | None = None) -> None:
-            columns = [(model, add_clean(one, flagged or ()) + core_score(one, tasks.bundle)) for model, one in scored]
+            columns = [(model, add_clean(one, flagged or ())) for model, one in scored]
             columns = join_seeds(columns, {model.column.name: model.setting for model in models})
             base = baseline and next(column for column, _ in columns if baseline.name in (column.name, *column.seeds))
             comparison = compare(columns, base, settings, output.run_metadata(EVALUATE, argv), flagged)

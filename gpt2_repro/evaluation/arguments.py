@@ -55,7 +55,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
         text = f"{EvaluationArguments.__dataclass_fields__[name].metadata['help']} (default: {shown})"
         recipe.add_argument(f"--{name}", type=positive_count if name == "max_length" else str, nargs=nargs, help=text)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
-    parser.add_argument("--suite", choices=SUITES, help="Tasks to score. core: the 22 tasks of DCLM's CORE.")
+    parser.add_argument("--suite", choices=SUITES, help="Tasks to score.")
     parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help="Also score the text files in DIR.")
     parser.add_argument("--check_overlap", action="store_true", help="Also score without texts in the training data.")
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")

@@ -19,7 +19,6 @@ from typing import Any
 from gpt2_repro import hardware, tokenization
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.comparison import EvaluationSettings
-from gpt2_repro.evaluation.core import PREFIX
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name, try_write
 from gpt2_repro.evaluation.scores import COMPLETION, Job, Metric, ScoredModel, read_scores
@@ -134,7 +133,6 @@ def evaluate_model(
         max_length=settings.max_length,
         batch_size=settings.batch_size,
         per_token=job.task == COMPLETION,
-        compares_options=job.task.startswith(PREFIX),
     )
     if accelerator:
         # HFLM (lm_eval 0.4.13) shares documents among processes only if it loads the model itself, and only on GPUs.

@@ -46,7 +46,7 @@ def overlapping_documents(prepared: PreparedData, tasks: TaskFiles) -> set[str]:
 
 
 def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
-    """Return the texts of each document of a task, without few-shot examples, by the hash of the document."""
+    """Return the texts of each document of a task, by the hash of the document."""
     from lm_eval.utils import handle_non_serializable, hash_string
 
     texts: dict[str, list[str]] = {}
@@ -55,8 +55,7 @@ def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
         for request in loaded.instances:
             form = {"indent": 2, "default": handle_non_serializable, "ensure_ascii": False}
             name = hash_string(json.dumps(request.doc, **form))  # as in lm_eval/evaluator.py (0.4.13)
-            text = "".join(request.args).removeprefix(request.doc.get("shown", ""))
-            texts.setdefault(name, []).append(text)
+            texts.setdefault(name, []).append("".join(request.args))
     return texts
 
 

@@ -55,18 +55,12 @@ class Scorer(HFLM):
     Args:
         positions: the largest number of tokens in a forward pass, with padding (0: `batch_size` full windows).
         per_token: whether the options of an item are ranked by their mean log-probability per token.
-        compares_options: whether the options of an item are ranked by their mean log-probability per token, over the
-            tokens in which the options (or their contexts) differ, as in nanochat/core_eval.py. All contexts begin
-            with the separator.
     """
 
-    def __init__(self, positions: int = 0, per_token: bool = False, compares_options: bool = False, **options: Any):
+    def __init__(self, positions: int = 0, per_token: bool = False, **options: Any):
         super().__init__(**options)
-        self.positions, self.compares_options = positions or self.max_length * self.batch_size, compares_options
-        self.per_token = per_token or compares_options
-        # The separator begins all texts of CORE.
-        start = start_id(self.tokenizer) if compares_options else None
-        self._start = added_start(self.tokenizer) if start is None else [start]
+        self.positions, self.per_token = positions or self.max_length * self.batch_size, per_token
+        self._start = added_start(self.tokenizer)
         self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         self._shares = self.model.config.model_type in SHARING
 
@@ -87,25 +81,10 @@ class Scorer(HFLM):
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         if not self.per_token:
             return super().loglikelihood(requests, disable_tqdm=True)
-        pairs: list[Pair] = []
-        for _, group in itertools.groupby(requests, key=lambda request: request.doc_id):
-            texts = [request.args for request in group]
-            if self.compares_options and len(set(texts)) > 1:
-                pairs += self._split_options(texts)
-            else:  # for CORE without options, a continuation to complete
-                pairs += [(None, *self._encode_pair(*text)) for text in texts]
+        pairs = [(None, *self._encode_pair(*request.args)) for request in requests]
         answers = self._loglikelihood_tokens(pairs)
         scored = [min(len(after), self.max_length) for _, _, after in pairs]
         return [(total / count, greedy) for (total, greedy), count in zip(answers, scored, strict=True)]
-
-    def _split_options(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
-        """Divide the ids of an item's options where they begin to differ or, with different contexts, cease to."""
-        options = [self._start + ids for ids in encode(self.tokenizer, ["".join(text) for text in texts])]
-        same_context = len({context for context, _ in texts}) == 1
-        turned = options if same_context else [ids[::-1] for ids in options]
-        shared = min(len(os.path.commonprefix(turned)), min(map(len, options)) - 1)
-        cuts = [shared if same_context else len(ids) - shared for ids in options]
-        return [(None, ids[:cut], ids[cut:]) for ids, cut in zip(options, cuts, strict=True)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         texts, prefix = [self.tok_encode(request.args[0]) for request in requests], self.prefix_token_id

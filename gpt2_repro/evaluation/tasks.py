@@ -17,7 +17,6 @@ import yaml
 from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.local_files import local_source
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
-from gpt2_repro.evaluation.core import URL, CoreTask, definition_of, find_bundle, read_bundle, rows_of
 from gpt2_repro.evaluation.passages import cut_passages, documents_to_score, read_documents
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines, read_table
@@ -65,13 +64,11 @@ class TaskFiles(NamedTuple):
     Args:
         sources: the local data file of each task, None for a task that reads from the Hub.
         hashes: of the task files and their data (see `write_task_files`).
-        bundle: the tasks of CORE.
     """
 
     sources: dict[str, Path | None]
     hashes: dict[str, str]
     folder: Path
-    bundle: list[CoreTask]
 
 
 def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, folder: Path) -> TaskFiles:
@@ -79,14 +76,9 @@ def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, 
 
     Raises UserError for unknown tasks, and for tasks without a needed file.
     """
-    local, bundle = text_domains(options.bits_per_byte) if options.bits_per_byte else {}, []
-    if options.suite == "core":
-        bundle, names = read_bundle(find_bundle(options.local_data)), []
-    elif options.bits_per_byte and not options.tasks and not options.suite:
+    local = text_domains(options.bits_per_byte) if options.bits_per_byte else {}
+    if options.bits_per_byte and not options.tasks and not options.suite:
         names = []
-    if missing := [task.data for task in bundle if not task.data.is_file()]:
-        raise UserError(f"{missing[0]} is missing. Unpack {URL} again.")
-    local |= {task.name: task.data for task in bundle}
     names = [name for task in names for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
     if names and (data := options.local_data or own_documents(run, names)):
         local = find_local_files(data, names) | local
@@ -97,9 +89,9 @@ def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, 
         if task not in LOCAL_TASKS and task not in (stock := _stock_tasks().all_tasks):
             raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *stock])}")
     tasks = dict.fromkeys(names) | local
-    hashes = write_task_files(tasks, folder, bundle)
+    hashes = write_task_files(tasks, folder)
     fetch_data(tasks, folder)
-    return TaskFiles(tasks, hashes, folder, bundle)
+    return TaskFiles(tasks, hashes, folder)
 
 
 def text_domains(folder: Path) -> dict[str, Path]:
@@ -213,37 +205,29 @@ def one_line_errors(task: str) -> Iterator[None]:
         raise RunFailed(f"{why} Score the other models without it.") from None
 
 
-def write_task_files(
-    tasks: Mapping[str, Path | None], output: Path, bundle: Sequence[CoreTask] = ()
-) -> dict[str, str]:
+def write_task_files(tasks: Mapping[str, Path | None], output: Path) -> dict[str, str]:
     """Write lm-eval task files for `tasks`, and a copy of the local data.
 
     Args:
         tasks: the local data file of each task, None for data on the Hub. No task file is written for a task that
             lm-eval loads as it is.
         output: a folder that no other process uses.
-        bundle: the tasks of CORE.
 
     Returns a hash of each task's definition and local data.
     """
     import lm_eval
 
     output.mkdir(parents=True, exist_ok=True)
-    stock, of_core = Path(lm_eval.__file__).parent / "tasks", {task.name: task for task in bundle}
-    hashes = {}
+    stock, hashes = Path(lm_eval.__file__).parent / "tasks", {}
     for name, source in tasks.items():
-        task, rows = local_task(name), None
-        if name in of_core:
-            definition, split, rows = definition_of(of_core[name]), "test", rows_of(of_core[name])
-        elif task is None or not (source or task.dataset):
+        task = local_task(name)
+        if task is None or not (source or task.dataset):
             continue  # without a local file, lm-eval's own task
-        else:
-            definition, split = {"include": str(stock / task.stock), **task.changes}, task.split
-            rows = _read_data(name, task.columns, source) if source else None
-        definition["task"] = name
-        digest = hashlib.sha256(json.dumps(definition | {"include": task and task.stock}, sort_keys=True).encode())
-        if rows is not None:
+        definition, split = {"include": str(stock / task.stock), **task.changes, "task": name}, task.split
+        digest = hashlib.sha256(json.dumps(definition | {"include": task.stock}, sort_keys=True).encode())
+        if source:
             logger.info("Data of task %s: %s", name, source)
+            rows = _read_data(name, task.columns, source)
             content = "".join(json.dumps(row) + "\n" for row in rows).encode()
             # Hash the copy's content, because the original may change before lm-eval reads the copy. The copy's name
             # depends on this content: `datasets` caches by path and modification time, which `cp -p` does not change.

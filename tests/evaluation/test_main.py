@@ -19,9 +19,7 @@ from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import harness
 from gpt2_repro.evaluation.__main__ import main
-from gpt2_repro.evaluation.core import read_bundle
 from tests.evaluation.conftest import write_rows
-from tests.evaluation.test_scorer import core_by_hand, write_bundle
 
 
 NAME = "final (runs/tiny)"
@@ -189,24 +187,6 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
         main(command.split())
     assert words in str(refused.value) and "\n" not in str(refused.value)
     assert not (tiny_run / "evaluation").exists() and not Path("evaluations").exists()
-
-
-def test_suite_core_equals_a_loop_over_its_description(tiny_run, model, tokenizer) -> None:
-    write_bundle(Path("bundle"))
-    words, centred = "--local_data bundle --suite core --baseline none --max_length 128", []
-    comparison = run_main(words)
-    *_, core = rows = {row["task"]: row["values"][NAME]["value"] for row in comparison["rows"]}
-    for task in read_bundle(Path("bundle")):
-        (stored,) = Path(".cache/evaluation").glob(f"{task.name}-*.json")
-        right = core_by_hand(model, tokenizer, task)
-        assert json.loads(stored.read_text(encoding="utf-8"))["scores"][0]["values"] == right, task.name
-        centred.append((rows[task.name] - task.guessing) / (1 - task.guessing))
-    assert core == "core" and rows[core] == pytest.approx(sum(centred) / 4) and 0 < rows["core_choices"] < 1
-    assert comparison["task_details"][core]["documents"] == 80
-    missing = Path("bundle/eval_data/schema.jsonl")
-    missing.unlink()
-    with pytest.raises(UserError, match="schema.jsonl"):
-        run_main(words)
 
 
 def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, documents) -> None:
