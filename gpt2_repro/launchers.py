@@ -80,7 +80,7 @@ def check_variables() -> None:
 def forget_variables() -> None:
     """Remove the variables of launchers from the environment.
 
-    A cluster may set them for all processes. A command that starts its own processes must not join others.
+    A cluster may set them for all processes. A command that is started without a launcher must not join others.
     """
     for name in list(os.environ):
         if VARIABLES.fullmatch(name):

@@ -43,6 +43,7 @@ class Rolling(float):
         total.windows = windows
         return total
 
+    # lm-eval pickles scores to bootstrap a metric in other processes.
     def __reduce__(self) -> tuple[Callable[..., "Rolling"], tuple[Any]]:
         return Rolling, (self.windows,)
 
@@ -112,7 +113,7 @@ class Scorer(HFLM):
             if not (self._shares and rows and rows[-1].add(ids, scored, number, most=self.max_length)):
                 rows.append(Row(ids, scored, number))
         batches = batches_by_length([len(row.ids) for row in rows], self.positions)
-        with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm or self.rank > 0) as bar:
+        with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm) as bar:
             for batch in batches:
                 for number, answer in self._score([rows[index] for index in batch]):
                     answers[number] = answer

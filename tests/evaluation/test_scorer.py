@@ -1,5 +1,6 @@
 """Scores equal those of lm-eval's own class."""
 
+import pickle
 import random
 
 import pytest
@@ -46,3 +47,4 @@ def test_scores_equal_those_of_lm_eval(model_type: str, positions: int, model, t
     assert mine == pytest.approx(theirs, rel=1e-6)
     for score, ids in zip(mine, tokenizer(documents)["input_ids"], strict=True):
         assert sum(number for _, number in score.windows) == len(ids)
+        assert pickle.loads(pickle.dumps(score)).windows == score.windows
