@@ -150,7 +150,7 @@ class Bench:
         shutil.rmtree(run)
         self.measure("124M: restore the copy, a step, save, copy", f"{train} 2")
         self.measure("124M: load, a step, save in the foreground", f"{train} 3 --background_save false")
-        for name in ("folder", "model.bin", "model.gguf"):
+        for name in ("folder", "model.bin"):
             command = f"-m gpt2_repro.export {run}/checkpoint-3 {self.work}/exports/{name}"
             self.measure(f"124M: export to {name}", command)
 

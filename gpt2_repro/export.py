@@ -3,7 +3,6 @@
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       create a Hugging Face folder
 python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       upload to the Hub (set HF_TOKEN)
 python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin                             create a model file of llm.c
-python -m gpt2_repro.export runs/gpt2_124m gpt2_124m.gguf --dtype q8_0               for llama.cpp and ollama
 python -m gpt2_repro.export ckpt.pt FOLDER --tokenizer openai-community/gpt2         from nanoGPT or llm.c (.bin)
 """
 
@@ -26,11 +25,7 @@ from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.layout import COMPARISON
 
 
-FORMATS = {  # the extension of OUT, and the types of weights, the default first
-    "hf": ("", ("float32", "bfloat16")),
-    "llmc": (".bin", ("float32", "bfloat16")),
-    "gguf": (".gguf", ("f16", "q8_0", "float32")),
-}
+FORMATS = {"hf": "", "llmc": ".bin"}  # the extension of OUT
 
 
 def main(argv: list[str]) -> None:
@@ -44,7 +39,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.load import load_model, load_tokenizer
 
     model, tokenizer = load_model(checkpoint.source), None
-    if args.format in ("hf", "gguf"):
+    if args.format == "hf":
         tokenizer = load_tokenizer(args.tokenizer or checkpoint.source)
         if args.tokenizer:
             _join(model, tokenizer, args.tokenizer)
@@ -53,7 +48,7 @@ def main(argv: list[str]) -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
     # On the same disk, so that the rename is atomic.
     with tempfile.TemporaryDirectory(prefix="export-", dir=args.out and args.out.parent) as scratch:
-        staged = Path(scratch, f"staged{FORMATS[args.format][0]}")
+        staged = Path(scratch, f"staged{FORMATS[args.format]}")
         if args.format == "hf":
             _write_folder(written, tokenizer, staged)
             if checkpoint.record:
@@ -62,12 +57,11 @@ def main(argv: list[str]) -> None:
                 card = model_card(name, checkpoint.record, *results, license_id=args.license)
                 (staged / "README.md").write_text(card, encoding="utf-8")
         else:
-            _write_file(model, tokenizer, staged, args)
-        if args.format != "gguf":
-            require_same(written, load_model(str(staged)))
+            _write_file(model, staged, args.dtype)
+        require_same(written, load_model(str(staged)))
         if args.out:
             shutil.move(staged, args.out)
-            print(f"Exported: {args.out}" + (" (verified by reading it back)" if args.format != "gguf" else ""))
+            print(f"Exported: {args.out} (verified by reading it back)")
         if args.push_to_hub:
             push(args.out or staged, args.push_to_hub, private=args.private)
 
@@ -82,47 +76,38 @@ def _join(model: Any, tokenizer: Any, name: str) -> None:
 
 
 def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
+    from gpt2_repro.model.pretraining import save_plain
+
+    save_plain(model, folder)
     for path in folder.glob("*.safetensors"):  # the library makes them private
         shutil.copymode(folder / "config.json", path)
     tokenization.save(tokenizer, folder)
 
 
-def _write_file(model: Any, tokenizer: Any, path: Path, args: argparse.Namespace) -> None:
-    """Write a file of another program, and say if that program computes another GELU than the model."""
-    from gpt2_repro.model.gguf import write_gguf
+def _write_file(model: Any, path: Path, dtype: str) -> None:
+    """Write a file of llm.c, and say if llm.c computes another GELU than the model."""
     from gpt2_repro.model.llmc import write_llmc
 
-    if args.format == "gguf":
-        write_gguf(model, tokenizer, path, dtype=args.dtype)
-    else:
-        write_llmc(model, path, dtype=args.dtype)
+    write_llmc(model, path, dtype=dtype)
     if model.config.activation_function == "gelu":
-        print(f"The model has the exact GELU, but {args.format} approximates it. Its outputs will differ slightly.")
+        print("The model has the exact GELU, but llm.c approximates it. Its outputs will differ slightly.")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
-    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder, .bin or .gguf to create.")
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder or .bin to create.")
     parser.add_argument("--format", choices=tuple(FORMATS), help="Format of OUT. (default: by the extension of OUT)")
-    parser.add_argument(
-        "--dtype",
-        metavar="TYPE",
-        help="Type of the weights: float32 (default) or bfloat16. For GGUF: f16 (default), q8_0 or float32.",
-    )
+    dtypes = ("float32", "bfloat16")
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="Type of the weights. (default: float32)")
     parser.add_argument("--tokenizer", metavar="NAME", help="Tokenizer of a model file of nanoGPT or llm.c.")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     parser.add_argument("--license", metavar="ID", help="License of the weights for the model card, such as mit.")
     args = parser.parse(argv)
     suffix = args.out.suffix if args.out else ""
-    args.format = args.format or next((name for name, (end, _) in FORMATS.items() if end and end == suffix), "hf")
-    dtypes = FORMATS[args.format][1]
-    args.dtype = args.dtype or dtypes[0]
-    if args.dtype not in dtypes:
-        raise UserError(f"--format {args.format} has no --dtype {args.dtype}. Pass {' or '.join(dtypes)}.")
-    needs_tokenizer = Path(args.checkpoint).is_file() and args.format in ("hf", "gguf")
+    args.format = args.format or ("llmc" if suffix == ".bin" else "hf")
+    needs_tokenizer = Path(args.checkpoint).is_file() and args.format == "hf"
     if needs_tokenizer and not args.tokenizer:
         raise UserError("A model file has no tokenizer. Pass --tokenizer, for example openai-community/gpt2.")
     if args.tokenizer and not needs_tokenizer:

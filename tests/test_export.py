@@ -5,7 +5,6 @@ import json
 import shutil
 from pathlib import Path
 
-import gguf
 import huggingface_hub
 import pytest
 import torch
@@ -17,6 +16,7 @@ from gpt2_repro.checkpoints import training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow, Difference, Score
 from gpt2_repro.evaluation.model_card import model_card
+from gpt2_repro.evaluation.models import fingerprint
 from gpt2_repro.export import main
 from gpt2_repro.model.llmc import read_llmc, transposed
 from gpt2_repro.model.load import load_model, load_pair
@@ -42,8 +42,10 @@ def test_a_checkpoint_becomes_a_plain_folder(run: Path, tmp_path: Path, monkeypa
     main([str(run / "checkpoint-4"), str(folder), "--license", "apache-2.0"])
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(logits(model), logits(load_model(str(run / "checkpoint-4"))))
+    assert fingerprint(*load_pair(str(folder))) == fingerprint(*load_pair(str(run / "checkpoint-4")))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert config["vocab_size"] == len(AutoTokenizer.from_pretrained(folder)) and "true_vocab_size" not in config
+    assert config["n_ctx"] == config["n_positions"], "for llama.cpp's converter"
     # transformers 4.57, on which vLLM and TGI build, lacks the class that transformers 5 would write.
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
@@ -88,33 +90,6 @@ def test_files_of_other_programs_become_a_folder_again(run: Path, tmp_path: Path
         load_pair(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("dtype", ["f16", "q8_0", "float32"])
-def test_gguf_has_the_weights_and_the_tokenizer(run: Path, tmp_path: Path, dtype: str) -> None:
-    main([str(run), str(tmp_path / "m.gguf"), "--dtype", dtype])
-    model, tokenizer = load_pair(str(run / "final"))
-    reader, weights = gguf.GGUFReader(tmp_path / "m.gguf"), model.transformer.state_dict()
-    names = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f"}
-    inner = {"attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj"}
-    inner |= {"ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
-    assert len(reader.tensors) == len(weights)
-    for tensor in reader.tensors:
-        *block, name, part = tensor.name.split(".")
-        ours = weights[f"h.{block[1]}.{inner[name]}.{part}" if block else f"{names[name]}.{part}"]
-        kind = "F32"
-        if part == "weight" and ours.ndim == 2 and name != "position_embd":
-            kind = {"float32": "F32"}.get(dtype, dtype.upper())
-        ours = ours.t() if part == "weight" and ".c_" in inner.get(name, "") else ours
-        values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()).view(ours.shape)
-        error = {"F16": 2**-10, "Q8_0": 1 / 127, "F32": 0.0}[kind] * ours.abs().max()
-        assert tensor.tensor_type.name == kind and (values - ours).abs().max() <= error
-    description, end = json.loads(tokenizer.backend_tokenizer.to_str()), tokenizer.eos_token_id
-    expected = {"tokens": tokenizer.convert_ids_to_tokens(range(len(tokenizer))), "eos_token_id": end}
-    expected |= {"merges": [" ".join(pair) for pair in description["model"]["merges"]]}
-    expected |= {"add_bos_token": False}  # a row has its separators as ids
-    fields = {name: reader.get_field(f"tokenizer.ggml.{name}").contents() for name in (*expected, "token_type")}
-    assert fields.pop("token_type")[end] == 3 and fields == expected
-
-
 def test_the_chat_template_marks_answers_and_keeps_special_ids(run: Path) -> None:
     """TRL adds this template to a final model, and loses no tokens in the mask of the answers."""
     _, tokenizer = load_pair(str(run / "final"))
@@ -148,8 +123,7 @@ def test_a_temperature_of_0_is_greedy_whatever_the_checkpoint_says(run: Path, tm
     assert texts[0] == texts[1] and texts[0].startswith("the")
 
 
-@pytest.mark.parametrize("name", ["m.bin", "m.gguf"])
-def test_a_model_that_the_reader_cannot_have_is_refused(run: Path, tmp_path: Path, name: str) -> None:
+def test_a_model_that_llm_c_cannot_have_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "final", tmp_path / "model")
     model, other = (load_model(str(run / "final")) for _ in range(2))
     model.config.tie_word_embeddings = False
@@ -158,8 +132,8 @@ def test_a_model_that_the_reader_cannot_have_is_refused(run: Path, tmp_path: Pat
     for each, problem in ((model, "output layer"), (other, "layer_norm_epsilon")):
         each.save_pretrained(tmp_path / "model")
         with pytest.raises(UserError, match=problem):
-            main([str(tmp_path / "model"), str(tmp_path / name)])
-    assert not (tmp_path / name).exists()
+            main([str(tmp_path / "model"), str(tmp_path / "m.bin")])
+    assert not (tmp_path / "m.bin").exists()
 
 
 def test_an_exact_gelu_is_written_for_llm_c(run: Path, tmp_path: Path, capsys) -> None:
@@ -178,7 +152,6 @@ def test_an_exact_gelu_is_written_for_llm_c(run: Path, tmp_path: Path, capsys) -
     [
         ("there", "there"),
         ("new --tokenizer other", "--tokenizer is only for model files"),
-        ("m.gguf --dtype bfloat16", "no --dtype bfloat16. Pass f16"),
         ("m.bin --format llmc --push_to_hub a/b", "--format hf"),
         ("--push_to_hub a/b", "HF_TOKEN"),
     ],

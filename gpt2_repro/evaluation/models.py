@@ -62,7 +62,8 @@ def _setting_of(checkpoint: Checkpoint) -> str:
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
     """Return a model's revision: a hash of its weights, configuration and tokenizer."""
-    config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
+    ignored = ("_name_or_path", "dtype", "n_ctx")  # exports have n_ctx, checkpoints do not
+    config = {key: value for key, value in model.config.to_dict().items() if key not in ignored}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(weight.shape)}".encode())

@@ -22,20 +22,20 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # the f
 BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 
 
-def require_gpt2(model: PreTrainedModel, reader: str) -> None:
-    """Raise UserError if `reader`, another program, would compute something else than a model."""
+def require_gpt2(model: PreTrainedModel) -> None:
+    """Raise UserError if llm.c would compute something else than a model."""
     config = model.config
     if type(model) is not GPT2LMHeadModel or config.n_inner not in (None, 4 * config.n_embd):
         kind = type(model).__name__
-        raise UserError(f"{reader} reads only GPT-2 with a feed-forward width of 4 x n_embd, not this {kind}.")
+        raise UserError(f"llm.c reads only GPT-2 with a feed-forward width of 4 x n_embd, not this {kind}.")
     is_scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
     # The first one is exact, the others are the same approximation.
     if config.activation_function not in ("gelu", "gelu_new", "gelu_pytorch_tanh") or not is_scaled:
-        raise UserError(f"{reader} reads only GPT-2 with GELU and the usual scale of attention.")
+        raise UserError("llm.c reads only GPT-2 with GELU and the usual scale of attention.")
     if config.layer_norm_epsilon != LAYER_NORM_EPSILON:
-        raise UserError(f"{reader} reads only GPT-2 with layer_norm_epsilon {LAYER_NORM_EPSILON}.")
+        raise UserError(f"llm.c reads only GPT-2 with layer_norm_epsilon {LAYER_NORM_EPSILON}.")
     if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
-        raise UserError(f"{reader} reads only GPT-2 whose output layer shares its weights with the embeddings.")
+        raise UserError("llm.c reads only GPT-2 whose output layer shares its weights with the embeddings.")
 
 
 def transposed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def transposed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     """Write a GPT-2 as a model file of llm.c in `dtype`, or raise UserError."""
-    require_gpt2(model, "llm.c")
+    require_gpt2(model)
     config = model.config
     padded = padded_size(config.vocab_size, 128)  # rows of the token embeddings
     header = np.zeros(256, dtype=np.int32)

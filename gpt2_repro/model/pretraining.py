@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -301,3 +302,11 @@ def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrai
     model.config = target
     model.generation_config = type(model.generation_config).from_model_config(target)
     return model.eval()
+
+
+def save_plain(model: PreTrainedModel, folder: Path) -> None:
+    """Write a stock model, such as that of `plain_model`."""
+    if model.config.model_type == "gpt2":
+        # transformers 5 does not write this key, and llama.cpp's convert_hf_to_gguf.py reads it.
+        model.config.n_ctx = model.config.n_positions
+    model.save_pretrained(folder)

@@ -270,7 +270,7 @@ def save_final(trainer: "PretrainingTrainer") -> None:
     """
     from gpt2_repro import tokenization
     from gpt2_repro.evaluation.model_card import model_card
-    from gpt2_repro.model.pretraining import plain_model
+    from gpt2_repro.model.pretraining import plain_model, save_plain
     from gpt2_repro.training.engine import fp32_weights
     from gpt2_repro.training.sharded import build_whole
 
@@ -285,7 +285,7 @@ def save_final(trainer: "PretrainingTrainer") -> None:
         staged = saver.staging
         with checkpoints.disk_faults_in_words(run.path, run.final.name, staged):
             shutil.rmtree(staged, ignore_errors=True)
-            plain_model(trainer.model.config, weights).save_pretrained(staged)
+            save_plain(plain_model(trainer.model.config, weights), staged)
             trainer.watchdog.arm()
             tokenization.save(trainer.processing_class, staged)
             step = trainer.state.global_step
