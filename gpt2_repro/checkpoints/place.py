@@ -1,4 +1,4 @@
-"""Read and write the copy of a run at another place: a folder, another machine, or another URL of fsspec."""
+"""Read and write the copy of a run at another place: a folder, or a URL of fsspec."""
 
 import contextlib
 import os
@@ -17,27 +17,26 @@ from gpt2_repro.run_record import layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
 
 
-HOST = re.compile(r"((?:[\w.-]+@)?[\w.-]+):(.+)")  # a folder on another machine, as in the arguments of scp
-SFTP = "gpt2_repro.checkpoints.sftp.SafeSFTP"
+SSH = re.compile(r"(sftp|ssh)://|(?!.*://)([\w.-]+@)?[\w.-]+:")  # another machine, also as in the arguments of scp
 SECRET = re.compile(r"://[^/]*:[^/]*@|://.*\?.*=")  # a password, or a query with a signature or token
-PARTIAL = ".partial"  # suffix of a file that is being written, as in sftp.py
+PARTIAL = ".partial"  # suffix of a file that is being written
 LOST = re.compile(r"(^|::)(memory|cached|\w+cache)(://|::)")  # fsspec's file systems that end with the process
 
 
 def absolute(name: str) -> str:
     """Return the name of a place as a URL or an absolute path.
 
-    Raises UserError if it contains a secret, or if the place keeps nothing after the process ends.
+    Raises UserError if it contains a secret, if the place keeps nothing after the process ends, or if it needs SSH.
     """
     if SECRET.search(name):
         problem = "--sync_to contains a password or a query (?key=value), which the run would record"
         raise UserError(f"{problem}. Pass it in the environment.")
     if LOST.search(name):
-        raise UserError(f"--sync_to {name} keeps nothing after this process. Pass a folder, HOST:FOLDER or a URL.")
+        raise UserError(f"--sync_to {name} keeps nothing after this process. Pass a folder or a URL.")
     # The process that copies has another current folder.
     name = re.sub(r"((?:file|local)://)(?!/)", lambda start: f"{start[1]}{Path.cwd()}/", expand(name))
-    if "://" not in name and (match := HOST.fullmatch(name)):
-        return f"sftp://{match[1]}{Path('/~', match[2].removeprefix('~/'))}"
+    if SSH.match(name):
+        raise UserError(f"--sync_to {name} needs SSH, which is not supported. Pass a folder, s3://… or hf://….")
     return name if "://" in name else os.path.abspath(name)  # noqa: PTH100
 
 
@@ -49,18 +48,15 @@ class Place:
     """
 
     def __init__(self, name: str, progress: Callable[[], None] = lambda: None) -> None:
-        from fsspec import register_implementation  # 0.1 s
-        from fsspec.callbacks import Callback
+        from fsspec.callbacks import Callback  # 0.1 s
         from fsspec.core import url_to_fs
         from fsspec.implementations.local import LocalFileSystem
 
-        for protocol in ("sftp", "ssh"):
-            register_implementation(protocol, SFTP, clobber=True, errtxt="run pip install paramiko")
         try:
             self.fs, root = url_to_fs(absolute(name))
         except (ImportError, ValueError) as error:  # its messages name the missing package or the known protocols
             raise UserError(f"--sync_to {name} cannot be opened: {in_a_line(error)}.") from None
-        self.name, self.root = name, root.removeprefix("/~/")  # SFTP starts in the home directory
+        self.name, self.root = name, root
         self.is_local = isinstance(self.fs, LocalFileSystem)
         self.progress, self.callback = progress, Callback(hooks={"progress": lambda *_: progress()})
 

@@ -81,7 +81,7 @@ class TrainingSection:
     keep_checkpoints: int = unnamed(2, "Number of newest complete checkpoints to keep. 0 keeps all.")
     keep_best_checkpoint: bool = unnamed(True, "Also keep the checkpoint with the lowest validation loss at its step.")
     keep_every_steps: int = unnamed(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")
-    sync_to: str = unnamed("", "Copy each save here: a folder, HOST:PATH (SFTP), s3://…, hf://buckets/…, other URLs.")
+    sync_to: str = unnamed("", "Copy each save here: a folder, s3://…, hf://buckets/…, other URLs.")
     sync_from: str = unnamed("", "Restore the run from here on an empty machine. (default: sync_to)")
     resume_from: str = unnamed("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")
     allow_resume_change: bool = unnamed(False, "Resume even if the data, schedule, dropout or seed changed.")

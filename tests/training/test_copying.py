@@ -4,43 +4,39 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gpt2_repro import checkpoints
-from gpt2_repro.checkpoints import copying, restoring, sftp
+from gpt2_repro.checkpoints import copying, restoring
 from gpt2_repro.checkpoints.place import Place, absolute
 from gpt2_repro.checkpoints.resuming import RunIdentity
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
-from tests.training.sftp_server import Disk, serve
 
 
 KEEP_TWO = {"keep": 2}
 
 
-@pytest.fixture(params=["folder", "objects", "sftp"])
-def place(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the name of an empty place: a folder, an object store in memory, or a folder behind SFTP.
+@pytest.fixture(params=["folder", "objects"])
+def place(request, tmp_path: Path) -> Iterator[str]:
+    """Return the name of an empty place: a folder, or an object store in memory.
 
     Its name has characters that fsspec's `rm` would expand to the name of another run, `place1`.
     """
     if request.param == "folder":
         yield str(tmp_path / "place[1]")
-    elif request.param == "objects":
+    else:
         fsspec.register_implementation("objects", Objects, clobber=True)
         yield f"objects://{tmp_path.name}/place[1]"
         Objects.store.clear()
-    else:
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        with serve(tmp_path / "home") as port:
-            yield f"sftp://me@127.0.0.1:{port}/~/its/place[1]"
 
 
 class Objects(MemoryFileSystem):
@@ -201,11 +197,20 @@ def test_a_copy_of_another_run_changes_nothing(run: Path, place: str, tmp_path: 
     assert not (tmp_path / "empty").exists()
 
 
-@pytest.mark.parametrize("place", ["sftp"], indirect=True)
-def test_the_run_directory_behind_another_address_is_refused(run: Path, place: str) -> None:
+class Mounted(DirFileSystem):
+    """The local disk, which the program does not know as such."""
+
+    protocol = "mounted"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path="/", fs=LocalFileSystem(), **options)
+
+
+def test_the_run_directory_behind_another_address_is_refused(run: Path) -> None:
+    fsspec.register_implementation("mounted", Mounted, clobber=True)
     save(run, 2)
     (run / ".lock").write_text("process 1 on elsewhere", encoding="utf-8")
-    place = place.partition("/~/")[0] + str(run)
+    place = f"mounted://{run}"
     with pytest.raises(UserError, match="run directory"):
         restore(run, place)
     RunRecord(run).lock()
@@ -370,9 +375,10 @@ def test_a_new_run_needs_a_place_that_can_be_written(typed, tmp_path: Path) -> N
 SAME = ("{run}", "{run}/copy", "{run}/../run/", "file://{run}", "local://{run}", "{parent}")
 LOST = ("memory://run", "simplecache::file://{run}-copy", "dir::memory://run")
 SECRETS = ("s3://key:secret@bucket/run", "az://bucket/run?sig=secret")
+SSH = ("me@host:run", "sftp://host/run")
 
 
-@pytest.mark.parametrize("name", ["nope://bucket/run", "oci://bucket/run", *SAME, *LOST, *SECRETS])
+@pytest.mark.parametrize("name", ["nope://bucket/run", "oci://bucket/run", *SAME, *LOST, *SECRETS, *SSH])
 def test_a_wrong_place_is_named_before_the_training(name: str, tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
     run = tmp_path / "run"
     place = name.format(run=run, parent=tmp_path)
@@ -421,28 +427,7 @@ def test_a_relative_place_is_relative_to_the_folder_of_the_command(tmp_path: Pat
     monkeypatch.setenv("HOME", "/home/me")
     assert absolute("file://run") == f"file://{tmp_path}/run" and absolute("local://run") == f"local://{tmp_path}/run"
     names = {"copy/run": f"{tmp_path}/copy/run", "~/run": "/home/me/run", "s3://b/run": "s3://b/run"}
-    names |= {"me@host:run": "sftp://me@host/~/run", "host:~/a/b": "sftp://host/~/a/b", "host:/a/b": "sftp://host/a/b"}
     assert {name: absolute(name) for name in names} == names
-
-
-@pytest.mark.parametrize("place", ["sftp"], indirect=True)
-def test_a_machine_with_an_unknown_key_is_refused(run: Path, place: str, tmp_path: Path) -> None:
-    place = place.replace("sftp:", "ssh:", 1)
-    assert steps_at(place) == []
-    (tmp_path / "home" / ".ssh" / "known_hosts").unlink()
-    with pytest.raises(RunFailed, match="known_hosts"):
-        restore(run, place)
-
-
-@pytest.mark.parametrize("place", ["sftp"], indirect=True)
-def test_a_dead_connection_is_a_failure(run: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_and_copy(run, place, 2)
-    stop = threading.Event()
-    monkeypatch.setattr(sftp, "PATIENCE", 0.5)
-    monkeypatch.setattr(Disk, "stat", lambda *_: stop.wait())
-    with pytest.raises(TimeoutError):
-        copy(run, 2, place)
-    stop.set()
 
 
 def test_the_copier_starts_quickly() -> None:
