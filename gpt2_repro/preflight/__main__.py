@@ -49,7 +49,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
     "all_offers": {"action": "store_true", "help": "Print the list prices of all offers, not of the ten best."},
-    "volume_gb": {"type": cli.positive_number, "help": "Rented size of this machine's network volume, in GB."},
 }
 
 
@@ -97,8 +96,8 @@ def _device_of(requested: TrainingRecipe) -> tuple[Accelerator, list[Finding]]:
     if options.gpu is None:
         device = hardware.find_accelerator(use_cpu=requested.training.use_cpu)
         return dataclasses.replace(device, count=options.n or (device.count if device.kind == "cuda" else 1)), []
-    if options.dist or options.memory or options.volume_gb:
-        raise UserError("--dist, --memory and --volume_gb check this machine, but --gpu plans for another machine.")
+    if options.dist or options.memory:
+        raise UserError("--dist and --memory check this machine, but --gpu plans for another machine.")
     cards = cost.cards_named(options.gpu)
     if not cards and not options.tokens_per_second:
         known = ", ".join(cost.CARDS)
@@ -230,7 +229,7 @@ def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]
     if (folder / MANIFEST).is_file():
         data = _judge("data", lambda: f"{PreparedData.open(recipe).path} has the settings of the recipe")
     findings = [*_check_devices(recipe), *environment.check_limits(), data]
-    findings += environment.check_room(needs, volume_bytes=options.volume_gb and options.volume_gb * 1e9)
+    findings += environment.check_room(needs)
     if options.dist:
         findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
     return findings

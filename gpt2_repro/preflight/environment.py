@@ -91,37 +91,24 @@ class Need(NamedTuple):
     bytes: float
 
 
-def check_room(needs: Sequence[Need], *, volume_bytes: float | None = None) -> list[Finding]:
-    """Check that each file system has enough free space for the folders stored on it.
-
-    Args:
-        needs: the bytes to write to each folder. The first item must be for the data folder, because `volume_bytes`
-            applies to it.
-        volume_bytes: size of the rented network volume that contains the data folder, or None for a local disk.
-    """
+def check_room(needs: Sequence[Need]) -> list[Finding]:
+    """Check that each file system has enough free space for the folders stored on it."""
     disks: dict[int, list[Need]] = {}
     for need in needs:
         disks.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
-    return [_check_disk(needs, None if number else volume_bytes) for number, needs in enumerate(disks.values())]
+    return [_check_disk(needs) for needs in disks.values()]
 
 
-def _check_disk(needs: Sequence[Need], volume_bytes: float | None) -> Finding:
+def _check_disk(needs: Sequence[Need]) -> Finding:
     folder = _existing(needs[0].folder)
     for need in needs:
         resolved = need.folder.resolve()
         if not os.access(_existing(resolved), os.W_OK) or any(map(Path.is_file, (resolved, *resolved.parents))):
             fix = "cannot be created or is not writable. Pass another --dataset_dir or --output_dir"
             return Finding("✗", "disk", f"The folder {need.folder} {fix}")
-    # The file system of a network volume reports the free space of the complete storage cluster.
-    if volume_bytes is None:
-        free, how = shutil.disk_usage(folder).free, "free"
-    else:
-        mount = next(path for path in (folder, *folder.parents) if path.is_mount())
-        command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
-        used = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0]
-        free, how = int(volume_bytes) - int(used), f"free of the volume's {size(volume_bytes)}"
+    free = shutil.disk_usage(folder).free
     needed = " and ".join(f"{size(need.bytes)} for {need.what} in {need.folder}" for need in needs)
-    text = f"{size(max(0, free))} {how}; needed: {needed}"
+    text = f"{size(free)} free; needed: {needed}"
     if free >= sum(need.bytes for need in needs):
         return Finding("✓", "disk", text)
     return Finding("✗", "disk", f"{text}. Use a larger disk, or pass another --dataset_dir or --output_dir")
