@@ -1,6 +1,5 @@
 """Report to tracking services such as wandb. A failing service never ends a run."""
 
-import copy
 import functools
 import logging
 import netrc
@@ -108,31 +107,12 @@ class WandbAxis(TrainerCallback):
             self.wandb.define_metric("*", step_metric=TOKENS, step_sync=True)
 
 
-class TensorBoardAxis(TrainerCallback):
-    """Wraps the callback of transformers: its horizontal axis has trained tokens."""
-
-    def __init__(self, stock: Any) -> None:
-        self.stock, self.on_train_end = stock, stock.on_train_end
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step and self.stock._SummaryWriter:
-            # Steps after the checkpoint are trained again. TensorBoard would show them twice.
-            writer, first = self.stock._SummaryWriter, state.num_input_tokens_seen + 1
-            self.stock._SummaryWriter = functools.partial(writer, purge_step=first)
-        self.stock.on_train_begin(args, state, control, **kwargs)
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        at_tokens = copy.copy(state)
-        at_tokens.global_step = state.num_input_tokens_seen
-        self.stock.on_log(args, at_tokens, control, **kwargs)
-
-
 def guard_reporting(trainer: "Trainer") -> None:
-    """Catch exceptions of Trainer's reporting callbacks, and let wandb and TensorBoard plot over tokens."""
+    """Catch exceptions of Trainer's reporting callbacks, and let wandb plot over tokens."""
     guarded: list[Any] = []
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__module__ == "transformers.integrations.integration_utils":
-            guarded.append(Guarded(TensorBoardAxis(callback) if hasattr(callback, "tb_writer") else callback))
+            guarded.append(Guarded(callback))
             guarded += [Guarded(WandbAxis(callback._wandb))] if hasattr(callback, "_wandb") else []
         else:
             guarded.append(callback)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import integration_utils
-from transformers.integrations.integration_utils import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.integrations.integration_utils import TrackioCallback, WandbCallback
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.planning.recipe import TrainingSection, check_trackers
@@ -70,25 +70,6 @@ def test_a_service_that_fails_three_times_is_disabled(caplog: pytest.LogCaptureF
     for _ in range(5):
         send(trainer, "on_log", logs={"loss": 2.0, "tokens": 2048})
     assert len(caplog.records) == 3 and trackio.log.call_count == 4
-
-
-def test_tensorboard_uses_tokens_as_steps(monkeypatch, tmp_path, caplog) -> None:
-    monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)})
-    prepare_tracking(["tensorboard"], tmp_path)
-    assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "tensorboard")
-    reporting = object.__new__(TensorBoardCallback)
-    create = reporting._SummaryWriter = Mock()
-    reporting.tb_writer, reporting.logging_dir = None, str(tmp_path)
-    trainer = trainer_with(reporting)
-    send(trainer, "on_train_begin")
-    assert create.mock_calls[0] == call(log_dir=str(tmp_path), purge_step=2049)  # hides the steps that are repeated
-    writer = reporting.tb_writer = Mock()
-    send(trainer, "on_log", logs={"loss": 2.0})
-    assert writer.add_scalar.mock_calls == [call("train/loss", 2.0, 2048)] and trainer.state.global_step == 4
-    assert not caplog.records
-    writer.add_scalar.side_effect = OSError("the disk is full")
-    send(trainer, "on_log", logs={"loss": 2.0})
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("name", ["trackio", "tensorboard"])
