@@ -149,7 +149,7 @@ class Bench:
         self.measure("124M: a step of 1,024 tokens, save, copy", f"{train} 1")
         shutil.rmtree(run)
         self.measure("124M: restore the copy, a step, save, copy", f"{train} 2")
-        self.measure("124M: load, a step, save in the foreground", f"{train} 3 --background_save false")
+        self.measure("124M: load, a step, foreground save, no copy", f"{train} 3 --no_background_save --sync_to=")
         for name in ("folder", "model.bin"):
             command = f"-m gpt2_repro.export {run}/checkpoint-3 {self.work}/exports/{name}"
             self.measure(f"124M: export to {name}", command)

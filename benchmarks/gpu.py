@@ -82,8 +82,6 @@ VARIANTS = (
     Variant("flash_attention_4", "--attn_implementation causal_sdpa", patch="flash_attention_4", needs="cutlass"),
     Variant("cuda_graphs", environment={"TORCHINDUCTOR_CUDAGRAPHS": "1"}),
     Variant("rows_128", "--per_device_train_batch_size 128"),
-    Variant("workers_4", "--dataloader_num_workers 4"),
-    Variant("workers_0", "--dataloader_num_workers 0"),
     Variant("log_every_10", "--logging_steps 10"),
     Variant("max_autotune", environment={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
     Variant("tuned_triton", environment={"TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "1"}),
