@@ -56,7 +56,6 @@ LAYOUTS: dict[str, tuple[str, str, str]] = {
     "muon": ("torchrun", "concat", "--optim muon"),
     "schedule": ("python", "concat", "--lr_scheduler_type warmup_stable_decay --max_grad_norm 0.1"),
     "wrap": ("torchrun", "wrap", ""),
-    "by_length": ("python", "wrap", "--train_sampling_strategy group_by_length --tokens_per_step 1024"),
     "documents": ("python", "concat", "--document_mask"),
     "llama": ("python", "concat", "--model_type llama"),
     "mixtral": (

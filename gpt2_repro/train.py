@@ -54,16 +54,15 @@ def main(argv: list[str]) -> None:
 def dry_run(requested: Any) -> None:
     """Print the resolved recipe and the numbers of its run.
 
-    Raises UserError if the prepared data or the sampling strategy does not fit the recipe. Without prepared data, the
-    tokenizer's name must determine the vocabulary size.
+    Raises UserError if the prepared data does not fit the recipe. Without prepared data, the tokenizer's name must
+    determine the vocabulary size.
     """
     from gpt2_repro.data.tokenizer import expected_vocab_size
     from gpt2_repro.planning.plan import run_lines
     from gpt2_repro.planning.sizing import follow_data, plans_of
-    from gpt2_repro.planning.workload import check_strategy, workload_of
+    from gpt2_repro.planning.workload import workload_of
 
     recipe = follow_data(requested)
-    check_strategy(recipe.training, recipe.data)
     if Path(recipe.data.dataset_dir, MANIFEST).is_file() or expected_vocab_size(recipe.data.tokenizer) is None:
         PreparedData.open(recipe)
     lines = run_lines(recipe.data, recipe.model, workload_of(recipe), plans_of(recipe, requested))

@@ -46,7 +46,6 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("--dataset_dir data/nowhere", "python prepare_data.py"),
         ("--sequence_length 16", "--sequence_length 32"),
         ("--document_mask --packing wrap", "--document_mask"),
-        ("--train_sampling_strategy group_by_length --dry_run", "--packing wrap"),
         ("--tokens_per_step 300", "--tokens_per_step 256"),
         ("--total_tokens 255 --max_steps 0", "--total_tokens"),
         ("--warmup_steps 8", "--warmup_steps"),

@@ -1,17 +1,14 @@
 """Batches, steps and schedules agree with published numbers and formulas."""
 
 import math
-from typing import Any
 
 import pytest
 
-from gpt2_repro.batch_plan import BatchPlan, TokenCount, plan_batches, plan_by_length
-from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.batch_plan import TokenCount, plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, flops_per_token, gpt2_parameters, state_bytes
 from gpt2_repro.optim.schedule import learning_rate_factor
 from gpt2_repro.planning.recipe import TrainingSection, count_steps
-from gpt2_repro.planning.workload import plan_run
 
 
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}
@@ -78,28 +75,3 @@ def test_max_steps_replaces_total_tokens() -> None:
     for wrong in ({"total_tokens": 63}, {"max_steps": -1}, {"tokens_per_step": -1}):
         with pytest.raises(UserError, match=f"{next(iter(wrong))} "):
             count_steps(TrainingSection(**{"tokens_per_step": 64} | wrong))
-
-
-def plan_rows(num_processes: int, strategy: str = "group_by_length", **options: Any) -> BatchPlan:
-    data = DataArguments(sequence_length=512, packing="wrap", min_length=256)
-    section = TrainingSection(train_sampling_strategy=strategy, **options)
-    return plan_run(section, data, num_processes=num_processes)
-
-
-@pytest.mark.parametrize(("processes", "accumulation"), [(1, 17), (2, 9), (4, 5), (8, 3)])
-def test_accumulation_and_steps_of_rows_by_length(processes: int, accumulation: int) -> None:
-    plan = plan_rows(processes)
-    # 1 + ln 2 + (524,288 + 511) / (32,768 * 64 / 65) = 17.96
-    assert plan.gradient_accumulation_steps == accumulation and plan.passes_per_step == processes * accumulation
-    assert plan.positions_per_pass == 32_768 and plan.by_length
-    assert (plan.max_steps, plan.total_tokens) == (18_865, 9_890_693_120)
-    assert not plan_rows(processes, "random").by_length
-    with pytest.raises(UserError, match="--torch_compile"):
-        plan_rows(processes, torch_compile=True)
-
-
-@pytest.mark.parametrize(("tokens", "rows", "processes"), [(4096, 2, 8), (524_288, 1, 1), (100, 4, 1), (2048, 4, 1)])
-def test_a_step_with_fewer_rows_than_passes_is_refused(tokens: int, rows: int, processes: int) -> None:
-    layout = {"longest": 512, "shortest": 1, "num_processes": processes, "max_steps": 5}
-    with pytest.raises(UserError, match="--tokens_per_step"):
-        plan_by_length(**layout, tokens_per_step=tokens, micro_batch_size=rows)

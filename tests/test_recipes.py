@@ -67,7 +67,9 @@ def test_a_recipe_divides_on_the_gpus_that_its_header_names(path: Path) -> None:
     counts = map(int, re.findall(r"\d+", numbers[1] if numbers else "1"))
     plans = [plan_run(recipe.training, recipe.data, num_processes=count) for count in counts]
     assert len({plan.max_steps for plan in plans}) == 1
-    assert {plan.passes_per_step * plan.positions_per_pass for plan in plans} == {recipe.training.tokens_per_step}
+    for plan in plans:
+        passes = plan.num_processes * plan.gradient_accumulation_steps
+        assert passes * plan.micro_batch_size * plan.sequence_length == recipe.training.tokens_per_step
 
 
 @pytest.mark.parametrize("path", GPT2, ids=lambda path: path.stem)

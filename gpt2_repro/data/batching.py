@@ -1,6 +1,5 @@
 """Choose the order in which training reads rows, and collate rows into batches."""
 
-import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from gpt2_repro.batch_plan import IGNORED, BatchPlan
+from gpt2_repro.batch_plan import IGNORED
 
 
 def collate_rows(
@@ -70,75 +69,3 @@ class EpochSampler(Sampler[int]):
         for start in range(0, len(blocks), per_window):
             rows = (blocks[start : start + per_window, None] * self.BLOCK + np.arange(self.BLOCK)).ravel()
             yield order(rows[rows < self.num_rows])
-
-
-class LengthGroupedBatches(Sampler[list[int]]):
-    """Batch sampler that puts rows of similar length into the same batch.
-
-    Yields lists of row numbers: `plan.passes_per_step` lists for each optimizer step. Every step has about
-    `plan.tokens_per_step` targets (predicted ids). Rows after the last complete step are dropped.
-
-    Args:
-        targets: array of shape [rows] with the number of targets of each row.
-        plan: batch plan returned by `batch_plan.plan_by_length`.
-    """
-
-    def __init__(self, targets: np.ndarray, plan: BatchPlan, *, seed: int) -> None:
-        self.targets, self.plan = targets.astype(np.uint32), plan
-        self.steps_per_epoch = int(targets.sum(dtype=np.int64)) // plan.tokens_per_step
-        self.order = EpochSampler(len(targets), rows_per_step=1, seed=seed, shuffle=True)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.order.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return self.steps_per_epoch * self.plan.passes_per_step
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = np.concatenate([*self.order.windows()])
-        firsts = np.cumsum(self.targets[order], dtype=np.int64) - self.targets[order]
-        # A row belongs to the step of its first target. So the rows of a step do not depend on the number of batches.
-        begins = np.arange(1, self.steps_per_epoch + 1) * self.plan.tokens_per_step
-        for rows in np.split(order, np.searchsorted(firsts, begins))[: self.steps_per_epoch]:
-            # Neighbouring batches get rows of similar length, so ranks that take one batch each have similar work.
-            lengths = self.targets[rows]
-            longest_first = np.argsort(lengths, kind="stable")[::-1]
-            sizes = self.plan.passes_per_step, self.plan.positions_per_pass  # including padding
-            ends = cut_by_length(lengths[longest_first].tolist(), *sizes)
-            numbers = rows[longest_first].tolist()
-            for start, end in itertools.pairwise([0, *ends]):
-                yield numbers[start:end]
-
-
-def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) -> list[int]:
-    """Divide sorted rows into batches, and return the index at which each batch ends.
-
-    The largest batch has as few positions as possible. Raises ValueError if the rows do not fit into the batches.
-
-    Args:
-        lengths: number of targets of each row; the longest row comes first.
-        max_positions: maximum size of a batch: its number of rows times the length of its longest row.
-    """
-    # Find the smallest batch size, in positions, for which greedy filling needs at most num_batches. No other way to
-    # cut the rows needs fewer batches of that size.
-    sizes = range(max(lengths[0], -(-sum(lengths) // num_batches)), max_positions + 1)
-    smallest = bisect.bisect_left(sizes, True, key=lambda positions: len(_fill(lengths, positions)) <= num_batches)
-    if smallest == len(sizes) or len(lengths) < num_batches:
-        raise ValueError(f"{len(lengths)} rows do not fit into {num_batches} batches of {max_positions} positions.")
-    ends = _fill(lengths, sizes[smallest])
-    while len(ends) < num_batches:
-        batches = [(start, end) for start, end in itertools.pairwise([0, *ends]) if end - start > 1]
-        _, start, end = max((lengths[start] * (end - start), start, end) for start, end in batches)
-        ends = sorted([*ends, (start + end) // 2])
-    return ends
-
-
-def _fill(lengths: Sequence[int], positions: int) -> list[int]:
-    """Fill batches of `positions` positions with rows in order.
-
-    Returns the index at which each batch ends. `positions` includes padding.
-    """
-    ends = [0]
-    while ends[-1] < len(lengths):
-        ends.append(min(ends[-1] + positions // lengths[ends[-1]], len(lengths)))
-    return ends[1:]

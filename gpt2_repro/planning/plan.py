@@ -23,7 +23,6 @@ def run_lines(data: DataArguments, model: ModelArguments, work: Workload, plans:
     vocabulary, length, tokens_per_step = known or 50_257, data.sequence_length, work.tokens // work.steps
     scale = scale_of(model, sequence_length=length, vocab_size=vocabulary)
     divided = [plan for plan in plans.values() if isinstance(plan, BatchPlan)]
-    by_length = any(plan.by_length for plan in divided)
     padded = f" ({scale.trained:,} while training, with the vocabulary of {vocabulary:,} ids padded)"
     lines = [("parameters", f"{scale.parameters:,}{padded * (scale.padded_vocab_size > vocabulary)}")]
     if not known:
@@ -34,9 +33,9 @@ def run_lines(data: DataArguments, model: ModelArguments, work: Workload, plans:
     if gpt2 != scale.parameters:
         lines.append(("  GPT-2", f"{gpt2:,} parameters with these layers and this width"))
     rows = "" if tokens_per_step % length else f" = {tokens_per_step // length:,} rows x {length:,}"
-    lines.append(("tokens per step", f"{tokens_per_step:,}{' targets, without padding' if by_length else rows}"))
+    lines.append(("tokens per step", f"{tokens_per_step:,}{rows}"))
     lines += [(f"  on {count} GPU{'s' * (count > 1)}", division(plan)) for count, plan in plans.items()]
-    bound = "at most " if data.packing == "wrap" and not by_length else ""
+    bound = "at most " if data.packing == "wrap" else ""
     planned = max((plan.max_steps for plan in divided), default=work.steps)
     stop = f", of the {planned:,} steps of the schedule" if planned > work.steps else ""
     lines.append(("steps", f"{work.steps:,} = {bound}{work.tokens:,} tokens{stop}"))
@@ -56,6 +55,5 @@ def division(plan: BatchPlan | UserError) -> str:
     """Return how a step is divided, such as `64 rows x 8 GPUs x 1 accumulation steps`."""
     if isinstance(plan, UserError):
         return str(plan)
-    a_pass = f"at most {plan.positions_per_pass:,} positions" if plan.by_length else f"{plan.micro_batch_size} rows"
     gpus = f"{plan.num_processes} GPU{'s' * (plan.num_processes > 1)}"
-    return f"{a_pass} x {gpus} x {plan.gradient_accumulation_steps} accumulation steps"
+    return f"{plan.micro_batch_size} rows x {gpus} x {plan.gradient_accumulation_steps} accumulation steps"

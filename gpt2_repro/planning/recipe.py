@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from gpt2_repro.batch_plan import SamplingStrategy, TokenCount
+from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.config import JsonObject, parse_recipe
 from gpt2_repro.data.arguments import name_folder
 from gpt2_repro.data.recipe import DataRecipe
@@ -93,7 +93,7 @@ class TrainingSection:
     skip_grad_z: float = changeable(0.0, "The same for the gradient norm before clipping. 0: never.")
     seed: int = changeable(42, "Seed of the weights and of the order of rows.", SEED)
     data_seed: int | None = changeable(None, "Seed of the order of rows. (default: seed)", SEED)
-    train_sampling_strategy: SamplingStrategy = changeable("random", "Row order. group_by_length needs packing wrap.")
+    train_sampling_strategy: Literal["random", "sequential"] = changeable("random", "Order of the rows.")
     dataloader_num_workers: int | None = unnamed(
         None, "Processes per device that load rows in advance. (default: 2 on GPUs, 0 on CPUs)"
     )

@@ -6,7 +6,7 @@ import math
 import os
 from typing import Any
 
-from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, TokenCount, micro_batches
+from gpt2_repro.batch_plan import BatchPlan, TokenCount, micro_batches
 from gpt2_repro.config import JsonObject
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
@@ -133,9 +133,7 @@ def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
 def _check_epoch(recipe: TrainingRecipe, counts: SplitCounts) -> None:
     """Raise UserError if all training rows together are fewer than one step needs."""
     training, processes, option = recipe.training, int(os.environ.get("WORLD_SIZE", "1")), ""
-    if training.train_sampling_strategy == BY_LENGTH:
-        most = counts.row_tokens
-    elif micro_batch := min(training.per_device_train_batch_size, counts.rows // processes):
+    if micro_batch := min(training.per_device_train_batch_size, counts.rows // processes):
         rows = micro_batch * processes
         most = counts.rows // rows * rows * recipe.data.sequence_length
         if micro_batch < training.per_device_train_batch_size:

@@ -3,12 +3,11 @@
 import math
 from pathlib import Path
 
-from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, micro_batches, plan_batches, plan_by_length
+from gpt2_repro.batch_plan import BatchPlan, micro_batches, plan_batches
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.data.tokenizer import expected_vocab_size
-from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import checkpoint_bytes, state_bytes, tokens_per_chunk
@@ -25,26 +24,14 @@ HELLASWAG_TOKENS = 3_034_080
 def plan_run(training: TrainingSection, data: DataArguments, *, num_processes: int) -> BatchPlan:
     """Return the batch plan of a recipe.
 
-    Raises UserError if the tokens per step do not fit the micro-batch, or if the sampling strategy is not supported.
+    Raises UserError if the tokens per step do not fit the micro-batch.
 
     Args:
         num_processes: the world size.
     """
-    check_strategy(training, data)
     tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
     micro_batch = training.per_device_train_batch_size or micro_batches(tokens // (length * num_processes))[0]
-    layout = {"micro_batch_size": micro_batch, "num_processes": num_processes, "max_steps": steps}
-    if training.train_sampling_strategy != BY_LENGTH:
-        return plan_batches(tokens, length, **layout)
-    return plan_by_length(tokens, longest=length, shortest=max(1, data.min_length), **layout)
-
-
-def check_strategy(training: TrainingSection, data: DataArguments) -> None:
-    """Raise UserError if the settings do not allow the sampling strategy."""
-    if training.train_sampling_strategy != BY_LENGTH:
-        return
-    if data.packing != "wrap" or training.torch_compile:
-        raise UserError(f"{BY_LENGTH} needs data with --packing wrap, and cannot be combined with --torch_compile.")
+    return plan_batches(tokens, length, micro_batch_size=micro_batch, num_processes=num_processes, max_steps=steps)
 
 
 def workload_of(recipe: TrainingRecipe) -> Workload:

@@ -62,8 +62,8 @@ def announce(environment: Environment) -> Environment:
     logger.info("model: %s, attention %s%s", model, environment.attention, mask)
     rows = f"{plan.micro_batch_size} rows x {plan.sequence_length} tokens"
     layout = f"{rows} x {plan.num_processes} processes x {plan.gradient_accumulation_steps} accumulation steps"
-    logger.info("batch: %s tokens per step %s %s", f"{plan.tokens_per_step:,}", "<" if plan.by_length else "=", layout)
-    tokens = counts["row_tokens"] if plan.by_length else counts["rows"] * plan.sequence_length
+    logger.info("batch: %s tokens per step = %s", f"{plan.tokens_per_step:,}", layout)
+    tokens = counts["rows"] * plan.sequence_length
     length, epochs = f"{plan.total_tokens:,} tokens", plan.total_tokens / max(1, tokens)
     source, bound = data["source"]["name"], "<=" if data["request"]["packing"] == "wrap" else "="
     if source == "files":

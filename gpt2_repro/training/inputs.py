@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from gpt2_repro import ranks
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
-from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches, collate_rows
+from gpt2_repro.data.batching import EpochSampler, collate_rows
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.errors import RunFailed
@@ -83,19 +83,14 @@ def training_loader(rows: Rows, plan: BatchPlan, args: TrainingArguments, *, com
     The loader yields the batches of all processes, and accelerate distributes them.
     """
     seed = args.seed if args.data_seed is None else args.data_seed
-    # With Trainer's RandomSampler, the last step of each epoch has fewer rows. Its LengthGroupedSampler sorts across
-    # steps and counts rows, so its steps have different numbers of targets.
-    if plan.by_length:
-        sampler: Any = LengthGroupedBatches(rows.lengths() - 1, plan, seed=seed)
-    else:
-        shuffle = args.train_sampling_strategy == "random"
-        sampler = EpochSampler(len(rows), rows_per_step=plan.rows_per_step, seed=seed, shuffle=shuffle)
+    # With Trainer's RandomSampler, the last step of each epoch has fewer rows.
+    shuffle = args.train_sampling_strategy == "random"
+    sampler = EpochSampler(len(rows), rows_per_step=plan.rows_per_step, seed=seed, shuffle=shuffle)
     # A compiled model needs one shape, so rows of different lengths are padded to the sequence length.
     length = plan.sequence_length if compiled else None
-    batches = sampler if plan.by_length else BatchSampler(sampler, args.per_device_train_batch_size, drop_last=False)
     loader = DataLoader(
         rows,
-        batch_sampler=batches,
+        batch_sampler=BatchSampler(sampler, args.per_device_train_batch_size, drop_last=False),
         collate_fn=functools.partial(collate_rows, length=length),
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory and args.device.type != "mps",

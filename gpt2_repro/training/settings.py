@@ -63,7 +63,7 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     if training.max_usd and not training.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
     warmup, workers = training.warmup_steps, training.dataloader_num_workers
-    compiles = training.torch_compile if launcher.whole_weights and not plan.by_length else False
+    compiles = training.torch_compile if launcher.whole_weights else False
     logger.info("precision: %s", reason)
     settings = dataclasses.replace(
         training,
@@ -141,8 +141,7 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
         "fp16": settings.precision == "fp16",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         # Copies from pinned memory need not wait for the work that is queued on the GPU.
-        # Batches by length differ in size, so accelerate cannot even them out. All processes have the same number.
-        "accelerator_config": {"non_blocking": not settings.use_cpu, "even_batches": not plan.by_length},
+        "accelerator_config": {"non_blocking": not settings.use_cpu},
         "remove_unused_columns": False,  # the collator reads the rows itself
         "ddp_find_unused_parameters": False,
     }
