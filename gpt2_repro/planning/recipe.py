@@ -89,8 +89,6 @@ class TrainingSection:
     max_usd: float = unnamed(0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.")
     usd_per_hour: float = unnamed(0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.")
     hang_timeout: float = unnamed(600.0, "End all ranks with stack traces after N seconds without progress. 0: never.")
-    skip_loss_z: float = changeable(0.0, "Skip updates with a loss N deviations above the last 128. 0: never.")
-    skip_grad_z: float = changeable(0.0, "The same for the gradient norm before clipping. 0: never.")
     seed: int = changeable(42, "Seed of the weights and of the order of rows.", SEED)
     data_seed: int | None = changeable(None, "Seed of the order of rows. (default: seed)", SEED)
     train_sampling_strategy: Literal["random", "sequential"] = changeable("random", "Order of the rows.")

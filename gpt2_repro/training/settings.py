@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REMOVED = ("skip_loss_z", "skip_grad_z")  # earlier versions could skip outliers, and recorded these options
+
 
 def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan]:
     """Return the settings for this machine and launcher, and the batch plan.
@@ -99,10 +101,11 @@ def run_identity_of(
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
         "extensions": [],  # earlier versions could extend a run with another schedule, and recorded this key
+        **dict.fromkeys(REMOVED, 0.0),
         # Text, as earlier versions recorded it.
         "config_overrides": json.dumps(model.config_overrides, sort_keys=True) if model.config_overrides else "",
     }
-    can_change = {"data", *(name for name, setting in fields.items() if setting.role == "changeable")}
+    can_change = {"data", *REMOVED, *(name for name, setting in fields.items() if setting.role == "changeable")}
     return RunIdentity(values, can_change, settings.allow_resume_change)
 
 

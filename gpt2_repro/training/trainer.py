@@ -87,7 +87,7 @@ class PretrainingTrainer(Trainer):
         self.run, self.environment, self.plan = run, environment, environment.plan
         self.meter = Meter(environment, compiled=bool(settings.torch_compile))
         run.measure_with(self.meter.time_breakdown)
-        self.guard = UpdateGuard(settings.skip_loss_z, settings.skip_grad_z, self._write_event)
+        self.guard = UpdateGuard(self._write_event)
         self.watchdog = Watchdog(settings.hang_timeout)
         self.average = WeightAverage(settings.ema_steps)
         self.saver = self._saver(identity)
@@ -224,14 +224,6 @@ class PretrainingTrainer(Trainer):
         loader, self.sampler = training_loader(self.train_dataset, self.plan, self.args, compiled=compiled)
         return self.accelerator.prepare(loader)
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """Return world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks)."""
-        # Averaged over ranks and summed over micro-batches, the values are the mean loss per target of a step. Trainer
-        # applies the factor "world size".
-        loss = super().compute_loss(*args, **kwargs)
-        self.guard.see_loss(loss)
-        return loss
-
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         if self.is_deepspeed_enabled:
             # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
@@ -261,6 +253,8 @@ class PretrainingTrainer(Trainer):
         with self.meter.on("data"):  # without the count of targets, which may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))
         targets = self.plan.tokens_per_step
+        # The loss of a micro-batch is world size * (its loss sum) / targets. Averaged over ranks and summed over
+        # micro-batches, this is the mean loss per target of a step. Trainer applies the factor "world size".
         # Trainer counts the targets in every step and gathers the counts of all processes.
         if self.environment.data["request"]["packing"] != "concat":
             counts = self.accelerator.reduce(count_positions(batches, device), reduction="sum")

@@ -60,7 +60,7 @@ def test_an_overflow_is_skipped_and_a_resume_is_exact(launcher, train_fp16, even
 
 def test_only_overflows_at_the_smallest_scale_end_a_run(caplog: pytest.LogCaptureFixture) -> None:
     scale = 2.0**16
-    guard = UpdateGuard(0.0, 0.0, lambda step, event: None)
+    guard = UpdateGuard(lambda step, event: None)
     guard.attach(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), loss_scale=lambda: scale)
     with caplog.at_level(logging.WARNING):
         for step in range(1, 16):
