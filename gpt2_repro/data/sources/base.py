@@ -16,13 +16,10 @@ class TextForm:
 
     Args:
         text_column: key or column with the text.
-        first_row: a .parquet row that begins and ends with this string starts a new document. For example, with " = ",
-            each row like " = Title = " starts a new document. With "", each row is a document.
         verbatim: whether the line breaks in .csv, .json and .jsonl files are kept. Otherwise, CR LF becomes LF.
     """
 
     text_column: str = "text"
-    first_row: str = ""
     verbatim: bool = False
 
 

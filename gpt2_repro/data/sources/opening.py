@@ -74,7 +74,7 @@ class SourceOpener:
         name, _, column = text.partition("#")
         form = TextForm(column or self.args.text_column)
         if preset := PRESETS.get(name):
-            hub, form = self._repository(preset.repository), TextForm(first_row=preset.first_row)
+            hub, form = self._repository(preset.repository), TextForm()
             described = {"repository": hub.name, "files": preset.train, "revision": hub.revision}
             own = hub.files(preset.validation, form) if preset.validation else []
             return Source({"name": name, **described}, hub.files(preset.train, form), own)

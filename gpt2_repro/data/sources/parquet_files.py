@@ -25,8 +25,7 @@ def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> lis
     start, held, total = 0, 0, max(1, sum(sizes))
     for number, of_group in enumerate(sizes, 1):
         held += of_group
-        # A page of several rows must not be divided between two parts.
-        if (held >= part_bytes and not form.first_row) or number == len(sizes):
+        if held >= part_bytes or number == len(sizes):
             parts.append(ParquetPart(str(path), form, start, number, int(held / total * size)))
             start, held = number, 0
     return parts
@@ -47,7 +46,7 @@ class ParquetPart(Part):
 
     def read(self) -> Iterator[Batch]:
         with reading(Path(self.name)):
-            yield from _join_pages(self._batches(), self.form.first_row) if self.form.first_row else self._batches()
+            yield from self._batches()
 
     def _batches(self) -> Iterator[Batch]:
         path, column = Path(self.name), self.form.text_column
@@ -75,18 +74,3 @@ def _check_column(fields: pa.Schema, path: Path, column: str) -> None:
     if names.count(column) != 1:
         fix = f"Pass --text_column with one of: {', '.join(names)}."
         raise UserError(f"{path} has {names.count(column)} text columns `{column}`. {fix}")
-
-
-def _join_pages(batches: Iterator[Batch], first_row: str) -> Iterator[Batch]:
-    held: list[str] = []
-    for batch in batches:
-        documents = []
-        for row in batch.documents:
-            begins = row.startswith(first_row) and not row.startswith(first_row + first_row.lstrip())
-            if held and begins and row.rstrip().endswith(first_row.strip()):
-                documents.append("".join(held))
-                held = []
-            held.append(row)
-        yield Batch(documents, batch.bad)
-    if held:
-        yield Batch(["".join(held)])

@@ -27,7 +27,6 @@ class Preset:
     tokens: float
     largest_file: float
     validation: str = ""
-    first_row: str = ""
 
     @property
     def downloads(self) -> float:

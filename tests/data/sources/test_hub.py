@@ -244,19 +244,18 @@ def test_any_dataset_by_its_id_and_a_validation_set_of_another(
         **{f"small-{n}.jsonl.gz": gzip.compress(part.encode()) for n, part in enumerate(lines)},
         "big-0.parquet": parquet(["never read"]),
     }
-    pages = [" = One = \n", "", documents[0][:99], " = Two = \n", documents[1][:99]]
-    hub.files["Salesforce/wikitext"] = {
-        "wikitext-103-raw-v1/train-00000-of-00001.parquet": parquet(["never read"]),
-        "wikitext-103-raw-v1/validation-00000-of-00001.parquet": parquet(pages),
+    hub.files["emozilla/pg19"] = {
+        "data/train-00000-of-00001.parquet": parquet(["never read"]),
+        "data/validation-00000-of-00001.parquet": parquet([documents[0][:99], documents[1][:99]]),
     }
     form = ("--split", "hash", "--validation_fraction", 0.3, "--validation_text", "true")
-    source = ("--source", "someone/prose:small", "--text_column", "body", "--validation_sets", "wiki=wikitext-103")
+    source = ("--source", "someone/prose:small", "--text_column", "body", "--validation_sets", "books=pg19")
     assert not prepare_online(*source, *form)
     assert hub.asked.count("small-0.jsonl.gz") == 1  # its text is read twice
     manifest = read_object(tmp_path / "out" / "manifest.json")
     assert manifest["source"]["revision"] == REVISION and manifest["source"]["config"] == "small"
-    assert manifest["validation_sets"]["wiki"]["repository"] == "Salesforce/wikitext"
-    assert manifest["counts"]["validation_wiki"]["documents"] == 2
+    assert manifest["validation_sets"]["books"]["repository"] == "emozilla/pg19"
+    assert manifest["counts"]["validation_books"]["documents"] == 2
     assert not prepare_online("--data_files", *corpus, *form, folder="local")
     texts = [(tmp_path / name / "text" / "validation.jsonl").read_bytes() for name in ("out", "local")]
     assert texts[0] == texts[1] and len(texts[0]) > 1000

@@ -80,14 +80,6 @@ def test_every_kind_gives_the_same_documents_in_any_parts(
     assert read(path) == ([TEXT] if ".txt" in name else TEXTS, [])
 
 
-def test_rows_of_a_page_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_files, "PART_BYTES", 1)
-    rows = ["", " = One = \n", "", " text . \n", " = = Part = = \n", " more = \n", " = Two = \n", " = 2 \n"]
-    path = tmp_path / "a.parquet"
-    path.write_bytes(parquet([*rows]))
-    assert read(path, TextForm(first_row=" = "))[0] == ["", "".join(rows[1:6]), "".join(rows[6:])]
-
-
 BAD_LINES = [
     *(b'{"text": "good"}', b"", b'{"body": "y"}', b'{"text": 5}', b"not json", b'{"text": null}', b'{"text": "\xff"}'),
     *(b'{"text": "half \\ud83d"}', b'{"text": "\\ud83d\\ude42"}', b"[1]", b'{"text": "\xed\xa0\xbd"}'),
