@@ -82,11 +82,9 @@ VARIANTS = (
     Variant("flash_attention_4", "--attn_implementation causal_sdpa", patch="flash_attention_4", needs="cutlass"),
     Variant("cuda_graphs", environment={"TORCHINDUCTOR_CUDAGRAPHS": "1"}),
     Variant("rows_128", "--per_device_train_batch_size 128"),
-    Variant("log_every_10", "--logging_steps 10"),
     Variant("max_autotune", environment={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
     Variant("tuned_triton", environment={"TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "1"}),
     Variant("flash_attention_2", "--attn_implementation flash_attention_2", needs="flash_attn"),
-    Variant("causal_cudnn", "--attn_implementation causal_cudnn"),
     Variant("causal_sdpa", "--attn_implementation causal_sdpa"),
     Variant("rows_32", "--per_device_train_batch_size 32"),
     Variant("late_grad_update", deepspeed={"bf16": {"enabled": "auto"}}),  # as without immediate_grad_update
