@@ -25,7 +25,7 @@ from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.layout import COMPARISON
 
 
-FORMATS = {"hf": "", "llmc": ".bin"}  # the extension of OUT
+LLMC = ".bin"  # the extension of llm.c's files
 
 
 def main(argv: list[str]) -> None:
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.load import load_model, load_tokenizer
 
     model, tokenizer = load_model(checkpoint.source), None
-    if args.format == "hf":
+    if args.is_folder:
         tokenizer = load_tokenizer(args.tokenizer or checkpoint.source)
         if args.tokenizer:
             _join(model, tokenizer, args.tokenizer)
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
     # On the same disk, so that the rename is atomic.
     with tempfile.TemporaryDirectory(prefix="export-", dir=args.out and args.out.parent) as scratch:
-        staged = Path(scratch, f"staged{FORMATS[args.format]}")
-        if args.format == "hf":
+        staged = Path(scratch, f"staged{'' if args.is_folder else LLMC}")
+        if args.is_folder:
             _write_folder(written, tokenizer, staged)
             if checkpoint.record:
                 results = _results(checkpoint, fingerprint(model, tokenizer))
@@ -57,7 +57,11 @@ def main(argv: list[str]) -> None:
                 card = model_card(name, checkpoint.record, *results, license_id=args.license)
                 (staged / "README.md").write_text(card, encoding="utf-8")
         else:
-            _write_file(model, staged, args.dtype)
+            from gpt2_repro.model.llmc import write_llmc
+
+            write_llmc(model, staged, dtype=args.dtype)
+            if model.config.activation_function == "gelu":
+                print("The model has the exact GELU, but llm.c approximates it. Its outputs will differ slightly.")
         require_same(written, load_model(str(staged)))
         if args.out:
             shutil.move(staged, args.out)
@@ -84,20 +88,10 @@ def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenization.save(tokenizer, folder)
 
 
-def _write_file(model: Any, path: Path, dtype: str) -> None:
-    """Write a file of llm.c, and say if llm.c computes another GELU than the model."""
-    from gpt2_repro.model.llmc import write_llmc
-
-    write_llmc(model, path, dtype=dtype)
-    if model.config.activation_function == "gelu":
-        print("The model has the exact GELU, but llm.c approximates it. Its outputs will differ slightly.")
-
-
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
-    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder or .bin to create.")
-    parser.add_argument("--format", choices=tuple(FORMATS), help="Format of OUT. (default: by the extension of OUT)")
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder to create, or a .bin of llm.c.")
     dtypes = ("float32", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, default="float32", help="Type of the weights. (default: float32)")
     parser.add_argument("--tokenizer", metavar="NAME", help="Tokenizer of a model file of nanoGPT or llm.c.")
@@ -105,9 +99,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     parser.add_argument("--license", metavar="ID", help="License of the weights for the model card, such as mit.")
     args = parser.parse(argv)
-    suffix = args.out.suffix if args.out else ""
-    args.format = args.format or ("llmc" if suffix == ".bin" else "hf")
-    needs_tokenizer = Path(args.checkpoint).is_file() and args.format == "hf"
+    args.is_folder = not args.out or args.out.suffix != LLMC
+    needs_tokenizer = Path(args.checkpoint).is_file() and args.is_folder
     if needs_tokenizer and not args.tokenizer:
         raise UserError("A model file has no tokenizer. Pass --tokenizer, for example openai-community/gpt2.")
     if args.tokenizer and not needs_tokenizer:
@@ -116,8 +109,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         args.tokenizer = str(prepared)  # of a folder of prepare_data.py
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
-    if args.push_to_hub is not None and args.format != "hf":
-        raise UserError("--push_to_hub needs --format hf.")
+    if args.push_to_hub is not None and not args.is_folder:
+        raise UserError("--push_to_hub uploads a folder. Pass another name than a .bin file.")
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
         raise UserError("To upload to the Hub, set HF_TOKEN to a token with write access.")
     if args.out is not None and args.out.exists():

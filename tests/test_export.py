@@ -58,7 +58,7 @@ def test_a_checkpoint_becomes_a_plain_folder(run: Path, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_llm_cs_file_and_the_folder_are_the_same_model(run: Path, tmp_path: Path, dtype: str) -> None:
-    main([str(run), str(tmp_path / "m.bin"), "--format", "llmc", "--dtype", dtype])
+    main([str(run), str(tmp_path / "m.bin"), "--dtype", dtype])
     main([str(run), str(tmp_path / "folder"), "--dtype", dtype])
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
     assert model.dtype == getattr(torch, dtype)
@@ -152,7 +152,7 @@ def test_an_exact_gelu_is_written_for_llm_c(run: Path, tmp_path: Path, capsys) -
     [
         ("there", "there"),
         ("new --tokenizer other", "--tokenizer is only for model files"),
-        ("m.bin --format llmc --push_to_hub a/b", "--format hf"),
+        ("m.bin --push_to_hub a/b", "--push_to_hub"),
         ("--push_to_hub a/b", "HF_TOKEN"),
     ],
 )
@@ -231,19 +231,19 @@ FINEWEB_ID, PG19_ID = "HuggingFaceFW/fineweb", "emozilla/pg19"
 @pytest.mark.parametrize(
     ("source", "init_from", "known"),
     [
-        (FINEWEB, "", {"language": ["en"], "datasets": [FINEWEB_ID]}),
-        (BOTH, OPENAI, {"language": ["en"], "datasets": [FINEWEB_ID, PG19_ID], "base_model": OPENAI}),
+        (FINEWEB, "", {"datasets": [FINEWEB_ID]}),
+        (BOTH, OPENAI, {"datasets": [FINEWEB_ID, PG19_ID], "base_model": OPENAI}),
         (GERMAN, "runs/x", {"datasets": ["somebody/german"]}),
         ({"name": "files", "files": [{"path": "a.txt"}]}, "/home/me/runs/x/final", {}),
         (MIXED, "gpt2", {"datasets": [FINEWEB_ID], "base_model": "gpt2"}),
-        ({"name": "tiny-shakespeare"}, "tests", {"language": ["en"]}),  # `tests` is a folder
+        ({"name": "tiny-shakespeare"}, "tests", {}),  # `tests` is a folder
     ],
 )
 def test_the_header_has_what_is_known(record: TrainingRecord, source, init_from, known, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     header = huggingface_hub.ModelCard(model_card("me", recorded(record, source, init_from))).data
     assert isinstance(header, huggingface_hub.ModelCardData) and header.license is None
-    for name in ("language", "datasets", "base_model"):
+    for name in ("datasets", "base_model"):
         assert getattr(header, name) == known.get(name)
 
 

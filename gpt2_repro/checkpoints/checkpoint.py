@@ -10,7 +10,7 @@ from gpt2_repro.errors import UserError, nearest
 from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, FINAL, RECIPE, checkpoints, is_run
+from gpt2_repro.run_record.layout import FINAL, RECIPE, is_run
 
 
 logger = logging.getLogger(__name__)
@@ -70,15 +70,6 @@ def suggest_run(path: Path) -> str:
     runs = [*path.parent.glob("*"), *Path("runs").glob("*")]
     near = nearest(str(path), [str(near) for near in runs if is_run(near) or is_run(near.parent)])
     return f"Did you mean {near}?" if near else ""
-
-
-def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return a run's complete checkpoints by step, `final/` last, or raise UserError."""
-    run = Path(name)
-    folders = [path for path in (*reversed(checkpoints(run)), run / FINAL) if (path / CHECKPOINT_MANIFEST).is_file()]
-    if not folders:
-        raise UserError(f"{name} is not a run with a complete checkpoint.")
-    return [resolve_checkpoint(str(path)) for path in folders]
 
 
 def _open_folder(folder: Path) -> Checkpoint:

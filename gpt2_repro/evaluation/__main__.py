@@ -4,7 +4,7 @@ All models are scored under the same settings. The result is one comparison tabl
 
 bash evaluate.sh runs/gpt2_124m                                   compare final/ with openai-community/gpt2
 bash evaluate.sh runs/gpt2_124m/checkpoint-5000 runs/gpt2_124m --tasks hellaswag lambada_openai
-bash evaluate.sh runs/gpt2_124m --all_checkpoints --baseline none         scores of each checkpoint
+bash evaluate.sh runs/gpt2_124m/checkpoint-* runs/gpt2_124m --baseline none          scores of each checkpoint
 bash evaluate.sh runs/gpt2_124m --follow                                  score each checkpoint while the run trains
 bash evaluate.sh openai-community/gpt2 --baseline none --limit 20
 bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_perplexity --baseline untrained
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.checkpoints.checkpoint import Checkpoint, all_checkpoints, resolve_checkpoint
+from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
@@ -54,7 +54,8 @@ def main(argv: list[str]) -> None:
             options.device = options.device or "cpu"  # the run may need the memory of the GPU
         score = functools.partial(_evaluate, options, argv)
         return follow(options.checkpoints[0], options.output_dir, lambda one, folder: score([one], folder))
-    checkpoints = _find_checkpoints(options)
+    resolved = [resolve_checkpoint(name, unfinished=True) for name in options.checkpoints]
+    checkpoints = list({checkpoint.name: checkpoint for checkpoint in resolved}.values())  # each once
     is_test = options.limit is not None
     output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=is_test)
     return _evaluate(options, argv, checkpoints, output_dir)
@@ -93,14 +94,6 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
         write_table()  # before the search for overlaps, which takes minutes
         if prepared:
             write_table(overlapping_documents(prepared, tasks))
-
-
-def _find_checkpoints(options: argparse.Namespace) -> list[Checkpoint]:
-    checkpoints: dict[str, Checkpoint] = {}
-    for name in options.checkpoints:
-        every = all_checkpoints(name) if options.all_checkpoints else [resolve_checkpoint(name, unfinished=True)]
-        checkpoints |= {checkpoint.name: checkpoint for checkpoint in every}
-    return list(checkpoints.values())
 
 
 def _find_baseline(name: str, first: Checkpoint) -> Checkpoint | None:

@@ -58,7 +58,6 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--suite", choices=SUITES, help="Tasks to score.")
     parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help="Also score the text files in DIR.")
     parser.add_argument("--check_overlap", action="store_true", help="Also score without texts in the training data.")
-    parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
     follow = "Score each checkpoint of a run, or of its copies at a place, while it trains."
     parser.add_argument("--follow", action="store_true", help=follow)
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")

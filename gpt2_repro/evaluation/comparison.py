@@ -189,7 +189,7 @@ class Comparison(EvaluationSettings):
     def _trend(self) -> Table:
         """Return a table with one row per model, to compare many checkpoints."""
         rows = []
-        for model in self.models:
+        for model in sorted(self.models, key=lambda model: model.tokens_trained or 0):
             tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"
             cells = [Cell(model.name), Cell(tokens, "number")]
             for row in self.rows:

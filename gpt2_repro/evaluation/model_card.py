@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from gpt2_repro.checkpoints.checkpoint import HUB_ID
-from gpt2_repro.data.sources.presets import language_of
 from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow
 from gpt2_repro.evaluation.output import render
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, LocalTask
@@ -57,13 +56,11 @@ def model_card(
 
 
 def _origin(record: TrainingRecord) -> dict[str, Any]:
-    """Return language, Hub datasets and base model, each only if it is known."""
+    """Return the Hub datasets and the base model, each only if it is known."""
     source, start = record.environment.data.get("source", {}), record.environment.run_identity.get("init_from", "")
     sources = source.get("sources", [source])
-    languages = {language_of(one) for one in sources}
     is_hub_id = HUB_ID.fullmatch(start) and not start.startswith("runs/") and not Path(start).exists()
     known = {
-        "language": None if None in languages else sorted(filter(None, languages)),
         "datasets": sorted({one["repository"] for one in sources if "repository" in one}),
         "base_model": start.rstrip("/") if is_hub_id else None,
     }

@@ -208,16 +208,14 @@ def cost_of(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, s
 
 def offer_lines(limit: int | None) -> list[str]:
     """Return the cheapest `limit` (None: all) list prices for GPT-2 124M on 10B tokens as lines of text."""
-    offers = []
-    for price in PRICES:
-        # Training steps only, without start-up, validation, saving and evaluation.
-        hours = 10e9 / CARDS[price.card].tokens_per_second / 3600
-        offers.append((hours * price.usd_per_hour, hours, price))
+    # Training steps only, without start-up, validation, saving and evaluation.
+    times = [(10e9 / CARDS[price.card].tokens_per_second / 3600, price) for price in PRICES]
+    offers = sorted((hours * price.usd_per_hour, hours, price) for hours, price in times)
     cells = [
         [Cell(f"${usd:,.2f}", "number"), Cell(f"{hours:.1f} h", "number")]
         + [Cell(price.card + "*" * (CARDS[price.card].basis == "estimated"))]
         + [Cell(f"${price.usd_per_hour:.2f} an hour, {price.provider}, {price.date}")]
-        for usd, hours, price in sorted(offers)[:limit]
+        for usd, hours, price in offers[:limit]
     ]
     title = "Cost of training GPT-2 124M on 10B tokens with one GPU, training steps only (*: estimated speed):"
     return [title, *Table(["cost", "time", "GPU", "list price"], cells).lines()]

@@ -1,22 +1,17 @@
-"""Print the progress bar, the log lines and the compilation report of a run."""
+"""Print the progress bar and the log lines of a run."""
 
-import logging
-import math
 import re
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-from transformers import PreTrainedModel, ProgressCallback, TrainerCallback
+from transformers import ProgressCallback
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.evaluation.references import GPT2, HELLASWAG_ITEMS, compared
 from gpt2_repro.files import read_table
 from gpt2_repro.text import duration
 
-
-logger = logging.getLogger(__name__)
 
 LOG_LINE: dict[str, str] = read_table(__file__, "log_line.yaml")
 
@@ -91,31 +86,3 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
         # This is the time of training. Validation and saving are not included.
         parts.append(f"{duration(event['tokens'] / event['step'] * steps_left / speed)} left")
     return "  ".join(parts)
-
-
-class CompilationReport(TrainerCallback):
-    """Logs and records the compiled graphs after the first step.
-
-    Args:
-        record: a function that adds the entries of a dictionary to environment.json.
-    """
-
-    def __init__(self, model: PreTrainedModel, *, record: Callable[[dict[str, Any]], None]) -> None:
-        self.model, self.record = model, record
-        self.began = 0.0  # time of the first step
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.began = self.began or time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if math.isinf(self.began):
-            return
-        graphs, kernel = self.model.compiled_graphs.count("training"), self.model.config._attn_implementation
-        if graphs:
-            seconds = time.perf_counter() - self.began
-            logger.info("compiled: %d graph(s), attention %s. The first step took %.0f s.", graphs, kernel, seconds)
-        else:
-            logger.warning("Nothing was compiled. Unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE.")
-        # The kernel has changed if it could not be compiled. A resumed run uses the new one.
-        self.record({"compiled": bool(graphs), "attention": kernel})
-        self.began = math.inf

@@ -202,7 +202,7 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
     from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
     from transformers.utils.logging import disable_progress_bar
 
-    from gpt2_repro.training.callbacks import CompilationReport, ProgressBar
+    from gpt2_repro.training.callbacks import ProgressBar
     from gpt2_repro.training.samples import TextSampler
     from gpt2_repro.training.tracking import Guarded, guard_reporting
 
@@ -213,8 +213,6 @@ def add_callbacks(trainer: "PretrainingTrainer") -> None:
     trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
     # add_callback warns of a second Guarded.
     trainer.callback_handler.callbacks.append(Guarded(TextSampler(trainer)))
-    if trainer.args.settings.torch_compile:
-        trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
 
 
 @contextlib.contextmanager

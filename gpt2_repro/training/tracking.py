@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
-
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.files import write_whole
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FAILURES_ALLOWED = 3
-TOKENS = "train/tokens"  # the name that transformers uses in wandb
 
 
 def check_reporting(report_to: list[str]) -> None:
@@ -94,26 +91,8 @@ class Guarded:
             logger.warning("The callback %s failed in %s with %s: %s (%s)", name, method, kind, error, last)
 
 
-class WandbAxis(TrainerCallback):
-    """Makes wandb plot all curves over the trained tokens."""
-
-    def __init__(self, wandb: Any) -> None:
-        self.wandb = wandb
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            # With the callback of transformers (5.23), the horizontal axis is the step.
-            self.wandb.define_metric(TOKENS)
-            self.wandb.define_metric("*", step_metric=TOKENS, step_sync=True)
-
-
 def guard_reporting(trainer: "Trainer") -> None:
-    """Catch exceptions of Trainer's reporting callbacks, and let wandb plot over tokens."""
-    guarded: list[Any] = []
-    for callback in trainer.callback_handler.callbacks:
-        if type(callback).__module__ == "transformers.integrations.integration_utils":
-            guarded.append(Guarded(callback))
-            guarded += [Guarded(WandbAxis(callback._wandb))] if hasattr(callback, "_wandb") else []
-        else:
-            guarded.append(callback)
-    trainer.callback_handler.callbacks[:] = guarded
+    """Catch exceptions of Trainer's reporting callbacks."""
+    module = "transformers.integrations.integration_utils"
+    callbacks: list[Any] = trainer.callback_handler.callbacks
+    callbacks[:] = [Guarded(each) if type(each).__module__ == module else each for each in callbacks]

@@ -178,6 +178,12 @@ class PretrainingTrainer(Trainer):
         phases, total = self.run.startup, sum(self.run.startup.values())
         self.environment = dataclasses.replace(self.environment, startup=phases)
         self.record_engine({})
+        if self.args.settings.torch_compile:
+            # The kernel has changed if it could not be compiled. A resumed run uses the new one.
+            compiled, kernel = "training" in self.model.compiled_graphs, self.model.config._attn_implementation
+            self.record_engine({"compiled": compiled, "attention": kernel})
+            if not compiled:
+                logger.warning("Nothing was compiled. Unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE.")
         listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
         logger.info("start-up: %.1f s (%s)", total, listed)
 

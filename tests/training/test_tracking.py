@@ -10,9 +10,9 @@ from unittest.mock import Mock, call
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.integrations import integration_utils
-from transformers.integrations.integration_utils import TrackioCallback, WandbCallback
+from transformers.integrations.integration_utils import TrackioCallback
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.planning.recipe import TrainingSection, check_trackers
@@ -32,16 +32,6 @@ def send(trainer: Any, event: str, **values: Any) -> None:
     for callback in trainer.callback_handler.callbacks:
         model = torch.nn.Linear(1, 1)
         getattr(callback, event)(TrainingArguments(use_cpu=True), trainer.state, None, model=model, **values)
-
-
-def test_wandb_uses_a_token_axis() -> None:
-    reporting = WandbCallback()
-    wandb = reporting._wandb = Mock()
-    trainer = trainer_with(reporting, TrainerCallback())
-    send(trainer, "on_train_begin")
-    axes = [call("train/global_step"), call("*", step_metric="train/global_step", step_sync=True)]
-    axes += [call("train/tokens"), call("*", step_metric="train/tokens", step_sync=True)]  # our axis is defined last
-    assert wandb.define_metric.mock_calls == axes
 
 
 KEYS = [({}, "offline"), ({"WANDB_API_KEY": "k"}, None), ({"WANDB_MODE": "disabled"}, "disabled")]

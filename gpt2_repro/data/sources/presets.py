@@ -1,8 +1,6 @@
 """Define the named sources, and estimate their sizes and preparation times."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from gpt2_repro.files import read_table
 from gpt2_repro.text import Cell, Table, duration, size
@@ -20,7 +18,6 @@ class Preset:
 
     about: str
     repository: str
-    language: str
     train: str
     download: float
     text: float
@@ -39,16 +36,6 @@ class Preset:
 _TABLE = read_table(__file__, "presets.yaml")
 PRESETS = {name: Preset(**fields) for name, fields in _TABLE["presets"].items()}
 OTHER_SOURCES, BY_LANGUAGE = _TABLE["other_sources"], _TABLE["by_language"]
-
-
-def language_of(source: Mapping[str, Any]) -> str | None:
-    """Return the ISO 639 code of the language of a described source, or None if it is not known."""
-    known = {preset.repository: preset.language for preset in PRESETS.values()}
-    known |= {"tiny-shakespeare": "en", "embedded": "en"}
-    repository = source.get("repository", source.get("name"))
-    if repository in BY_LANGUAGE.values():
-        return str(source["config"]).partition("_")[0]
-    return known.get(repository)
 
 
 def table(num_proc: int) -> str:
