@@ -19,15 +19,8 @@ from tests.reference import write_jsonl
 
 
 def open_for(args: DataArguments, *typed: str) -> PreparedData:
-    recipe = DataRecipe(
-        path=Path("recipe.yaml"),
-        typed=frozenset(typed),
-        stated=frozenset(),
-        options=argparse.Namespace(),
-        written={"data": vars(args)},
-        data=args,
-    )
-    return PreparedData.open(recipe)
+    written = {"path": Path("recipe.yaml"), "options": argparse.Namespace(), "written": {"data": vars(args)}}
+    return PreparedData.open(DataRecipe(**written, typed=frozenset(typed), stated=frozenset(), data=args))
 
 
 def test_another_form_is_refused(arguments) -> None:

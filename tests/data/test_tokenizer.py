@@ -19,7 +19,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources import small_texts
-from gpt2_repro.data.tokenizer import Encoder, _beginning, obtain_tokenizer
+from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.tokenization import start_ids
 from tests.reference import encode_each
@@ -55,17 +55,6 @@ def test_ids_without_text(tmp_path: Path) -> None:
     assert start_ids(tokenizer, "17 4 4") == [17, 4, 4] and tokenizer.decode([17, 4, 39]) == "17 4 39"
     with pytest.raises(UserError, match="Cannot encode"):
         start_ids(tokenizer, "40")
-    for name in ("none", "none:x", "none:1"):
-        with pytest.raises(UserError, match=r"none:512"):
-            prepare(DataArguments(tokenizer=name, **words | {"dataset_dir": str(tmp_path / "other")}))
-
-
-@pytest.mark.parametrize("word", ["x", " ", "\n", " \t\n", "\x1c!"])
-def test_long_words_are_cut_before_training(word: str) -> None:
-    text = "before " + word * 5000 + " after"
-    pieces = list(_beginning(["plain text", text]))
-    assert pieces[0] == "plain text" and "".join(pieces[1:]) == text
-    assert max(map(len, pieces)) == 1000  # the training time grows with the square of this length
 
 
 @pytest.fixture

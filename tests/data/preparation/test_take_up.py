@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,38 +128,21 @@ def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(arguments, 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-@pytest.mark.parametrize("name", ["streams/train/00000-00000.PID.partial", "folder/validation/data-00000.arrow"])
-def test_a_full_disk_is_one_line_and_work_resumes(arguments, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_full_disk_is_one_line_and_work_resumes(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut", validation_text=True)
-    path = Path(args.dataset_dir + ".staging", name.replace("PID", str(os.getpid())))
-    owner, function = (staging, "stage_part") if name.startswith("streams") else (writing, "_write_shard")
-    original = getattr(owner, function)
+    path = Path(args.dataset_dir + ".staging", "folder", "validation", "data-00000.arrow")
+    original = writing._write_shard
 
-    def fill(*words: object, **named: object) -> object:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def fill(*words: object) -> object:
         path.symlink_to("/dev/full")
-        return original(*words, **named)
+        return original(*words)
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, function, fill)
+        patch.setattr(writing, "_write_shard", fill)
         with pytest.raises(UserError, match="cut is full"):
             prepare(args)
     path.unlink()
     assert prepare(args).manifest == prepare(arguments("alone", validation_text=True)).manifest
-
-
-def test_folders_of_others_are_never_touched(arguments) -> None:
-    args = arguments("out")
-    theirs = Path(f"{args.dataset_dir}.staging", "thesis.txt")
-    theirs.parent.mkdir()
-    prepare(args)  # an empty folder is accepted
-    theirs.parent.mkdir()
-    theirs.write_text("mine", encoding="utf-8")
-    prepare(args)
-    for changed in (args, arguments("out", data_files=["nothing*.jsonl"])):
-        with pytest.raises(UserError, match="thesis.txt"):
-            prepare(changed, OVERWRITE)
-    assert theirs.read_text(encoding="utf-8") == "mine"
 
 
 def test_files_of_others_in_a_folder_are_never_deleted(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
