@@ -48,34 +48,12 @@ def test_deepspeed_json_with_ignored_or_wrong_settings_is_refused(told: str, cha
         check_deepspeed_json(tmp_path / "mine.json")
 
 
-def test_zero_settings_that_keep_the_masters_are_accepted(tmp_path: Path) -> None:
-    zero = {"stage": 1, "round_robin_gradients": False, "parameter_alignment": False}
-    (tmp_path / "mine.json").write_text(json.dumps(ZERO1 | {"zero_optimization": zero}), encoding="utf-8")
-    check_deepspeed_json(tmp_path / "mine.json")
-
-
-ZERO = ("1", "null", '{"stage": "one"}', '{"stage": 4}', '{"stage": true}', '{"stage": [1]}')
-BROKEN = ["", '{"zero_optimization": {', "[1]", "\xff", *(f'{{"zero_optimization": {value}}}' for value in ZERO)]
-
-
-@pytest.mark.parametrize("content", [None, *BROKEN])
-def test_a_broken_deepspeed_json_ends_in_one_line(content: str | None, tiny_recipe: Path, tmp_path, type_warm) -> None:
-    path = tmp_path / "my zero.json"
-    if content is not None:
-        path.write_text(content, encoding="latin-1")
-    launched = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(path)}
-    launched |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "run", **launched)
-    assert done.returncode == 2 and str(path) in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_launcher_is_derived_from_the_zero_stage(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = {"USE_DEEPSPEED": "true", "DEEPSPEED_CONFIG_FILE": "none", "DEEPSPEED_ZERO_STAGE": str(stage)}
-    for name, value in launched.items():
-        monkeypatch.setenv(f"ACCELERATE_{name}", value)
-    assert current_launcher().name == f"zero{stage}"
+def test_launcher_is_derived_from_the_zero_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    for stage in ("1", "2", "3"):
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", stage)
+        assert current_launcher().name == f"zero{stage}"
 
 
 # The variables that accelerate sets for its config file and its options, and the setting in the message.

@@ -103,11 +103,9 @@ def test_a_slurm_job_continues_in_a_new_job(code: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_JOB_ID": "10007", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
-    environment = (
-        os.environ | slurm | {"SLURM_GPUS_ON_NODE": "4", "CODE": code, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    )
+    slurm |= {"SLURM_GPUS_ON_NODE": "4", "CODE": code, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["bash", ROOT / "cloud" / "slurm.sbatch", "my recipe.yaml", "--max_hours", "2"]
-    with subprocess.Popen(command, env=environment, cwd=tmp_path) as job:
+    with subprocess.Popen(command, env=os.environ | slurm, cwd=tmp_path) as job:
         if not code:
             pids, deadline = tmp_path / "pids", time.monotonic() + 30
             while not pids.is_file() or pids.read_text(encoding="utf-8").count("\n") < 2:
