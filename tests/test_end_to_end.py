@@ -94,13 +94,6 @@ def test_evaluate_and_report(run: Path, tiny_data: Path, type_command, capsys) -
     assert str(run / "report.html") in capsys.readouterr().out
 
 
-def test_a_file_gets_lines_and_no_bars(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
-    words = ("--output_dir", tmp_path / "run", "--max_steps", 1, "--warmup_steps", 0)
-    done = type_warm("python", "train.py", tiny_recipe, *words)
-    assert "loss" in done.stdout and "validation loss" in done.stdout
-    assert "\r" not in done.stdout + done.stderr and "train:" not in done.stderr
-
-
 @pytest.mark.slow
 def test_two_steps_of_the_real_model_on_real_text(real_data: Path, type_command, tmp_path: Path, events) -> None:
     data, run = tmp_path / "data", tmp_path / "run"

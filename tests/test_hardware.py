@@ -12,7 +12,6 @@ from gpt2_repro.evaluation import harness
 from gpt2_repro.model.attention import Machine, choose_attention
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.planning.sizing import follow_data
-from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.training.settings import resolve_settings
 from tests.sections import parse_for_training
 
@@ -102,7 +101,6 @@ def amd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 GPU = ("--use_cpu", "false", "--accept_any_hardware", "false", "--precision", "auto")
-RULES = {"use_cpu": False, "accept_any_hardware": False}
 
 
 @pytest.mark.parametrize("bf16", [True, False])
@@ -113,17 +111,12 @@ def test_an_apple_gpu(apple, bf16: bool, tiny_recipe: Path, monkeypatch: pytest.
     settings, plan = resolve_settings(follow_data(recipe))
     assert (settings.use_cpu, settings.bf16, settings.precision, settings.torch_compile) == (False, bf16, "", False)
     assert plan.num_processes == 1
-    precisions = {
-        requested: hardware.choose_precision(requested, **RULES)[0] for requested in ("auto", "bf16", "fp16", "fp32")
-    }
     best = "bf16" if bf16 else "fp32"
-    assert precisions == {"auto": best, "bf16": best, "fp16": "fp32", "fp32": "fp32"}
+    for requested, chosen in (("auto", best), ("bf16", best), ("fp16", "fp32"), ("fp32", "fp32")):
+        assert hardware.choose_precision(requested, use_cpu=False, accept_any_hardware=False)[0] == chosen
     config = build_config(recipe.model, sequence_length=64, vocab_size=300)
     assert choose_attention("auto", Machine(cuda=False, bf16=bf16, length=64), config, rows=2).name == "causal_sdpa"
     assert harness.choose_device(None) == "mps"
-    findings = {finding.about: finding for finding in preflight._check_devices(recipe)}
-    assert {findings[about].mark for about in ("device", "precision", "torch.compile", "attention")} == {"✓"}
-    assert "1 x Apple M3 Pro, 24 GB" in findings["device"].text
     with pytest.raises(UserError, match="2 processes need as many GPUs"):
         hardware.check_processes(2)
 
@@ -136,5 +129,3 @@ def test_amd_gpus(amd, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (settings.use_cpu, settings.bf16) == (False, True)
     assert hardware.find_accelerator().peak_flops == 1307.4e12 and hardware.demo_processes() == 8
     assert harness.choose_device(None) == "cuda"
-    assert not any(finding.mark == "✗" for finding in preflight._check_devices(recipe))
-    assert preflight._check_devices(recipe)[0].text == "ROCm 6.4"

@@ -1,7 +1,6 @@
 """Launcher, micro-batch size and interruptions do not change losses or weights."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,18 +136,6 @@ def test_bf16_under_zero1_is_bf16_on_one_process(train, events, tmp_path: Path) 
         assert [loss for *_, loss in other[:2]] == pytest.approx([loss for *_, loss in one[:2]], abs=1e-4)
     norms = [[event["grad_norm"] for event in events(run) if "grad_norm" in event] for run in runs.values()]
     assert all(norm == pytest.approx(norms[0], rel=1e-2) for norm in norms)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_without_the_weights_it_started_from(reference: Path, train, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(reference / "final", source)
-    run = train(tmp_path / "run", "--init_from", source, "--stop_at_step", 4)
-    shutil.rmtree(source)
-    train(run, "--init_from", source)
-    assert f"`{source.name}`" in (run / "final" / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(AssertionError, match=f"error: .*{source}"):
-        train(tmp_path / "new", "--init_from", source)
 
 
 @pytest.mark.slow

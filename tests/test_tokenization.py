@@ -216,29 +216,24 @@ def test_the_text_of_a_cut_document_is_the_text_of_its_rows(kind: str, tmp_path:
     assert abs(len(stream) - len(expected)) < 8
 
 
-def test_without_a_separator_one_token_is_only_context(model_folder: Path) -> None:
-    tokenizer, model = load_tokenizer(str(model_folder)), AutoModelForCausalLM.from_pretrained(model_folder)
+def test_without_a_separator_one_token_is_only_context(tmp_path: Path) -> None:
+    description, config = for_rows(write(tmp_path / "source", "lower case, no separator"), separator="none")
+    folder = tmp_path / "model"
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=400, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    tokenizer = load_tokenizer(str(folder))
     scorer = Scorer(pretrained=model, tokenizer=tokenizer, max_length=16, batch_size=2, positions=32)
     texts = ["a", "", "def f(x)"]
     instances = [Instance("loglikelihood_rolling", {}, (text,), number) for number, text in enumerate(texts)]
     one, none, scored = scorer.loglikelihood_rolling(instances)
     ids = encode(tokenizer, texts)[2]
     assert one == none == 0.0
-    assert -scored / (len(ids) - 1) == pytest.approx(nats_per_token(model_folder, [ids], None), abs=1e-4)
+    assert -scored / (len(ids) - 1) == pytest.approx(nats_per_token(folder, [ids], None), abs=1e-4)
     # An ending without a token is an error. It must not be the most likely ending.
     with pytest.raises(AssertionError):
         scorer.loglikelihood([Instance("loglikelihood", {}, ("def", ""), 0)])
-
-
-@pytest.fixture
-def model_folder(tmp_path: Path) -> Path:
-    """Return a folder with a random model whose rows have no separator."""
-    description, config = for_rows(write(tmp_path / "source", "lower case, no separator"), separator="none")
-    folder = tmp_path / "model"
-    GPT2LMHeadModel(GPT2Config(vocab_size=400, n_positions=16, n_embd=16, n_layer=1, n_head=2)).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
 
 
 def stream_of(data: Path, split: str) -> list[int]:

@@ -1,7 +1,7 @@
 """A small GPT-2, random gradients, and ranks that are threads of one process."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
@@ -69,33 +69,3 @@ class Ranks:
 
         with ThreadPoolExecutor(self.number) as pool:
             list(pool.map(run, range(self.number)))
-
-
-def compare_parts_with_whole(ranks: Ranks, optimizer_of: Callable[[nn.Module], torch.optim.Optimizer]) -> int:
-    """Check that 20 steps on parts of a flat tensor equal 20 steps on whole weights.
-
-    Under ZeRO-1 and 2, a rank has a part of all weights of a group, cut anywhere and padded at the end. The weights of
-    Muon are compared.
-
-    Returns the number of elements of these weights.
-    """
-    model = small_model()
-    whole, optimizers = optimizer_of(model), [optimizer_of(small_model()) for _ in range(ranks.number)]
-    [group] = [group for group in whole.param_groups if group["by"] == "muon"]
-    flat = torch.nn.utils.parameters_to_vector(group["params"]).detach()
-    padding = flat.new_zeros(-len(flat) % (2 * ranks.number))
-    parts = [nn.Parameter(part.clone()) for part in torch.cat([flat, padding]).chunk(ranks.number)]
-    for optimizer, part in zip(optimizers, parts, strict=True):
-        optimizer.param_groups[:] = [own for own in optimizer.param_groups if own["by"] == "muon"]
-        optimizer.param_groups[0]["params"] = [part]
-    for number in range(20):
-        draw_gradients(model, number)
-        gradients = torch.cat([weight.grad.flatten() for weight in group["params"]] + [padding])
-        for part, gradient in zip(parts, gradients.chunk(ranks.number), strict=True):
-            part.grad = gradient.clone()
-        ranks.step(optimizers)
-        whole.step()
-    expected = torch.nn.utils.parameters_to_vector(group["params"]).detach()
-    assert (expected - flat).abs().max() > 0.01  # the weights have moved
-    torch.testing.assert_close(torch.cat(parts).detach()[: len(flat)], expected, rtol=0, atol=1e-5)
-    return len(flat)

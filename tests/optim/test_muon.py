@@ -9,7 +9,7 @@ from transformers import GPT2LMHeadModel, GPTBigCodeConfig, GPTBigCodeForCausalL
 
 from gpt2_repro.optim import muon as module
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces, orthogonalize
-from tests.optim.simulation import Ranks, compare_parts_with_whole, draw_gradients, groups_of, small_model
+from tests.optim.simulation import Ranks, draw_gradients, groups_of, small_model
 
 
 RATES = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -76,6 +76,10 @@ def test_skipped_update_changes_nothing() -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_each_rank_orthogonalizes_its_part_of_the_matrices(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 steps on parts of a flat tensor equal 20 steps on whole weights.
+
+    Under ZeRO-1 and 2, a rank has a part of all weights of a group, cut anywhere and padded at the end.
+    """
     monkeypatch.setattr(module, "product_dtype", lambda device: torch.float32)  # bf16 would hide differences
     ranks, work = Ranks(number, module, monkeypatch), [0] * number
 
@@ -85,6 +89,24 @@ def test_each_rank_orthogonalizes_its_part_of_the_matrices(number: int, monkeypa
         return orthogonalize(batch)
 
     monkeypatch.setattr(module, "orthogonalize", counted)
-    elements = compare_parts_with_whole(ranks, optimizer_of)
+    model = small_model()
+    whole, optimizers = optimizer_of(model), [optimizer_of(small_model()) for _ in range(number)]
+    [group] = [group for group in whole.param_groups if group["by"] == "muon"]
+    flat = nn.utils.parameters_to_vector(group["params"]).detach()
+    padding = flat.new_zeros(-len(flat) % (2 * number))
+    parts = [nn.Parameter(part.clone()) for part in torch.cat([flat, padding]).chunk(number)]
+    for optimizer, part in zip(optimizers, parts, strict=True):
+        optimizer.param_groups[:] = [own for own in optimizer.param_groups if own["by"] == "muon"]
+        optimizer.param_groups[0]["params"] = [part]
+    for step in range(20):
+        draw_gradients(model, step)
+        gradients = torch.cat([weight.grad.flatten() for weight in group["params"]] + [padding])
+        for part, gradient in zip(parts, gradients.chunk(number), strict=True):
+            part.grad = gradient.clone()
+        ranks.step(optimizers)
+        whole.step()
+    expected = nn.utils.parameters_to_vector(group["params"]).detach()
+    assert (expected - flat).abs().max() > 0.01  # the weights have moved
+    torch.testing.assert_close(torch.cat(parts).detach()[: len(flat)], expected, rtol=0, atol=1e-5)
     largest = 4 * 16 * 16
-    assert max(work) <= 20 * (elements / number + 2 * largest)  # neighbours share at most two matrices
+    assert max(work) <= 20 * (len(flat) / number + 2 * largest)  # neighbours share at most two matrices
