@@ -112,13 +112,6 @@ def test_files(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_readme_is_short_and_links_the_list_of_all_pages() -> None:
-    readme, index = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/README.md"))
-    listed = re.findall(r"\]\(([\w-]+)\.md[)#]", index)
-    assert len(readme.splitlines()) <= 150 and "](docs/README.md)" in readme
-    assert {*listed, "README"} == {page.stem for page in DOCS}
-
-
 def test_prices() -> None:
     """README, docs/cost.md and docs/recipes.md have the hours and total prices that preflight computes."""
 

@@ -10,7 +10,6 @@ import yaml
 
 import prepare_data
 from gpt2_repro import train
-from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.tokenizer import Encoder, number_tokenizer
@@ -54,19 +53,6 @@ def test_a_recipe_that_names_only_the_folder_takes_its_settings(plays: list[str]
         PreparedData.open(load_recipe(["mine.yaml", "--sequence_length", "16"]))
 
 
-@pytest.mark.parametrize(
-    ("words", "folder"),
-    [
-        ({"data_files": ["plays/hamlet.v1.txt"]}, "data/hamlet"),
-        ({"data_files": ["plays/*.txt"]}, "data/plays"),
-        ({"source": "OWNER/some.set:en@main#body"}, "data/some"),
-        ({"source": "files"}, ""),
-    ],
-)
-def test_a_folder_is_named_after_its_text(workspace: Path, words: dict, folder: str) -> None:
-    assert DataArguments(**words).dataset_dir == folder
-
-
 def test_files_folders_and_globs_of_all_kinds(workspace: Path, documents: list[str]) -> None:
     objects = [{"text": text} for text in documents if text]
     Path("plays/b.json").write_text(json.dumps([*objects[:9], "text"]), encoding="utf-8")
@@ -80,28 +66,6 @@ def test_files_folders_and_globs_of_all_kinds(workspace: Path, documents: list[s
         words = ("--sequence_length", "16", "--dataset_dir", f"data/{number}")
         prepare_data.main([RECIPE, "--data_files", *files, *words])
         assert PreparedData.read(f"data/{number}").manifest.read.documents == 22
-
-
-@pytest.mark.parametrize(
-    ("option", "name", "folder"),
-    [
-        ("data_files", "a[1].txt", "data/a-1"),
-        ("data_files", "set[1]/b*c?.txt", "data/b-c"),
-        ("source", "set[1]", "data/set-1"),
-    ],
-)
-def test_an_existing_path_is_not_a_glob(workspace: Path, caplog, option: str, name: str, folder: str) -> None:
-    Path("set[1]").mkdir()
-    Path("set1").mkdir()
-    for path in ("a[1].txt", "a1.txt", "set[1]/b*c?.txt", "set1/c.txt"):
-        Path(path).write_text(PLAY, encoding="utf-8")
-    words = [RECIPE, f"--{option}", name, "--sequence_length", "16", "--validation_text", "false"]
-    prepare_data.main(words)
-    files = PreparedData.read(folder).manifest.source["files"]
-    assert [file["path"] for file in files] == [name if name.endswith("txt") else "set[1]/b*c?.txt"]
-    Path(files[0]["path"]).write_text("changed", encoding="utf-8")
-    prepare_data.main(words)
-    assert (f"{name} changed" in caplog.text) == (option == "data_files" and name.endswith("txt"))
 
 
 def test_a_folder_is_divided_by_its_file_names(workspace: Path, documents: list[str]) -> None:
@@ -143,7 +107,6 @@ def test_one_document_is_enough(workspace: Path, capsys) -> None:
     "words",
     [
         "--data_files plays/hamlet.v1.txt --tokenizer char --separator none --sequence_length 32",
-        "--data_files numbers.bin --tokenizer none:512 --separator none",
         "--data_files numbers.bin --tokenizer numbers --separator none --dataset_dir data/fineweb-10bt",
         "own.yaml --sequence_length 64",
         "own.yaml --validation_tokens 2000 --num_proc 1",
@@ -210,16 +173,6 @@ def test_a_derived_micro_batch_fits_and_divides(workspace: Path, monkeypatch: py
         cpu = Accelerator("cpu", "", 2, None, None)
         sizes.append(follow_data(load_recipe(words), device=cpu).training.per_device_train_batch_size)
     assert sizes == [64, 24, 8]
-
-
-@pytest.mark.parametrize("options", ["--data_files 'plays/hamlet.v1.txt'", "--dataset_dir 'data/my plays'"])
-def test_the_command_in_a_message_prepares_what_a_run_needs(workspace: Path, options: str) -> None:
-    words = [RECIPE, *shlex.split(options), "--sequence_length", "16", "--tokenizer", "train:300", "--dry_run"]
-    with pytest.raises(UserError) as error:
-        train.main(words)
-    command = shlex.split(str(error.value).split("`")[1].replace(" FILE", " plays"))
-    prepare_data.main(command[2:])
-    train.main(words)
 
 
 def test_data_smaller_than_one_step_is_refused(plays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
