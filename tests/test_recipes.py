@@ -202,6 +202,11 @@ def test_help_needs_no_torch(command: str, type_command) -> None:
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
 
 
+def test_places_and_limits_are_not_in_the_title_of_a_run(recipe: Path) -> None:
+    words = ("--seed", 7, "--sync_to", "hf://buckets/me/b", "--max_usd", 5, "--usd_per_hour", 2, "--output_dir", "x")
+    assert parse_for_training(recipe, *words).title == "run seed=7"
+
+
 def test_diff_recipe_prints_both_values_and_needs_no_data(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     train.main([str(ROOT / "recipes" / "demo.yaml"), "--dropout", "0.1", "--diff_recipe", str(DEFAULT)])

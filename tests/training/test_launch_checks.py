@@ -56,6 +56,15 @@ def test_launcher_is_derived_from_the_zero_stage(monkeypatch: pytest.MonkeyPatch
         assert current_launcher().name == f"zero{stage}"
 
 
+@pytest.mark.parametrize("content", ['{"zero_optimization": {', '{"zero_optimization": {"stage": 4}}'])
+def test_a_broken_deepspeed_json_is_named(content: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "zero.json").write_text(content, encoding="utf-8")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(tmp_path / "zero.json"))
+    with pytest.raises(UserError, match="zero.json"):
+        check_launcher()
+
+
 # The variables that accelerate sets for its config file and its options, and the setting in the message.
 VARIABLES = {"GRADIENT_ACCUMULATION_STEPS=4": "gradient_accumulation_steps", "MIXED_PRECISION=fp16": "fp16"}
 VARIABLES |= {"GRADIENT_CLIPPING=4": "gradient_clipping", "USE_CPU=true": "--use_cpu", "USE_FSDP=true": "--num_pro"}
