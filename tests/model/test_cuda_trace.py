@@ -1,94 +1,86 @@
-"""The compiled loss has one graph for each direction on CUDA, without host syncs.
+"""Preflight estimates the bytes that the compiled loss saves for the backward pass on CUDA.
 
-The graphs are traced on fake CUDA tensors, so no GPU is needed.
+No GPU is needed: the loss is traced on fake tensors, with CUDA's attention operation.
 """
 
-import functools
-import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
+from transformers import AttentionInterface
 
+from gpt2_repro.model.build import build_model, sum_biases_by_row
+from gpt2_repro.model.configuration import build_config
 from gpt2_repro.planning.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.planning.recipe import load_recipe
 from tests.commands import ROOT
-from tests.model.trace_on_cuda import STUB_SOURCE
 
 
-LENGTH, LAYERS = 1024, 2
+def fused(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float | None = None, **kwargs: Any
+) -> Any:
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    q, k, v = (each.bfloat16() for each in (query, key, value))  # as autocast on CUDA
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    return attend(q, k, v, 0.0, True, scale=scaling)[0].transpose(1, 2), None
 
 
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the library that lets torch's CPU wheel trace CUDA tensors."""
-    if shutil.which("g++") is None or torch.version.cuda:
-        pytest.skip("needs g++ and torch's CPU wheel")
-    folder, torch_folder = tmp_path_factory.mktemp("stub"), Path(torch.__file__).parent
-    (folder / "stub.cpp").write_text(STUB_SOURCE, encoding="utf-8")
-    libraries = [f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch_folder / 'lib'}"]
-    command = ["g++", "-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", "stub.cpp", *libraries]
-    subprocess.run([*command, "-o", "stub.so"], cwd=folder, check=True)
-    return folder / "stub.so"
+AttentionInterface.register("causal_fused", fused)
 
 
-@functools.cache
-def trace(stub: Path, rows: int, *recipe: str, dtype: str = "bfloat16") -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.model.trace_on_cuda", stub, dtype, rows, ROOT / "recipes" / recipe[0]]
-    done = subprocess.run([*map(str, command), *recipe[1:]], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def saved_bytes(section: Any, *, rows: int, dtype: torch.dtype) -> int:
+    """Return the bytes that the forward graph saves. They are those of the graphs that inductor would get."""
+    graphs: list[Any] = []
+    compiler = {name: lambda graph, _: graphs.append(graph.graph) or graph for name in ("fw_compiler", "bw_compiler")}
+    table, partition = select_decomp_table(), min_cut_rematerialization_partition
+    backend = aot_autograd(**compiler, partition_fn=partition, decompositions=table)
+    torch._dynamo.reset()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        config = build_config(section, sequence_length=1024, vocab_size=50_257)
+        model = build_model(config, attention="causal_fused").train()
+        if config.model_type == "gpt2":
+            sum_biases_by_row(model)  # as compile_loss does on a GPU
+        cast: dict[Any, Any] = {}
+        for module in model.modules():  # `to` cannot change the dtype of fake parameters
+            for name, weight in module._parameters.items():
+                if weight is not None:
+                    other = torch.nn.Parameter(torch.empty(weight.shape, dtype=dtype))
+                    module._parameters[name] = cast.setdefault(weight, other)
+        loss = torch.compile(model.summed_loss, backend=backend, fullgraph=True, dynamic=False)
+        ids = torch.zeros(rows, 1024, dtype=torch.long)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            loss(ids, ids).backward()
+    forward, _ = graphs
+    names = [str(node.target) for node in itertools.chain(*(graph.nodes for graph in graphs))]
+    assert not any(word in name for name in names for word in ("_local_scalar_dense", "nonzero")), "a host sync"
+    saved = {node for node in forward.find_nodes(op="output")[0].args[0] if hasattr(node, "meta")}
+    values = [node.meta["val"] for node in saved if node.op != "placeholder"]
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
-GPT2 = ("gpt2_124m.yaml", "--n_layer", str(LAYERS))
+TWO_BLOCKS = "--n_layer 2"
 # The derived width of the MLP depends on the number of layers. The estimate is for the width of the recipes.
-WIDTHS = {
-    "4_swiglu": "intermediate_size=2048",
-    "7_moe": "num_local_experts=8,num_experts_per_tok=2,intermediate_size=1024",
-}
-LLAMA, MIXTRAL = (
-    pytest.param((f"ladder/{name}.yaml", *GPT2[1:], "--config_overrides", width), marks=pytest.mark.slow)
-    for name, width in WIDTHS.items()
+LLAMA = f"ladder/4_swiglu.yaml {TWO_BLOCKS} --config_overrides intermediate_size=2048"
+EXPERTS = "num_local_experts=8,num_experts_per_tok=2,intermediate_size=1024"
+MIXTRAL = f"ladder/7_moe.yaml {TWO_BLOCKS} --config_overrides {EXPERTS}"
+SHAPES = [f"gpt2_124m.yaml {TWO_BLOCKS}", "gpt2_124m.yaml", f"gpt2_1558m.yaml {TWO_BLOCKS}", LLAMA, MIXTRAL]
+# bf16 weights as under ZeRO-1, and fp32 weights with autocast as under DDP.
+CASES = list(itertools.product(SHAPES, (torch.bfloat16, torch.float32)))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dtype"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])]
 )
-
-
-@pytest.mark.parametrize("recipe", [GPT2, LLAMA, MIXTRAL])
-def test_one_graph_per_direction_without_a_host_sync(stub: Path, recipe: tuple[str, ...]) -> None:
-    forward, backward = trace(stub, 4, *recipe)["operations"]
-    for operations in (forward, backward):
-        assert not any(word in name for name in operations for word in ("_local_scalar_dense", "nonzero"))
-    assert "aten._scaled_dot_product_flash_attention.default" in forward
-    assert "aten._scaled_dot_product_flash_attention_backward.default" in backward
-
-
-SHAPES = [
-    pytest.param(GPT2, "bfloat16", id="gpt2"),
-    pytest.param(GPT2, "float32", id="gpt2, autocast", marks=pytest.mark.slow),
-    pytest.param(("gpt2_124m.yaml",), "bfloat16", id="gpt2, 12 blocks", marks=pytest.mark.slow),
-    pytest.param(("gpt2_1558m.yaml", *GPT2[1:]), "bfloat16", id="gpt2, width 1600", marks=pytest.mark.slow),
-    pytest.param(LLAMA.values[0], "bfloat16", id="llama", marks=pytest.mark.slow),
-    pytest.param(LLAMA.values[0], "float32", id="llama, autocast", marks=pytest.mark.slow),
-    pytest.param(MIXTRAL.values[0], "bfloat16", id="mixtral", marks=pytest.mark.slow),
-    pytest.param(MIXTRAL.values[0], "float32", id="mixtral, autocast", marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("recipe", "dtype"), SHAPES)
-def test_preflight_estimates_the_saved_bytes(stub: Path, recipe: tuple[str, ...], dtype: str) -> None:
-    few, many = (trace(stub, rows, *recipe, dtype=dtype)["saved"] for rows in (4, 8))
-    model = load_recipe([str(ROOT / "recipes" / recipe[0]), *recipe[1:]]).model
-    states = {"parameters": 0, "ranks": 1, "sharded": dtype == "bfloat16", "chunk": 0, "vocab_size": 0}
+def test_preflight_estimates_the_saved_bytes(recipe: str, dtype: torch.dtype) -> None:
+    model = load_recipe(f"{ROOT}/recipes/{recipe}".split()).model
+    few, many = (saved_bytes(model, rows=rows, dtype=dtype) for rows in (4, 8))
+    states = {"parameters": 0, "ranks": 1, "sharded": dtype == torch.bfloat16, "chunk": 0, "vocab_size": 0}
     shape = {name: getattr(model, name) for name in ("model_type", "n_layer", "n_embd")}
-    estimate = MemoryEstimate(**shape, **states, sequence_length=LENGTH)
+    estimate = MemoryEstimate(**shape, **states, sequence_length=1024)
     expected = estimate.bytes_of(MemoryTrial(8)) - estimate.bytes_of(MemoryTrial(4))
     assert many - few == pytest.approx(expected, rel=0.005)
-
-
-def test_the_gradient_of_the_head_is_summed_without_rounding(stub: Path) -> None:
-    # On a GPU of 24 GB, 8 rows are two chunks of 4,096 tokens. A rounded product would be converted to fp32.
-    product = ["aten.mm.dtype", "aten.add.Tensor"]
-    assert trace(stub, 8, *GPT2)["head"] == ["aten.full.default", *product, *product]

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.model import pretraining
@@ -103,6 +106,16 @@ def test_bf16_products_with_fp32_sums() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         autocast = chunked_cross_entropy(hidden, weight, labels, vocab_size=VOCABULARY) / 512
     assert autocast.item() == pytest.approx(ours.item(), rel=1e-6)
+
+
+def test_the_gradient_of_the_head_is_summed_without_rounding_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "TRITON_DEVICES", ("cuda",))
+    context = types.SimpleNamespace(needs_input_grad=[True], save_for_backward=lambda *tensors: None)
+    with FakeTensorMode(), torch.device("cuda:0"), mock.patch.object(torch, "mm", wraps=torch.mm) as product:
+        hidden, weight = (torch.empty(size, 8, dtype=torch.bfloat16) for size in (64, PADDED))
+        labels = torch.zeros(64, dtype=torch.long)
+        pretraining._ChunkedCrossEntropy.forward(context, hidden, weight, labels, VOCABULARY, chunk=32)
+    assert [call.kwargs for call in product.call_args_list] == [{"out_dtype": torch.float32}] * 2
 
 
 @pytest.mark.parametrize("family", CONFIGS)
