@@ -1,22 +1,16 @@
-"""The GPU benchmark reads the logs of other programs, and runs all parts on a CPU."""
+"""The GPU benchmark runs all parts on a CPU."""
 
 import json
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
-import torch
-from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
-from benchmarks.gpu import LLMC_STEP, NANOGPT_STEP, PARTS, VARIANTS, Bench, Variant, parse
-from benchmarks.patched_train import flash_attention_4, group_of, summarize
+from benchmarks.gpu import PARTS, VARIANTS, Bench, Variant, parse
 from benchmarks.processes import ROOT
-from gpt2_repro.model.build import build_model
 from gpt2_repro.planning.recipe import load_recipe
 from gpt2_repro.planning.workload import plan_run
-from tests.model.families import configuration
 
 
 LLMC = "step   {0}/25 | loss 7.123456 (+nanz)| norm 1.2345 (+0.12z)| lr 6.00e-04 | {1:.2f} ms | 54.3% bf16 MFU | 530700 tok/s"
@@ -26,11 +20,6 @@ NANOGPT = "iter {0}: loss 7.1234, time {1:.2f}ms, mfu 31.45%"
 def bench(folder: Path, *words: str) -> Bench:
     args, further = parse(["--use_cpu", "--out", str(folder / "out"), *words])
     return Bench(args, further, folder)
-
-
-def test_logs_of_other_programs() -> None:
-    text = "val loss 10.9\n" + "\n".join(form.format(step, 900 + step) for form in (LLMC, NANOGPT) for step in (9, 25))
-    assert LLMC_STEP.findall(text) == NANOGPT_STEP.findall(text) == ["909.00", "925.00"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
@@ -52,50 +41,6 @@ def test_results_are_kept_and_a_failed_part_is_one_of_them(tmp_path: Path) -> No
     assert [json.loads(line)["part"] for line in lines] == ["train", "programs", "paired"]
     table = measured.tables()
     assert "| programs, llm.c | 300 (290 to 310) | 1.500 |" in table and "| paired, failed | error UserError:" in table
-
-
-def test_a_profile_has_groups_and_the_time_without_a_kernel() -> None:
-    spans = [(0, 100, "nvjet_tst_128x256"), (100, 150, "cudnn_generated_fort_native_sdpa_sm90_flash_fprop")]
-    summary = summarize([*spans, (160, 170, "triton_poi_fused_gelu_tanh_3"), (165, 175, "Memcpy DtoD")])
-    assert summary["groups"] == {"matrix products": 0.1, "attention": 0.05, "GELU": 0.01, "copies": 0.01}
-    assert (summary["ms"], summary["no kernel"]) == (0.175, pytest.approx(0.01))
-    assert group_of("triton_per_fused_native_layer_norm_0") == "LayerNorm"
-    assert group_of("softmax_gradient_kernel") == "loss"
-
-
-def test_joint_gradients_of_flash_attention_4_are_those_of_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels are simple functions here."""
-
-    def scores(q, k, scale):
-        return (torch.einsum("bthd,bshd->bhts", q, k) * scale).masked_fill(
-            torch.ones(128, 128).triu(1) > 0, -torch.inf
-        )
-
-    def forward(q, k, v, *, softmax_scale, causal, out, lse):
-        lse.copy_(scores(q.float(), k.float(), softmax_scale).logsumexp(-1))
-        shares = (scores(q.float(), k.float(), softmax_scale) - lse.unsqueeze(-1)).exp()
-        out.copy_(torch.einsum("bhts,bshd->bthd", shares, v.float()))
-
-    def backward(*tensors, softmax_scale, causal, dq, dk, dv):
-        q, k, v, out, dout, lse = (each.float() for each in tensors)
-        shares = (scores(q, k, softmax_scale) - lse.unsqueeze(-1)).exp()
-        inner = torch.einsum("bthd,bshd->bhts", dout, v) - torch.einsum("bthd,bthd->bht", dout, out).unsqueeze(-1)
-        dq.copy_(torch.einsum("bhts,bshd->bthd", shares * inner * softmax_scale, k))
-        dk.copy_(torch.einsum("bhts,bthd->bshd", shares * inner * softmax_scale, q))
-        dv.copy_(torch.einsum("bhts,bthd->bshd", shares, dout))
-
-    interface = types.SimpleNamespace(_flash_attn_fwd=forward, _flash_attn_bwd=backward)
-    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
-    monkeypatch.setattr(GPT2Attention, "forward", GPT2Attention.forward)  # restored after the test
-    config = configuration(n_head=2, sequence_length=128, vocab_size=300)
-    ids, results = torch.arange(2 * 128).view(2, 128) % 300, []
-    for patch in (lambda: None, flash_attention_4):
-        patch()
-        torch.manual_seed(0)
-        model = build_model(config, attention="causal_sdpa").bfloat16()
-        model(input_ids=ids, shift_labels=ids).loss.backward()
-        results.append(torch.cat([weight.grad.float().flatten() for weight in model.parameters()]))
-    assert 0 < (results[0] - results[1]).norm() < 0.02 * results[0].norm()
 
 
 @pytest.mark.slow

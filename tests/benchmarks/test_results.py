@@ -52,22 +52,16 @@ def optimizers(text: str) -> Iterator[Row]:
     target = {key: mean(seeds)[STEPS] for key, seeds in best.items()}
     for (size, arm), seeds in best.items():
         average = mean(seeds)
-        row = {
-            "size": size,
-            "arm": arm,
-            RATES: ", ".join(f"{x:g}: {loss:.4f}" for x, loss in tried[size, arm].items()),
-        }
+        row = {"size": size, "arm": arm}
+        row[RATES] = ", ".join(f"{x:g}: {loss:.4f}" for x, loss in tried[size, arm].items())
         row[SEEDS] = f"{average[STEPS]:.4f} ({', '.join(f'{curve.last:.4f}' for curve in seeds)})"
         row["share to adamw-6e-4"] = reached(average, target[size, BASELINE])
         yield row | {"share to adamw": "-" if arm == BASELINE else reached(average, target[size, "adamw"])}
     for arm in ("muon", "muon-average"):
         means = [(size, share_of_steps(mean(best[size, arm]), target[size, "adamw"])) for size in SIZES]
         points = [(of, share_of_steps(seed.losses, target[of, "adamw"])) for of in SIZES for seed in best[of, arm]]
-        row = {
-            "arm": arm,
-            "0.3M, 1M, 4M": ", ".join(f"{y:.2f}" for _, y in means),
-            "124M": f"{at_124m(points)[0]:.2f}",
-        }
+        row = {"arm": arm, "124M": f"{at_124m(points)[0]:.2f}"}
+        row["0.3M, 1M, 4M"] = ", ".join(f"{y:.2f}" for _, y in means)
         for name, values in (("from the seeds", points), ("from the means", means)):
             middle, half = at_124m(values)
             row[name] = f"{middle - half:.2f} to {middle + half:.2f}"

@@ -124,28 +124,18 @@ def test_document_masks_prefer_flash_attention(card, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
-def test_kernels_are_timed_as_the_run_uses_them(precision, dtype, card, monkeypatch) -> None:
+def test_kernels_are_timed_as_the_run_uses_them(precision, dtype, monkeypatch) -> None:
     seen: list[Any] = []
 
     def attend(module, query, *args, **kwargs):
         seen.append((str(query.dtype), query.shape[-1], torch.backends.cuda.cudnn_sdp_enabled()))
         return sdpa_attention_forward(module, query, *args, **kwargs)
 
-    AttentionInterface.register("causal_sdpa", attend)
+    AttentionInterface.register("observed", attend)
     monkeypatch.setattr(attention, "TIMING_SECONDS", 0.01)
-    run_kernel = attention._run_kernel
-
-    def on_cpu(name: str, machine: Machine, *args: Any) -> Any:
-        return run_kernel(name, machine._replace(cuda=False), *args)
-
-    monkeypatch.setattr(attention, "_run_kernel", on_cpu)
-    card(installed=False)
     torch.backends.cuda.enable_cudnn_sdp(True)  # as at the start of a process
-    machine = GPU._replace(bf16=precision == "bf16", fp16=precision == "fp16")
-    try:
-        choose_attention("auto", machine, config("qwen3", "head_dim=32,intermediate_size=32"), rows=1)
-    finally:
-        AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
+    machine = Machine(cuda=False, bf16=precision == "bf16", fp16=precision == "fp16", length=128)
+    attention.time_kernels({"observed": None}, machine, config("qwen3", "head_dim=32,intermediate_size=32"), rows=1)
     assert set(seen) == {(f"torch.{dtype}", 32, False)}
 
 

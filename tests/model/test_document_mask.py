@@ -127,9 +127,3 @@ def test_flash_attention_with_document_lengths_is_timed_and_compared() -> None:
     machine = Machine(cuda=False, bf16=False, length=LENGTH, document_mask=True)
     timings = time_kernels(names, machine, CONFIGS["llama"], rows=4)
     assert isinstance(timings["flash_stand_in"], float) and "differs" in timings["flash_across"]
-
-
-def test_the_mask_has_the_dtype_of_autocast() -> None:
-    with torch.autocast("cpu", torch.bfloat16):
-        inputs = Documents(S).attention(build("gpt2"), batch_of(STARTS)["input_ids"])
-    assert inputs["attention_mask"].dtype == torch.bfloat16
