@@ -98,13 +98,6 @@ def test_a_sample_has_each_target_once_and_about_as_many_as_asked() -> None:
     assert len({row.document for row in few if row.domain == 0}) == 20  # spread over the documents
 
 
-def test_the_distance_from_a_separator() -> None:
-    end = 9
-    assert diagnosis.after_separator(np.array([7, 8, end, 1, 2, end, 3]), end).tolist() == [0, 0, 1, 2, 3, 1]
-    assert diagnosis.after_separator(np.array([end, 4, 5]), end).tolist() == [1, 2]
-    assert diagnosis.after_separator(np.array([7, 9, 8]), None).tolist() == [0, 0]
-
-
 def test_tables_equal_plain_sums(seed: int) -> None:
     source, end, window = np.random.default_rng(seed), 7, 96
     texts = {

@@ -122,13 +122,12 @@ def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: P
 
 
 @pytest.mark.parametrize("line", [json.dumps(ROW | {"label": ""}), "[1, 2]", "{torn"])
-def test_bad_files_are_errors_of_one_line(line: str, tmp_path: Path) -> None:
+def test_bad_files_are_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "h.jsonl").write_text(f"{json.dumps(ROW)}\n{line}", encoding="utf-8")
     (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROW).encode() * 100)[:-20])
-    for name, word in (("h.jsonl", "line 2"), ("torn.jsonl.gz", "torn"), ("none.jsonl", "none")):
-        with pytest.raises(UserError, match=word) as refused:
+    for name in ("h.jsonl", "torn.jsonl.gz", "none.jsonl"):
+        with pytest.raises(UserError, match=name):
             read_items(str(tmp_path / name))
-        assert "\n" not in str(refused.value)
 
 
 def test_a_tokenizer_without_its_text_is_named(tmp_path: Path, source: Path) -> None:

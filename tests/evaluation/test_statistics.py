@@ -1,13 +1,12 @@
 """Standard errors and differences equal those of lm-eval and of simulations."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 from lm_eval.api import metrics
 
-from gpt2_repro.evaluation.comparison import ComparisonRow
+from gpt2_repro.evaluation.comparison import ComparisonRow, Difference
 from gpt2_repro.evaluation.statistics import AGGREGATIONS, aggregate, paired, standard_error
 
 
@@ -92,12 +91,9 @@ def test_a_difference_within_the_margin_can_be_significant(higher: bool) -> None
     ):
         difference = paired(metric, aggregation, ours, theirs, higher_is_better=higher)
         assert difference.low is not None and difference.high is not None and difference.low > 0
-        row = ComparisonRow("t", metric, higher, {}, {"m": dataclasses.replace(difference, one_seed=True)})
-        cell = row.change("m")
-        assert cell.text.endswith(f" [+{difference.low:.4f}, +{difference.high:.4f}] {small}, and small (one seed)")
-        assert cell.kind == "even"
-    unjudged = dataclasses.replace(difference, verdict=None)
-    assert "small" not in unjudged.text
+        cell = ComparisonRow("t", metric, higher, {}, {"m": difference}).change("m")
+        assert cell.text.endswith(f" [+{difference.low:.4f}, +{difference.high:.4f}] {small}, and small")
+    assert Difference(0.1, small=small).text == "", "not judged"
     few = paired("bits_per_byte", BITS_PER_BYTE, larger[:20], bits[:20], higher_is_better=higher)
     assert "small" not in few.text and "(20 of 30)" in few.text
 

@@ -82,9 +82,8 @@ ITEM |= {"endings": ["sings.", "pulls up old shingles.", "is", "a b c"]}
 def test_a_row_that_cannot_be_scored_is_named_before_scoring(task, good, bad, tmp_path):
     path = tmp_path / f"{'hellaswag' if 'hellaswag' in task else task}.jsonl"
     path.write_text(f"{json.dumps(good)}\n\n" * 2 + json.dumps(bad) + "\n", encoding="utf-8")
-    with pytest.raises(UserError, match=f"{path}, line 5,") as refused:
+    with pytest.raises(UserError, match=f"{path}, line 5,"):
         write_tasks(tmp_path, tmp_path / "tasks", [task])
-    assert "\n" not in str(refused.value)
 
 
 def test_a_file_with_a_byte_order_mark_and_mixed_labels_is_read(tmp_path):

@@ -1,5 +1,8 @@
 """on_start.sh sets the deadline, sets up the pod, and always exits with 0."""
 
+import os
+import signal
+
 import pytest
 
 from tests.runpod.conftest import wait_for
@@ -47,24 +50,20 @@ def test_the_deadline_is_armed_first_and_once(pod, hours: str, seconds: int) -> 
     assert len(pod.processes(f"deadline.sh --armed start {seconds}")) == 1
 
 
-@pytest.mark.parametrize(("command", "stops"), [("exit 2", True), ("true", False), ("false # --keep", False)])
-def test_a_command_that_fails_stops_the_pod(pod, command: str, stops: bool) -> None:
+@pytest.mark.parametrize(
+    ("command", "variables", "stops"),
+    [("exit 2", {}, True), ("true", {}, False), ("false # --keep", {}, False), ("true", {"NO_VENV": "1"}, True)],
+)
+def test_a_command_that_fails_stops_the_pod(pod, command: str, variables: dict[str, str], stops: bool) -> None:
     options = {"START_GRACE": "0.5", "RUNPOD_VOLUME_ID": "volume", "STUB_tmux": "1"}
-    assert pod.run("on_start.sh", AUTO_RUN=command, **options) == (0, "")
-    wait_for(lambda: "ended with exit code" in pod.log("auto_run.log"))
+    pod.start("on_start.sh", AUTO_RUN=command, **options, **variables)
     if stops:
         wait_for(lambda: 30 in pod.sleeps())
         assert not pod.calls("runpodctl")
+        for process in pod.processes("deadline.sh"):
+            os.kill(process, signal.SIGKILL)  # it would stop the pod too
         pod.wake()
         wait_for(lambda: set(TERMINATE) <= set(pod.calls()))
     else:
-        wait_for(lambda: not pod.processes("auto_run.sh"))
+        wait_for(lambda: "ended with exit code" in pod.log("auto_run.log") and not pod.processes("auto_run.sh"))
         assert 30 not in pod.sleeps() and not pod.calls("runpodctl")
-
-
-def test_if_the_command_cannot_run_the_pod_is_stopped(pod) -> None:
-    process = pod.start("on_start.sh", AUTO_RUN="true", NO_VENV="1", START_GRACE="0.5", RUNPOD_VOLUME_ID="volume")
-    wait_for(lambda: 30 in pod.sleeps())
-    assert not pod.calls("runpodctl") and not pod.calls("tmux")
-    pod.wake()
-    assert process.wait(60) == 0 and set(TERMINATE) <= set(pod.calls())
