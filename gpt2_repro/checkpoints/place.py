@@ -17,7 +17,8 @@ from gpt2_repro.run_record import layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
 
 
-SSH = re.compile(r"(sftp|ssh)://|(?!.*://)([\w.-]+@)?[\w.-]+:")  # another machine, also as in the arguments of scp
+# Another machine, also as in the arguments of scp.
+SSH = re.compile(r"(^|::)(sftp|ssh)://|^(?!.*://)([\w.-]+@)?[\w.-]+:")
 SECRET = re.compile(r"://[^/]*:[^/]*@|://.*\?.*=")  # a password, or a query with a signature or token
 PARTIAL = ".partial"  # suffix of a file that is being written
 LOST = re.compile(r"(^|::)(memory|cached|\w+cache)(://|::)")  # fsspec's file systems that end with the process
@@ -35,7 +36,7 @@ def absolute(name: str) -> str:
         raise UserError(f"--sync_to {name} keeps nothing after this process. Pass a folder or a URL.")
     # The process that copies has another current folder.
     name = re.sub(r"((?:file|local)://)(?!/)", lambda start: f"{start[1]}{Path.cwd()}/", expand(name))
-    if SSH.match(name):
+    if SSH.search(name):
         raise UserError(f"--sync_to {name} needs SSH, which is not supported. Pass a folder, s3://… or hf://….")
     return name if "://" in name else os.path.abspath(name)  # noqa: PTH100
 

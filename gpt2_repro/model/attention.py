@@ -103,11 +103,11 @@ def choose_attention(
             return Choice(usable[0], "it takes document lengths instead of a mask")
         why = "; ".join(f"{name}: {timings[name]}" for name in FLASH)
         return Choice("causal_sdpa", f"torch's SDPA with a document mask; {why}")
-    if earlier in obstacles:
-        if obstacles[earlier] is None:
+    if earlier:
+        if (problem := obstacles.get(earlier, "this version does not have it")) is None:
             return Choice(earlier, "as at the start of the run")
         why = "The run began with the attention kernel %s, but %s. All usable kernels are timed again."
-        logger.warning(why, earlier, obstacles[earlier])
+        logger.warning(why, earlier, problem)
     shape = f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}"
     return fastest(time_kernels(obstacles, machine, config, rows), shape)
 

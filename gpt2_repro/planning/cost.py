@@ -12,7 +12,8 @@ from gpt2_repro.text import Cell, Table, duration
 
 # FLOPs per token of the model that the speeds in cards.yaml belong to: 124M, rows of 1,024 tokens (6N + 12LCT).
 GPT2_FLOPS_PER_TOKEN = 855e6
-# Assumed minutes that a rented machine needs before and after training. The first start installs and compiles.
+# Assumed minutes that a rented machine needs before and after training. The first start installs and compiles. The
+# evaluation is for models with up to 300M parameters.
 BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
 SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
 SYNC_BYTES_PER_SECOND = 50e6
@@ -172,7 +173,7 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[Acti
         Activity("HellaSwag", work.hellaswag_tokens / 3 / tokens_per_second / 60, basis),
         Activity("samples", work.samples * SAMPLE_SECONDS / 60, "assumed"),
         Activity("saving", saves * SAVE_SECONDS / 60, "assumed"),
-        Activity("evaluation", EVALUATION, "assumed"),
+        Activity("evaluation", EVALUATION * max(1, work.parameters / 300e6), "assumed"),  # on one GPU
         Activity("sync", copied / SYNC_BYTES_PER_SECOND / 60, "assumed"),
     ]
     return [activity for activity in activities if activity.minutes]

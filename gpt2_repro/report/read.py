@@ -75,7 +75,7 @@ class Run:
         self.status = dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
         identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
         # The same for all runs that differ only in the seed.
-        self.setting = json.dumps([identity, self.status.step]) if identity else str(path)
+        self.setting = json.dumps([identity, self.status.step], sort_keys=True) if identity else str(path)
 
     @property
     def reference_losses(self) -> dict[str, float]:

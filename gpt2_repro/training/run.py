@@ -194,7 +194,7 @@ def _choose_kernel(
 
 
 def add_callbacks(trainer: "PretrainingTrainer") -> None:
-    """Add callbacks that print progress, generate samples and check the compilation.
+    """Add callbacks that print progress and generate samples.
 
     Exceptions in callbacks that report to tracking services are caught from now on.
     """

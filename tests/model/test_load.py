@@ -46,6 +46,9 @@ def test_weights_that_do_not_fit_their_config_are_refused(theirs: Path) -> None:
     save_file(renamed, theirs / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="keys"):
         load_model(str(theirs))
+    change(theirs / "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    with pytest.raises(UserError, match="quantized"):
+        load_model(str(theirs))
 
 
 MASK, BIAS = torch.ones(1, 1, 16, 16, dtype=torch.bool), torch.tensor(-1e4)

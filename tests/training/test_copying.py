@@ -375,7 +375,7 @@ def test_a_new_run_needs_a_place_that_can_be_written(typed, tmp_path: Path) -> N
 SAME = ("{run}", "{run}/copy", "{run}/../run/", "file://{run}", "local://{run}", "{parent}")
 LOST = ("memory://run", "simplecache::file://{run}-copy", "dir::memory://run")
 SECRETS = ("s3://key:secret@bucket/run", "az://bucket/run?sig=secret")
-SSH = ("me@host:run", "sftp://host/run")
+SSH = ("me@host:run", "sftp://host/run", "dir::ssh://host/run")
 
 
 @pytest.mark.parametrize("name", ["nope://bucket/run", "oci://bucket/run", *SAME, *LOST, *SECRETS, *SSH])

@@ -1,4 +1,4 @@
-"""Training continues if a tracking service fails, or if wandb has no API key. Curves are plotted over tokens."""
+"""Training continues if a tracking service fails, or if wandb has no API key."""
 
 import importlib.util
 import json
@@ -44,6 +44,7 @@ def test_wandb_without_a_key_does_not_prompt(variables: dict, mode: str | None, 
     assert "WANDB_DIR" not in os.environ
     prepare_tracking(["wandb"], tmp_path)
     assert os.environ.get("WANDB_MODE") == mode and os.environ["WANDB_DIR"] == str(tmp_path)
+    assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "tensorboard")
     first = os.environ.pop("WANDB_RUN_ID")
     prepare_tracking(["wandb"], tmp_path)
     assert os.environ["WANDB_RUN_ID"] == first and os.environ["WANDB_RESUME"] == "allow"
