@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._dynamo.eval_frame import set_eval_frame
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
@@ -127,7 +126,6 @@ def test_memory_of_a_token(stock, ours) -> None:
 def test_memory_of_a_logit(dtype: torch.dtype, bytes_per_logit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss holds the logits of one chunk, in fp32 and as rounded matrix products, and nothing of earlier chunks."""
     chunk, vocabulary = 64, 512
-    set_eval_frame(None)  # tests that compile can leave it on, and the caller then keeps the arguments of a function
     monkeypatch.setattr(pretraining, "chunk_size", lambda weight: chunk)
     hidden, weight = (torch.randn(rows, 8, dtype=dtype, requires_grad=True) for rows in (4 * chunk, vocabulary))
     with LargeTensors(2 * chunk * vocabulary) as large:

@@ -79,7 +79,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 gradient = part @ weight.T
                 losses = softmax_gradient(gradient, target, vocab_size)
             else:
-                losses, gradient = _softmax(part @ weight.T, target, vocab_size, grad_weight is not None)
+                losses, gradient = _softmax(part, weight, target, vocab_size, grad_weight is not None)
             # Not in place: torch 2.11 compiles an output that was changed in place without its gradients.
             total = total + losses.sum()
             if gradient is not None:
@@ -101,22 +101,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return grad_hidden * grad_outputs[0], scaled.to(grad_hidden.dtype), None, None, None
 
 
-def _softmax(logits: Tensor, labels: Tensor, vocab_size: int, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the losses of rows in fp32 [rows], and their gradient [rows, padded vocabulary] in the logits' dtype."""
+def _softmax(part: Tensor, weight: Tensor, labels: Tensor, vocab: int, trains: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the losses of rows in fp32 [rows], and the gradient of their logits [rows, padded vocabulary]."""
     counted = (labels != IGNORED).unsqueeze(1)
     target = labels.clamp_min(0).unsqueeze(1)
-    dtype, odds = logits.dtype, logits.float()
-    del logits
-    odds[:, vocab_size:] = -torch.inf
+    odds = (part @ weight.T).float()  # the product is freed here; as an argument, it could live until the return
+    odds[:, vocab:] = -torch.inf
     logit = odds.gather(1, target)
     largest = odds.amax(dim=1, keepdim=True)
     # One pass of exponentials serves the loss and its gradient.
     odds = odds.sub_(largest).exp_()
     normalizer = odds.sum(dim=1, keepdim=True)
     losses = (normalizer.log() + largest - logit).masked_fill(~counted, 0.0)
-    if not needs_gradient:
+    if not trains:
         return losses, None
-    return losses, _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(dtype)
+    return losses, _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(part.dtype)
 
 
 def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
