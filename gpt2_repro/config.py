@@ -24,7 +24,7 @@ from gpt2_repro.launchers import ROOT
 DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is passed
 SECTIONS = ("data", "model", "training", "evaluation")
 # The recipe.yaml of a run of an earlier version has these values.
-REMOVED = {"skip_loss_z": 0.0, "skip_grad_z": 0.0, "extend_to": 0, "sample_by": "document"}
+EARLIER = {"skip_loss_z": 0.0, "skip_grad_z": 0.0, "extend_to": 0, "sample_by": "document"}
 
 R = TypeVar("R", bound="Recipe")
 Options = Mapping[str, dict[str, Any]]
@@ -171,7 +171,7 @@ def parse_recipe(kind: type[R], argv: Sequence[str], *, options: Options | None 
 def _defaults(path: Path, section: str, keys: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a section in a file, as text that the parser converts like words of the command line."""
     defaults: dict[str, Any] = {}
-    for key, value in (item for item in keys.items() if item not in REMOVED.items()):
+    for key, value in (item for item in keys.items() if item not in EARLIER.items()):
         if key not in fields[section]:
             owners = [name for name in fields if key in fields[name]]
             fix = f"It belongs to {owners[0]}." if owners else did_you_mean(str(key), fields[section])
