@@ -139,19 +139,20 @@ class Bench:
         self.measure("evaluate.sh --check_overlap", f"{self.evaluate(1.0)} {self.run} {options}")
 
     def checkpoint(self) -> None:
-        run, place = self.work / "run_124m", self.work / "place"
-        for folder in (run, place, self.work / "run_alone"):
+        run, place, second = self.work / "run_124m", self.work / "place", self.work / "run_alone"
+        for folder in (run, place, second, self.work / "place_alone"):
             shutil.rmtree(folder, ignore_errors=True)
         launch = "-m accelerate.commands.launch --config_file accelerate_configs/zero1.yaml --num_processes 1"
         options = "--tokens_per_step 1024 --per_device_train_batch_size 1 --max_steps 3 --eval_steps 0"
         options = f"{self.train} {options} --hellaswag_steps 0"
-        alone = f"{options} --no_background_save --output_dir {self.work}/run_alone --stop_at_step"
+        alone = f"{options} --no_background_save --sync_to {place}_alone --output_dir {second} --stop_at_step"
         train = f"{launch} --main_process_port 0 {options} --sync_to {place} --output_dir {run} --stop_at_step"
         self.measure("124M: a step of 1,024 tokens, save, copy", f"{train} 1")
         shutil.rmtree(run)
         self.measure("124M: restore the copy, a step, save, copy", f"{train} 2")
-        self.measure("124M without DeepSpeed: a step, save in the foreground", f"{alone} 1")
-        self.measure("124M without DeepSpeed: load, a step, save in the foreground", f"{alone} 2")
+        self.measure("124M without DeepSpeed: a step, foreground save, copy", f"{alone} 1")
+        shutil.rmtree(second)
+        self.measure("124M without DeepSpeed: restore, a step, foreground save, copy", f"{alone} 2")
         for name in ("folder", "model.bin"):
             command = f"-m gpt2_repro.export {run}/checkpoint-2 {self.work}/exports/{name}"
             self.measure(f"124M: export to {name}", command)

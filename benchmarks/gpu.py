@@ -83,7 +83,6 @@ VARIANTS = (
     Variant("cuda_graphs", environment={"TORCHINDUCTOR_CUDAGRAPHS": "1"}),
     Variant("rows_128", "--per_device_train_batch_size 128"),
     Variant("max_autotune", environment={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
-    Variant("tuned_triton", environment={"TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "1"}),
     Variant("flash_attention_2", "--attn_implementation flash_attention_2", needs="flash_attn"),
     Variant("causal_sdpa", "--attn_implementation causal_sdpa"),
     Variant("rows_32", "--per_device_train_batch_size 32"),
