@@ -64,9 +64,9 @@ def profile(file: Path) -> None:
     from torch.autograd import DeviceType
     from transformers import TrainerCallback
 
-    from gpt2_repro.training import run
+    from gpt2_repro.training import build
 
-    add_callbacks = run.add_callbacks
+    add_callbacks = build.add_callbacks
 
     class Profile(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -92,7 +92,7 @@ def profile(file: Path) -> None:
         add_callbacks(trainer)
         trainer.add_callback(Profile())
 
-    run.add_callbacks = add
+    build.add_callbacks = add
 
 
 def flash_attention_4() -> None:

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
 
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
     from gpt2_repro.planning.sizing import follow_data
-    from gpt2_repro.training.deviations import compare_with_default, differences
+    from gpt2_repro.training.deviations import differences
 
     if recipe.options.dry_run:
         dry_run(recipe)
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         recipe = follow_data(recipe, data)
         from gpt2_repro.training.run import train
 
-        train(recipe, data, deviations=compare_with_default(recipe))
+        train(recipe, data)
 
 
 def dry_run(requested: Any) -> None:

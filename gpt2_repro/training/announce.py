@@ -1,4 +1,4 @@
-"""Describe a run before it starts, for environment.json and for the log."""
+"""Describe a run at its start and at its end, for environment.json and for the log."""
 
 import contextlib
 import logging
@@ -7,17 +7,21 @@ import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from transformers import PreTrainedModel
 
 from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.checkpoints.resuming import RunIdentity
+from gpt2_repro.evaluation.references import explained
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import ROOT
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.configuration import measure
-from gpt2_repro.planning.recipe import TrainingSection
+from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection
 from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.time_breakdown import breakdown
+from gpt2_repro.training.deviations import compare_with_default
+from gpt2_repro.training.trainer import PretrainingTrainer
 
 
 logger = logging.getLogger(__name__)
@@ -27,13 +31,16 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tok
 
 
 def describe_run(
-    settings: TrainingSection, plan: BatchPlan, model: PreTrainedModel, data: Manifest, **further: Any
+    recipe: TrainingRecipe,
+    settings: TrainingSection,
+    plan: BatchPlan,
+    model: PreTrainedModel,
+    data: Manifest,
+    attention: str,
+    identity: RunIdentity,
 ) -> Environment:
-    """Return the contents of environment.json for a run that is about to start.
-
-    Args:
-        further: the fields of Environment that cannot be derived from the other arguments, such as `attention`.
-    """
+    """Return the contents of environment.json for a run that is about to start."""
+    reference, deviations = compare_with_default(recipe)
     scale = measure(model, plan.sequence_length)
     return Environment(
         versions=_versions(),
@@ -50,12 +57,15 @@ def describe_run(
         usd_per_hour=settings.usd_per_hour or None,
         seed=settings.seed,
         data=data.to_json(),
-        **further,
+        attention=attention,
+        reference=reference,
+        deviations=deviations,
+        run_identity=identity.values,
     )
 
 
-def announce(environment: Environment) -> Environment:
-    """Log the model, batch size and length of a run, and return `environment`."""
+def announce(environment: Environment) -> None:
+    """Log the model, batch size and length of a run."""
     plan, data, counts = environment.plan, environment.data, environment.data["counts"]["train"]
     active, mask = f"{environment.active_parameters:,}", ", within documents only" if environment.document_mask else ""
     model = f"{environment.architecture}, {environment.parameters:,} parameters ({active} active per token)"
@@ -69,7 +79,19 @@ def announce(environment: Environment) -> Environment:
     if source == "files":
         source = ", ".join(data["request"]["data_files"])
     logger.info("length: %s steps %s %s, %.2f epochs of %s", f"{plan.max_steps:,}", bound, length, epochs, source)
-    return environment
+
+
+def report_end(trainer: PretrainingTrainer) -> None:
+    """Log whether the loss is in the range of llm.c's runs, the time by activity, and how to continue."""
+    losses, reference = trainer.eval_losses, trainer.environment.reference
+    if "eval_loss" in losses and (message := explained(reference, int(losses["step"]), losses["eval_loss"])):
+        logger.info(message)
+    table = breakdown(trainer.run.time_breakdown(), usd_per_hour=trainer.args.settings.usd_per_hour)
+    logger.info("time of the run by activity:\n  %s", "\n  ".join(table.lines()[1:]))
+    if reason := trainer.when.reason:
+        option = reason.partition(" ")[0] if reason.startswith("--") else ""
+        why, fix = (f", because of {reason}", f"with a larger {option}") if option else ("", "again")
+        logger.info("Stopped at step %d%s. Run the command %s to continue.", trainer.state.global_step, why, fix)
 
 
 def _versions() -> dict[str, str]:

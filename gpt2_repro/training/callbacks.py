@@ -34,20 +34,15 @@ class ProgressBar(ProgressCallback):
         if state.is_world_process_zero:
             self.current_step = state.global_step
             # Without a terminal the log lines are enough. They are also written if the bar is hidden.
-            hidden = args.disable_tqdm or not sys.stderr.isatty()
-            total = state.max_steps
-            self.training_bar = Progress(
-                total=total, initial=self.current_step, desc="train", unit="step", hidden=hidden
-            )
+            start, total, hidden = state.global_step, state.max_steps, args.disable_tqdm or not sys.stderr.isatty()
+            self.training_bar = Progress(total=total, initial=start, desc="train", unit="step", hidden=hidden)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             if self.prediction_bar is None:
                 # The base class takes the number of batches from a dataloader, which our validation does not have.
-                batches, hidden = self.eval_batches(state.global_step), args.disable_tqdm
-                self.prediction_bar = Progress(
-                    total=batches, desc="validate", unit="batch", leave=False, hidden=hidden
-                )
+                total, hidden = self.eval_batches(state.global_step), args.disable_tqdm
+                self.prediction_bar = Progress(total=total, desc="validate", unit="batch", leave=False, hidden=hidden)
             self.prediction_bar.update(1)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

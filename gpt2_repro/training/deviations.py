@@ -1,6 +1,7 @@
 """Compare a run with a recipe: `train.py --diff_recipe`, and the deviations in environment.json."""
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from gpt2_repro.config import DEFAULT
@@ -29,19 +30,19 @@ def differences(recipe: TrainingRecipe, other: str) -> str:
     return "\n".join([f"fields of {recipe.title} that differ from {other}: {len(lines)}", *lines])
 
 
-def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
-    """Return a comparison of a run with the default recipe, for environment.json.
+def compare_with_default(run: TrainingRecipe) -> tuple[str | None, list[Mapping[str, str]]]:
+    """Return a comparison of a run with the default recipe.
 
-    The result has two keys. `deviations` is a list of the changed fields that influence the training. `reference` is
-    the name of the published loss curve that the run should follow, or None if its recipe has none, or if changed
-    fields change the curve.
+    Returns:
+        The name of the published loss curve that the run should follow, or None if its recipe has none, or if changed
+        fields change the curve. The fields that differ and influence the training.
     """
     recipes = {name: load_recipe([str(ROOT / curve.recipe)]) for name, curve in references.CURVES.items()}
     reference = next((name for name, recipe in recipes.items() if _is_on_curve(run, recipe)), None)
-    return {"reference": reference, "deviations": _changed(run, load_recipe([str(DEFAULT_RECIPE)]))}
+    return reference, _changed(run, load_recipe([str(DEFAULT_RECIPE)]))
 
 
-def _changed(run: TrainingRecipe, recipe: TrainingRecipe) -> list[dict[str, str]]:
+def _changed(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Mapping[str, str]]:
     """Return the fields that influence the training, and that differ between a run and a recipe."""
     same, settings = set[str](), settings_of(*run.sections.values())
     if count_steps(run.training) == count_steps(recipe.training):

@@ -1,0 +1,101 @@
+"""Build the Trainer of a run: data, model, attention kernel, environment and callbacks."""
+
+from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedConfig, PrinterCallback, set_seed
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.utils.logging import disable_progress_bar
+
+from gpt2_repro import ranks
+from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.checkpoints.resuming import RunIdentity, Start
+from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.hardware import find_accelerator
+from gpt2_repro.model.architecture import check_architecture
+from gpt2_repro.model.attention import Choice, Machine, choose_attention
+from gpt2_repro.model.build import build_model
+from gpt2_repro.model.configuration import build_config
+from gpt2_repro.model.document_mask import Documents
+from gpt2_repro.planning.recipe import TrainingRecipe
+from gpt2_repro.run_record import RunRecord
+from gpt2_repro.training.announce import announce, describe_run
+from gpt2_repro.training.callbacks import ProgressBar
+from gpt2_repro.training.inputs import open_inputs
+from gpt2_repro.training.samples import TextSampler
+from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_tracking
+from gpt2_repro.training.trainer import PretrainingArguments, PretrainingTrainer
+
+
+def build_trainer(
+    args: PretrainingArguments,
+    recipe: TrainingRecipe,
+    plan: BatchPlan,
+    data: PreparedData,
+    run: RunRecord,
+    start: Start,
+    identity: RunIdentity,
+) -> PretrainingTrainer:
+    """Open the data, build the model, claim the run directory, and return the Trainer."""
+    inputs, model, length = open_inputs(data, args.settings), recipe.model, plan.sequence_length
+    tokenizer, vocab_size = inputs.tokenizer, data.manifest.vocab_size
+    run.end_phase("opening the data")
+    config = build_config(model, sequence_length=length, vocab_size=vocab_size, tokenizer=tokenizer)
+    check_architecture(config, document_mask=model.document_mask)
+    run.end_phase("checking the architecture")
+    attention = _choose_kernel(args, recipe, config, run)
+    run.end_phase("choosing the kernel")
+    set_seed(args.seed)
+    documents = Documents(tokenizer.eos_token_id, behind=recipe.data.separator == "after")
+    network = build_model(
+        config,
+        tokenizer,
+        attention=attention.name,
+        init_from="" if start.checkpoint else model.init_from,
+        documents=documents if model.document_mask else None,
+        compiled=bool(args.settings.torch_compile),
+    )
+    run.end_phase("building the model")
+    if ranks.is_main():
+        # Not for a run of the stored recipe.
+        stored = recipe.with_training(output_dir=args.output_dir, resume_from="", sync_to="", sync_from="")
+        run.claim(stored.to_yaml())
+    environment = describe_run(recipe, args.settings, plan, network, data.manifest, str(attention), identity)
+    announce(environment)
+    prepare_tracking(args.report_to, run.path)  # before the Trainer imports wandb
+    trainer = PretrainingTrainer(
+        model=network, args=args, inputs=inputs, run=run, environment=environment, identity=identity
+    )
+    add_callbacks(trainer)
+    return trainer
+
+
+def _choose_kernel(
+    args: PretrainingArguments, recipe: TrainingRecipe, config: PreTrainedConfig, run: RunRecord
+) -> Choice:
+    """Choose the attention kernel on rank 0, because timings differ between ranks."""
+    model, kernel = recipe.model, None
+    if model.attn_implementation != "auto" or ranks.is_main():
+        rows = args.per_device_train_batch_size
+        one_row = bool(args.settings.torch_compile) and 1 in (rows, args.per_device_eval_batch_size)
+        length, is_cuda = recipe.data.sequence_length, args.device.type == "cuda"
+        machine = Machine(is_cuda, args.bf16, length, one_row, model.document_mask, fp16=args.fp16)
+        # The kernel of the previous attempt, unless it was on another type of GPU.
+        before = run.environment()
+        is_same = before.accelerator.name == find_accelerator(use_cpu=args.use_cpu).name
+        earlier = before.engine.get("attention") or (before.attention or "").partition(" ")[0]
+        earlier = earlier if is_same else ""
+        kernel = choose_attention(model.attn_implementation, machine, config, rows=rows, earlier=earlier)
+    return broadcast_object_list([kernel])[0]
+
+
+def add_callbacks(trainer: PretrainingTrainer) -> None:
+    """Add callbacks that print progress and generate samples.
+
+    Exceptions in callbacks that report to tracking services are caught from now on.
+    """
+    guard_reporting(trainer)
+    disable_progress_bar()  # each save would draw a bar over the progress bar of the run
+    for stock in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
+        trainer.remove_callback(stock)
+    trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
+    # add_callback warns of a second Guarded.
+    trainer.callback_handler.callbacks.append(Guarded(TextSampler(trainer)))
