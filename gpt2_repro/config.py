@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import json
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -30,14 +30,18 @@ R = TypeVar("R", bound="Recipe")
 Options = Mapping[str, dict[str, Any]]
 
 
-class JsonObject(dict[str, Any]):
-    """A mapping that can be parsed from text: a JSON object, `key=value,key=value`, or "" for an empty mapping."""
+@dataclasses.dataclass(frozen=True)
+class JsonObject:
+    """A mapping, or the text of one: a JSON object, `key=value,key=value`, or "" for an empty mapping."""
 
-    def __init__(self, content: str | Mapping[str, Any] | Iterable[tuple[str, Any]] = "") -> None:
+    content: dataclasses.InitVar[str | dict[str, Any]] = ""
+    values: dict[str, Any] = dataclasses.field(init=False)
+
+    def __post_init__(self, content: str | dict[str, Any]) -> None:
         if isinstance(content, str):
             is_json = not content.strip() or content.lstrip().startswith("{")
-            content = json.loads(content or "{}") if is_json else map(_pair, content.split(","))
-        super().__init__(content)
+            content = json.loads(content or "{}") if is_json else dict(map(_pair, content.split(",")))
+        object.__setattr__(self, "values", content)
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -83,7 +87,7 @@ class Recipe:
         """Return the resolved recipe as YAML text, which is a valid recipe."""
         sections = {name: values_of(section) for name, section in self.sections.items()}
         shown = {name: {k: v for k, v in values.items() if v is not None} for name, values in sections.items()}
-        plain = json.loads(json.dumps(shown))  # YAML supports neither TokenCount nor JsonObject
+        plain = json.loads(json.dumps(shown))  # YAML does not support TokenCount
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=119)
         return f"# Resolved from {self.path}\n{text}"
 
@@ -97,8 +101,9 @@ class Recipe:
 
 
 def values_of(section: Any) -> dict[str, Any]:
-    """Return the values of a recipe section by field name."""
-    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    """Return the values of a recipe section by field name, with mappings instead of JsonObjects."""
+    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    return {name: value.values if isinstance(value, JsonObject) else value for name, value in values.items()}
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -156,8 +156,8 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[l
     """
     try:
         if not tokenizer.is_fast:
-            options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-            return tokenizer(list(texts), **options)["input_ids"]
+            encoded = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
+            return encoded["input_ids"]
         return [encoding.ids for encoding in _encoder(tokenizer).encode_batch_fast(texts, add_special_tokens=False)]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
         shown = texts[0] if len(texts) == 1 else "a text"

@@ -16,7 +16,7 @@ from gpt2_repro.errors import RunFailed, UserError, error_number
 from gpt2_repro.files import from_json, read_object, sha256_of, sync, to_json, write_whole
 from gpt2_repro.run_record import events, layout
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST
+from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, Rotation
 
 
 DISK_FAULTS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read-only"}
@@ -173,18 +173,17 @@ def size(checkpoint: Path) -> int:
     return sum(file["bytes"] for file in read_manifest(checkpoint)["files"].values())
 
 
-def rotate(run: Path, *, also: int = -1, **rules: Any) -> None:
+def rotate(run: Path, rotation: Rotation, *, also: int = -1) -> None:
     """Delete the complete checkpoints of a run, except those of `to_keep` and the one at step `also`."""
     complete = {layout.step_of(path): path for path in complete_checkpoints(run)}
-    stays = to_keep(run, {step: bool(read_manifest(path).get("rolling")) for step, path in complete.items()}, **rules)
+    rolling = {step: bool(read_manifest(path).get("rolling")) for step, path in complete.items()}
+    stays = to_keep(run, rolling, rotation)
     for step in complete.keys() - stays - {also}:
         discard(complete[step])
 
 
-def to_keep(
-    run: Path, rolling: Mapping[int, bool], *, keep: int, keep_every: int = 0, keep_best: bool = False
-) -> set[int]:
-    """Return the steps of the checkpoints to keep: the newest `keep` (0: all), and those of the options.
+def to_keep(run: Path, rolling: Mapping[int, bool], rotation: Rotation) -> set[int]:
+    """Return the steps of the checkpoints to keep: the newest `keep` (0: all), and those of the other two fields.
 
     Rolling checkpoints, which the next save replaces, are not counted. The newest checkpoint is always kept. Also kept
     are steps that are multiples of `keep_every`, and with `keep_best` the lowest validation loss.
@@ -194,10 +193,10 @@ def to_keep(
     """
     complete = sorted(rolling, reverse=True)
     lasting = [step for step in complete if not rolling[step]]
-    stays = {*complete[:1], *(lasting[:keep] if keep else lasting)}
-    if keep_every:
-        stays.update(step for step in complete if step % keep_every == 0)
-    if keep_best:
+    stays = {*complete[:1], *(lasting[: rotation.keep] if rotation.keep else lasting)}
+    if rotation.keep_every:
+        stays.update(step for step in complete if step % rotation.keep_every == 0)
+    if rotation.keep_best:
         validations = [event for event in events.read(run / layout.METRICS)[0] if "eval_loss" in event]
         losses = {event.get("step"): event["eval_loss"] for event in validations}
         measured = {step: loss for step in complete if events.is_number(loss := losses.get(step))}

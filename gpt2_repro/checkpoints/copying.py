@@ -10,7 +10,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gpt2_repro.checkpoints.place import Place, absolute
 from gpt2_repro.checkpoints.resuming import RunIdentity
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.run_record import RunRecord, layout
-from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
+from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, Rotation, step_of
 
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ class RunCopier:
     """Copies a run to another place while training continues, one folder at a time. Use it on rank 0 only.
 
     Args:
-        rotation: the rules by which old copies are deleted: arguments of `checkpoints.to_keep`.
+        rotation: which copies are kept.
     """
 
-    def __init__(self, run: RunRecord, place: str, rotation: Mapping[str, Any], identity: RunIdentity) -> None:
+    def __init__(self, run: RunRecord, place: str, rotation: Rotation, identity: RunIdentity) -> None:
         self.run, self.place, self.rotation, self.identity = run, absolute(place), rotation, identity
         self.process = side_process.SideProcess(COPIER, self.place)
         self.job: str | None = None  # the folder that is being copied; "": only the small files
@@ -128,7 +128,7 @@ def serve(name: str) -> None:
 
     def perform(job: side_process.Job, progress: Callable[[], None]) -> dict[str, Any]:
         identity = RunIdentity(**job["identity"])
-        return {"seconds": copy(Place(name, progress), job["run"], job["name"], job["rotation"], identity)}
+        return {"seconds": copy(Place(name, progress), job["run"], job["name"], Rotation(*job["rotation"]), identity)}
 
     side_process.serve(perform)
 
@@ -159,7 +159,7 @@ def last_step(run: RunRecord) -> int:
     return max(checkpoints.newest_step(run.path), run.status().step or 0, *checkpoints.abandoned(run.path), final)
 
 
-def copy(place: Place, run: str, name: str, rotation: Mapping[str, Any], identity: RunIdentity) -> float:
+def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIdentity) -> float:
     """Copy the small files of a run and its folder `name`, and return the seconds.
 
     If the folder has been copied before or is "", the result is 0. After a checkpoint, incomplete copies are deleted,
@@ -194,6 +194,6 @@ def copy(place: Place, run: str, name: str, rotation: Mapping[str, Any], identit
     if (step := step_of(folder)) >= 0:
         newest, copies = max(step, checkpoints.newest_step(record.path)), copies | {step: manifest}
         complete = {at: bool(its.get("rolling")) for at, its in copies.items() if its and at <= newest}
-        for old in copies.keys() - checkpoints.to_keep(Path(run), complete, **rotation):
+        for old in copies.keys() - checkpoints.to_keep(Path(run), complete, rotation):
             place.remove(layout.checkpoint_path(Path(run), old).name)
     return time.monotonic() - began if is_new else 0.0

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from gpt2_repro.files import growth
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.run_record.layout import STAGING, checkpoint_path, step_of
+from gpt2_repro.run_record.layout import STAGING, Rotation, checkpoint_path, step_of
 from gpt2_repro.text import size as size_text
 
 
@@ -43,7 +43,7 @@ Writer = Callable[[Path], tuple[dict[str, dict[str, Any]], dict[str, Any]]]
 class SavingSettings:
     """How a run saves and copies its checkpoints."""
 
-    rotation: Mapping[str, Any]  # arguments of `checkpoints.to_keep`
+    rotation: Rotation
     in_background: bool = True
     sync_to: str = ""
     identity: RunIdentity = RunIdentity({})
@@ -238,7 +238,7 @@ class CheckpointSaver:
 
     def _submit(self, job: dict[str, Any]) -> None:
         also = step_of(Path((self.copier and self.copier.job) or ""))  # the checkpoint that is being copied
-        job |= {"run": str(self.run.resolve()), "rotation": dict(self.settings.rotation) | {"also": also}}
+        job |= {"run": str(self.run.resolve()), "rotation": self.settings.rotation, "also": also}
         job["trainer"] = os.getpid()
         job |= {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
         if self.writer is None:
@@ -285,8 +285,8 @@ class CheckpointSaver:
         expected = checkpoints.size(complete[0]) if complete else self.total_bytes
         needed = SPARE * expected
         if shutil.disk_usage(self.run).free < needed and not rolling:
-            rotation = dict(self.settings.rotation)
-            checkpoints.rotate(self.run, **rotation | {"keep": min(1, rotation["keep"])})
+            rotation = self.settings.rotation
+            checkpoints.rotate(self.run, rotation._replace(keep=min(1, rotation.keep)))
             if deleted := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
                 logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
         return broadcast_object_list([needed - shutil.disk_usage(self.run).free])[0]

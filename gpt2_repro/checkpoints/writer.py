@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints import side_process
 from gpt2_repro.files import growth, read_object, write_whole
+from gpt2_repro.run_record.layout import Rotation
 
 
 PATIENCE = 30.0  # seconds that the writer of a dead trainer waits for the writers of other ranks without progress
@@ -70,7 +71,7 @@ def perform(job: dict[str, Any], memory: memoryview, progress: Callable[[], None
             `facts`: additional entries of the manifest.
             `target`: the path of the complete checkpoint. Rank 0 renames `staged` to `target`.
             `run`: the run directory in which rank 0 deletes old checkpoints.
-            `rotation`: the arguments with which rank 0 calls `checkpoints.rotate`.
+            `rotation`: which checkpoints it keeps, as a list, and `also`: the step of another one.
         progress: a function that is called again and again while this rank, or the rank it waits for, writes.
     """
     began = time.monotonic()
@@ -85,7 +86,7 @@ def perform(job: dict[str, Any], memory: memoryview, progress: Callable[[], None
         checkpoints.seal(staged, files, **job["facts"])
         checkpoints.publish(staged, target)
         shutil.rmtree(staged.parent, ignore_errors=True)
-    checkpoints.rotate(Path(job["run"]), **job["rotation"])
+    checkpoints.rotate(Path(job["run"]), Rotation(*job["rotation"]), also=job["also"])
     return time.monotonic() - began
 
 

@@ -53,8 +53,8 @@ def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
     for loaded in load_task(task, folder):
         loaded.build_all_requests()
         for request in loaded.instances:
-            form = {"indent": 2, "default": handle_non_serializable, "ensure_ascii": False}
-            name = hash_string(json.dumps(request.doc, **form))  # as in lm_eval/evaluator.py (0.4.13)
+            text = json.dumps(request.doc, indent=2, default=handle_non_serializable, ensure_ascii=False)
+            name = hash_string(text)  # as in lm_eval/evaluator.py (0.4.13)
             texts.setdefault(name, []).append("".join(request.args))
     return texts
 

@@ -96,13 +96,12 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
             metrics.append(_nats_per_token(task, logged, tokenizer))
         if task.startswith(BITS):
             metrics = [metric for metric in metrics if metric.name == "bits_per_byte"]
-        shared = {
-            "documents": [sample["doc_hash"] for sample in logged],
-            "num_documents": results.get("n-samples", {}).get(task, {}).get("effective"),
-            "version": results.get("versions", {}).get(task),
-            "data": results.get("configs", {}).get(task, {}).get("dataset_path"),
-        }
-        scores += [_in_blocks(dataclasses.replace(metric, **shared), logged) for metric in metrics]
+        documents, version = [sample["doc_hash"] for sample in logged], results.get("versions", {}).get(task)
+        count = results.get("n-samples", {}).get(task, {}).get("effective")
+        data = results.get("configs", {}).get(task, {}).get("dataset_path")
+        for metric in metrics:
+            known = dataclasses.replace(metric, documents=documents, num_documents=count, version=version, data=data)
+            scores.append(_in_blocks(known, logged))
     return _join_groups(scores, results.get("group_subtasks", {}))
 
 
@@ -115,8 +114,8 @@ def _join_groups(scores: Sequence[Metric], groups: Mapping[str, Sequence[str]]) 
         values = [value for part in parts for value in part.values if part.aggregation == statistics.MEAN]
         if values and metric.value is not None and math.isclose(np.mean(values), metric.value):
             documents = [name for part in parts for name in part.documents]
-            group = {"task": metric.task, "version": metric.version, "value": metric.value}
-            metric = parts[0].over(values, documents, **group, num_documents=len(values))
+            group = parts[0].over(values, documents, value=metric.value, num_documents=len(values))
+            metric = dataclasses.replace(group, task=metric.task, version=metric.version)
         joined.append(metric)
     return joined
 

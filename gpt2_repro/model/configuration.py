@@ -45,7 +45,7 @@ def size_keys(args: ModelArguments, *, sequence_length: int) -> Keys:
     keys: Keys = {key: value for key, value in wanted.items() if key in declared}
     names = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner")
     width = next((key for key in names if key in declared), None)
-    if width is None or width in args.config_overrides:
+    if width is None or width in args.config_overrides.values:
         return keys
     size = {"sequence_length": sequence_length, "vocab_size": 128}
     configs = [build_config(args, **size, keys=keys | {width: number}) for number in (64, 128)]
@@ -89,7 +89,7 @@ def build_config(
     if args.model_type == GPT2:
         # The same function as gelu_new, with one kernel instead of eight (transformers activations.py).
         values["activation_function"] = "gelu_pytorch_tanh"
-    values, overrides = values | keys, args.config_overrides
+    values, overrides = values | keys, args.config_overrides.values
     _check_overrides(kind, overrides, length=sequence_length)
     config = _build(kind, values | _without_windows(kind, values, overrides) | overrides)
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)

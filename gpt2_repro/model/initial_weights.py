@@ -33,7 +33,7 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
     stated_sizes = {option for option in SHAPE if option in stated and getattr(model, option)}
     model = dataclasses.replace(model, **{option: shape[option] for option in shape.keys() - stated_sizes})
     keys = {key: getattr(config, key) for key in size_keys(model, sequence_length=1)}
-    overrides = JsonObject(keys | model.config_overrides)
+    overrides = JsonObject(keys | model.config_overrides.values)
     return dataclasses.replace(model, config_overrides=overrides)
 
 

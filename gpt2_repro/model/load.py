@@ -58,8 +58,8 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         if Path(checkpoint).is_dir():
             _check_files(Path(checkpoint))
         logging.set_verbosity_error()  # hides a table of weights that do not fit config.json
-        options = {"config": config, "output_loading_info": True, **SAFELY}
-        model, loading = AutoModelForCausalLM.from_pretrained(checkpoint, **options)
+        load = AutoModelForCausalLM.from_pretrained
+        model, loading = load(checkpoint, config=config, output_loading_info=True, **SAFELY)
     except (OSError, SafetensorError, *FAILURES) as error:
         raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None
     finally:

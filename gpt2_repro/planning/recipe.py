@@ -17,6 +17,7 @@ from gpt2_repro.files import expand, read_table
 from gpt2_repro.model.arguments import SHAPE, ModelArguments, check_model
 from gpt2_repro.optim import Schedule
 from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.layout import Rotation
 
 
 _REFUSED = read_table(__file__, "refused_fields.yaml")
@@ -113,10 +114,9 @@ class TrainingSection:
         return self.asked_precision != "fp32"
 
     @property
-    def rotation(self) -> dict[str, Any]:
-        """The arguments of `checkpoints.to_keep`."""
-        keep = {"keep": self.keep_checkpoints, "keep_every": self.keep_every_steps}
-        return keep | {"keep_best": self.keep_best_checkpoint}
+    def rotation(self) -> Rotation:
+        """Which checkpoints the run keeps."""
+        return Rotation(self.keep_checkpoints, self.keep_every_steps, self.keep_best_checkpoint)
 
     @property
     def last_step(self) -> int:
@@ -129,7 +129,7 @@ class TrainingSection:
         if not self.eval_steps:
             self.eval_strategy = "no"
         reasons = DERIVED | dict.fromkeys(self.__dataclass_fields__, "it is a field of the section training")
-        for name in self.trainer:
+        for name in self.trainer.values:
             if name in reasons:
                 raise UserError(f"trainer cannot set {name}: {reasons[name]}.")
 

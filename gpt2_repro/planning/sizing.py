@@ -124,9 +124,9 @@ def _record_size_keys(recipe: TrainingRecipe) -> TrainingRecipe:
 
         keys = size_keys(model, sequence_length=recipe.data.sequence_length)
     if saved.get("model_type") == model.model_type:
-        recorded = JsonObject(saved.get("config_overrides", ""))
+        recorded = JsonObject(saved.get("config_overrides", "")).values
         keys |= {key: recorded[key] for key in keys.keys() & recorded.keys()}
-    overrides = JsonObject(keys | model.config_overrides)
+    overrides = JsonObject(keys | model.config_overrides.values)
     return dataclasses.replace(recipe, model=dataclasses.replace(model, config_overrides=overrides))
 
 

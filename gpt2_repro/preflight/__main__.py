@@ -243,24 +243,28 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
     from gpt2_repro.model.configuration import build_config
 
     training, model, length = recipe.training, recipe.model, recipe.data.sequence_length
+    asked, requested, accept = training.asked_precision, training.torch_compile, training.accept_any_hardware
     version = f"ROCm {torch.version.hip}" if torch.version.hip else hardware.nvidia_driver()
     driver = Finding("✓" if version else "!", "driver", version or "no NVIDIA device")
     try:
-        on_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=training.accept_any_hardware)
+        on_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=accept)
     except UserError as error:
         return [driver, Finding("✗", "device", str(error))]
-    rules = {"use_cpu": on_cpu, "accept_any_hardware": training.accept_any_hardware}
-    is_bf16, is_fp16 = training.asked_precision in ("auto", "bf16"), training.asked_precision == "fp16"
+    is_bf16, is_fp16 = asked in ("auto", "bf16"), asked == "fp16"
     config = build_config(model, sequence_length=length, vocab_size=128)
     rows, attention = training.per_device_train_batch_size, model.attn_implementation
     device = hardware.find_accelerator(use_cpu=on_cpu)
     machine = Machine(device.kind == "cuda", is_bf16, length, document_mask=model.document_mask, fp16=is_fp16)
+
+    def compiles() -> str:
+        return "on" if hardware.choose_compile(requested, use_cpu=on_cpu, accept_any_hardware=accept) else "off"
+
     gpus = f"{device.count} x {device.name}, {(device.memory_bytes or 0) / 1e9:.0f} GB each"
     return [
         driver,
         Finding("✓", "device", f"the CPU, {hardware.cpu_cores()} cores" if on_cpu else gpus),
-        _judge("precision", lambda: hardware.choose_precision(training.asked_precision, **rules)[1]),
-        _judge("torch.compile", lambda: "on" if hardware.choose_compile(training.torch_compile, **rules) else "off"),
+        _judge("precision", lambda: hardware.choose_precision(asked, use_cpu=on_cpu, accept_any_hardware=accept)[1]),
+        _judge("torch.compile", compiles),
         _judge("attention", lambda: choose_attention(attention, machine, config, rows=rows)),
     ]
 
@@ -282,9 +286,9 @@ def _find_micro_batch(
         largest: the largest micro-batch to try.
         rows: number of rows per GPU and optimizer step.
     """
-    data = recipe.data
-    if not Path(data.dataset_dir, MANIFEST).is_file():
-        return Finding("!", "memory", f"not tested, because the data in {data.dataset_dir} is not prepared yet"), None
+    folder, length = recipe.data.dataset_dir, recipe.data.sequence_length
+    if not Path(folder, MANIFEST).is_file():
+        return Finding("!", "memory", f"not tested, because the data in {folder} is not prepared yet"), None
     logger.info("Searching for the largest micro-batch. Each attempt takes 2 to 3 minutes (assumed).")
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         path = Path(scratch, "probe.yaml")
@@ -293,13 +297,12 @@ def _find_micro_batch(
         probe = probe.with_training(max_steps=2, warmup_steps=1, epochs=0.0, stop_at_step=0)
         probe = probe.with_training(sync_to="", sync_from="", resume_from="")
         path.write_text(probe.to_yaml(), encoding="utf-8")
+        launch = RECOMMENDED.command("--num_processes", str(device.count))
+        start = launch if _is_launched(recipe, device) else [sys.executable]
         for trial in memory.trials_of(largest, rows):
-            tokens = 2 * trial.micro_batch * data.sequence_length * device.count  # two forward passes per step
-            run = Path(scratch, f"run-{trial.micro_batch}-{trial.checkpointing}")
+            tokens = 2 * trial.micro_batch * length * device.count  # two forward passes per step
             # Pass the data as an option, because then only the form of its rows must match the recipe.
-            varied = {"dataset_dir": data.dataset_dir, "output_dir": run, "tokens_per_step": tokens}
-            launch = RECOMMENDED.command("--num_processes", str(device.count))
-            start = launch if _is_launched(recipe, device) else [sys.executable]
+            varied = {"dataset_dir": folder, "output_dir": Path(scratch, trial.options), "tokens_per_step": tokens}
             command = [*start, str(ROOT / "train.py"), str(path), *cli.words_of(varied)]
             if finding := environment.try_training(command, trial):
                 return finding, trial if finding.mark == "✓" else None

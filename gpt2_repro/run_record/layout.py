@@ -1,7 +1,8 @@
-"""Define the names of all files in a run directory, `runs/<name>/`."""
+"""Define the names of all files in a run directory, `runs/<name>/`, and which checkpoints stay there."""
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 
 RECIPE = "recipe.yaml"  # the resolved recipe
@@ -19,6 +20,14 @@ CHECKPOINT_MANIFEST = "manifest.json"  # of a checkpoint or final/; written afte
 STAGING = "staging"
 TRASH = "trash"
 RESTORING = ".restoring"  # prefix of a folder; hidden, so that a new run directory counts as empty
+
+
+class Rotation(NamedTuple):
+    """Which checkpoints of a run are kept, see `checkpoints.to_keep`."""
+
+    keep: int
+    keep_every: int = 0
+    keep_best: bool = False
 
 
 def checkpoint_path(run: Path, step: int) -> Path:

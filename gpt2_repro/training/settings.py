@@ -46,8 +46,8 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     use_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    rules = {"use_cpu": use_cpu, "accept_any_hardware": any_hardware}
-    precision, reason = hardware.choose_precision(training.asked_precision, **rules)
+    asked = training.asked_precision
+    precision, reason = hardware.choose_precision(asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     plan = plan_run(training, recipe.data, num_processes=int(os.environ.get("WORLD_SIZE", "1")))
     options = {
         "--torch_compile": training.torch_compile,
@@ -76,7 +76,7 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
         precision="fp16" if precision == "fp16" else "",
         max_steps=plan.max_steps,
         warmup_steps=int(warmup) if warmup >= 1 else round(warmup * plan.max_steps),
-        torch_compile=hardware.choose_compile(compiles, **rules),
+        torch_compile=hardware.choose_compile(compiles, use_cpu=use_cpu, accept_any_hardware=any_hardware),
         # On a CPU, they keep old copies of the weights: 1.7 GB for GPT-2 124M.
         dataloader_num_workers=workers if workers is not None else 0 if use_cpu else 2,
         usd_per_hour=training.usd_per_hour or _list_price(use_cpu=use_cpu),
@@ -91,7 +91,7 @@ def run_identity_of(
     settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: ModelArguments
 ) -> RunIdentity:
     """Return the settings of a run that must not change on a resume."""
-    fields = settings_of(settings, model)
+    fields, overrides = settings_of(settings, model), model.config_overrides.values
     del fields["total_tokens"]  # max_steps follows from it
     fields = {name: setting for name, setting in fields.items() if setting.is_trajectory}
     values = {name: value for name, value in (values_of(settings) | values_of(model)).items() if name in fields} | {
@@ -103,7 +103,7 @@ def run_identity_of(
         "extensions": [],  # earlier versions could extend a run with another schedule, and recorded this key
         **dict.fromkeys(REMOVED, 0.0),
         # Text, as earlier versions recorded it.
-        "config_overrides": json.dumps(model.config_overrides, sort_keys=True) if model.config_overrides else "",
+        "config_overrides": json.dumps(overrides, sort_keys=True) if overrides else "",
     }
     can_change = {"data", *REMOVED, *(name for name, setting in fields.items() if setting.role == "changeable")}
     return RunIdentity(values, can_change, settings.allow_resume_change)
@@ -131,7 +131,7 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     from gpt2_repro.training.trainer import PretrainingArguments
 
     prepare_deepspeed(use_cpu=settings.use_cpu)
-    further, known = settings.trainer, TrainingArguments.__dataclass_fields__
+    further, known = settings.trainer.values, TrainingArguments.__dataclass_fields__
     if unknown := sorted(further.keys() - known.keys()):
         raise UserError(f"trainer has no field {unknown[0]!r}. {did_you_mean(unknown[0], known)}")
     shared = {name: value for name, value in values_of(settings).items() if name in known}

@@ -77,14 +77,12 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     fsdp, bf16 = _fsdp(), accelerator.mixed_precision == "bf16"
-    options = {
-        "mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,)),
-        "mp_policy": fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else fsdp.MixedPrecisionPolicy(),
-    }
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    precision = fsdp.MixedPrecisionPolicy(*([torch.bfloat16, torch.float32] if bf16 else []))
     blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
     # By default the outermost unit is not resharded after a pass. Between steps its fp32 masters could not be read.
     for part in (*blocks, model):
-        fsdp.fully_shard(part, reshard_after_forward=True, **options)
+        fsdp.fully_shard(part, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
     if accelerator.device.type == "cpu":  # gloo has no mean reduction
         for part in model.modules():
             if isinstance(part, fsdp.FSDPModule):

@@ -107,7 +107,7 @@ def test_size_keys_of_a_checkpoint_replace_the_derived_ones(tmp_path: Path) -> N
     assert (config.hidden_size, config.intermediate_size, config.tie_word_embeddings) == (16, 72, False)
     MixtralConfig().save_pretrained(tmp_path)  # with the defaults of transformers
     model = follow_checkpoint(ModelArguments(model_type="mixtral", init_from=str(tmp_path)), stated=())
-    stock, recorded = MixtralConfig(), model.config_overrides
+    stock, recorded = MixtralConfig(), model.config_overrides.values
     assert {"intermediate_size", *size_keys(model, sequence_length=8)} == recorded.keys()
     assert recorded == {key: getattr(stock, key) for key in recorded}
 

@@ -13,6 +13,7 @@ from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints import defect, newest_complete, read_manifest, seal, training_record
 from gpt2_repro.checkpoints.resuming import refuse_code
 from gpt2_repro.run_record.events import append
+from gpt2_repro.run_record.layout import Rotation
 
 
 def steps(run: Path) -> set[int]:
@@ -58,7 +59,9 @@ def test_newest_complete_checkpoint_is_chosen_and_damaged_ones_are_reported(save
     chosen, skipped = newest_complete(tmp_path)
     assert chosen == good and len(skipped) == 1 and str(bad) in skipped[0]
     if damage is not DAMAGES["flipped bit"]:  # only a hash reveals a flipped bit, and rotation does not compute hashes
-        checkpoints.rotate(tmp_path, keep=1, keep_best=True)  # damaged checkpoints are neither counted nor deleted
+        checkpoints.rotate(
+            tmp_path, Rotation(1, keep_best=True)
+        )  # damaged checkpoints are neither counted nor deleted
     checkpoints.set_aside(tmp_path, after=100)
     save(300)
     checkpoints.set_aside(tmp_path, after=100)  # the second call keeps the checkpoint that was set aside first
@@ -85,26 +88,26 @@ def test_rotation_goes_by_step_and_keeps_best_and_periodic_checkpoints(save, tmp
     for step, loss in losses.items():
         os.utime(save(step), (5000 - step, 5000 - step))  # the newest step has the oldest file time
         append(tmp_path / "metrics.jsonl", {"step": step, "eval_loss": loss})
-    for options, kept in (
-        ({"keep": 0}, losses.keys()),
-        ({"keep": 1, "keep_every": 250, "keep_best": True}, {250, 500, 750, 1000, 1250}),
-        ({"keep": 1, "keep_every": 1000, "keep_best": True}, {500, 1000, 1250}),
-        ({"keep": 2}, {1000, 1250}),
-        ({"keep": 1}, {1250}),
+    for rotation, kept in (
+        (Rotation(0), losses.keys()),
+        (Rotation(1, 250, keep_best=True), {250, 500, 750, 1000, 1250}),
+        (Rotation(1, 1000, keep_best=True), {500, 1000, 1250}),
+        (Rotation(2), {1000, 1250}),
+        (Rotation(1), {1250}),
     ):
-        checkpoints.rotate(tmp_path, **options)
+        checkpoints.rotate(tmp_path, rotation)
         assert steps(tmp_path) == set(kept)
 
 
 def test_rotation_keeps_only_the_newest_rolling_checkpoint(save, tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", {"step": 410, "eval_loss": 3.0})
-    for lasting, rolling, options, kept in (
-        ((100, 200, 300), (310, 320), {"keep": 2}, {200, 300, 320}),
-        ((400,), (), {"keep": 2}, {300, 400}),
-        ((), (), {"keep": 1}, {400}),
-        ((), (410, 420), {"keep": 0, "keep_best": True}, {400, 410, 420}),
+    for lasting, rolling, rotation, kept in (
+        ((100, 200, 300), (310, 320), Rotation(2), {200, 300, 320}),
+        ((400,), (), Rotation(2), {300, 400}),
+        ((), (), Rotation(1), {400}),
+        ((), (410, 420), Rotation(0, keep_best=True), {400, 410, 420}),
     ):
         for step in (*lasting, *rolling):
             save(step, rolling=step in rolling)
-        checkpoints.rotate(tmp_path, **options)
+        checkpoints.rotate(tmp_path, rotation)
         assert steps(tmp_path) == kept

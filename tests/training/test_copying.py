@@ -20,9 +20,10 @@ from gpt2_repro.checkpoints.place import Place, absolute
 from gpt2_repro.checkpoints.resuming import RunIdentity
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.layout import Rotation
 
 
-KEEP_TWO = {"keep": 2}
+KEEP_TWO = Rotation(keep=2)
 
 
 @pytest.fixture(params=["folder", "objects"])
@@ -69,7 +70,8 @@ def save(run: Path, step: int, **facts: Any) -> None:
 
 
 def copy(run: Path, step: int, place: str, seed: int = 1, **rules: Any) -> float:
-    return copying.copy(Place(place), str(run), f"checkpoint-{step}", KEEP_TWO | rules, RunIdentity({"seed": seed}))
+    rotation, identity = KEEP_TWO._replace(**rules), RunIdentity({"seed": seed})
+    return copying.copy(Place(place), str(run), f"checkpoint-{step}", rotation, identity)
 
 
 def save_and_copy(run: Path, place: str, *steps: int, **rules: Any) -> None:
@@ -116,7 +118,7 @@ def test_copies_are_rotated_like_checkpoints(run: Path, place: str) -> None:
     for step in (2, 4, 6, 8, 10):
         save(run, step, rolling=step == 8)
         copy(run, step, place, keep_every=6)
-        checkpoints.rotate(run, keep=2, keep_every=6)
+        checkpoints.rotate(run, Rotation(2, keep_every=6))
         assert set(steps_at(place)) == {int(path.name[11:]) for path in run.glob("checkpoint-*")}
     assert steps_at(place) == [10, 6]  # a rolling one is not counted, so 4 and 6 were the lasting two
 
@@ -269,7 +271,7 @@ def test_files_of_others_are_not_replaced_or_deleted(run: Path, place: str, kind
     save(run, 2, mine=True)
     for name in ("checkpoint-2", "final", ""):
         with pytest.raises(UserError, match="--sync_to"):
-            copying.copy(Place(place), str(run), name, {"keep": 1}, RunIdentity({"seed": mine}))
+            copying.copy(Place(place), str(run), name, Rotation(1), RunIdentity({"seed": mine}))
     assert files_at(place) == before
 
 

@@ -19,7 +19,7 @@ from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
 from gpt2_repro.checkpoints.staged_saves import StagedFiles, StagingMemory
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.layout import checkpoints
+from gpt2_repro.run_record.layout import Rotation, checkpoints
 
 
 SHARDS = ("global_step7/shard.pt", "optimizer.pt")
@@ -62,7 +62,7 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(saving, "broadcast_object_list", lambda objects: objects)
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None, process_index=0, num_processes=1)
     sizes = {"total_bytes": 800, "own_bytes": 800}
-    made = CheckpointSaver(RunRecord(tmp_path), alone, SavingSettings({"keep": 2}), **sizes, alive=lambda: None)
+    made = CheckpointSaver(RunRecord(tmp_path), alone, SavingSettings(Rotation(keep=2)), **sizes, alive=lambda: None)
 
     def write(folder: Path) -> tuple[dict, dict]:
         folder.mkdir(parents=True)
