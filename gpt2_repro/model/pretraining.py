@@ -239,7 +239,7 @@ def make_pretraining(
     model.config.true_vocab_size = vocab_size
     model.documents = documents
     model.balance_loss = balance_loss(model)
-    # A separate function, so that torch.compile compiles the loss and nothing more (see compilation.py).
+    # A separate function, so that torch.compile compiles the loss and nothing more (see build.py).
     model.summed_loss = MethodType(summed_loss, model)
     # Not a subclass, because its name would be in each saved config (`architectures`).
     model.forward = MethodType(_forward, model)

@@ -1,5 +1,6 @@
 """Set up DeepSpeed, check the training engine, and read the fp32 weights."""
 
+import ctypes
 import importlib.util
 import logging
 import os
@@ -26,6 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 PRODUCTS = {"bf16": "bfloat16", "fp16": "float16"}  # dtypes of matrix products
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep 128 MB of freed memory, which the next step on a CPU would otherwise fault in again."""
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-1, 1 << 27)  # M_TRIM_THRESHOLD <malloc.h>
+        libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: its largest value, which glibc would reach by itself
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
@@ -224,7 +232,7 @@ def clip_gradients(accelerator: Any, optimizer: Any, limit: float) -> torch.Tens
     parts = [parameter.grad for parameter in parameters]
     if parts[0].device.type == "cpu":
         # On a CPU, torch's fp32 norm of millions of elements is up to 7e-4 too small (2.13). Norms of rows are exact.
-        parts = [torch.linalg.vector_norm(part, dim=-1).double() for part in parts]
+        parts = [torch.linalg.vector_norm(part, dim=-1).double() if part.dim() > 1 else part for part in parts]
     norm = nn.utils.get_total_norm(parts).float()
     nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     return norm

@@ -2,19 +2,15 @@
 
 import functools
 import logging
-import netrc
 import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.files import write_whole
 
-
-if TYPE_CHECKING:
-    from transformers import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -43,23 +39,17 @@ def prepare_tracking(report_to: list[str], run: Path) -> None:
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run / "tensorboard"))
     if "wandb" not in report_to or os.environ.get("RANK", "0") != "0":
         return
+    from requests.utils import get_netrc_auth
+
     run_id = run / "wandb" / "run_id"
     if not run_id.is_file():
         write_whole(run_id, uuid.uuid4().hex[:12])
-    os.environ.setdefault("WANDB_RUN_ID", run_id.read_text(encoding="utf-8"))
-    os.environ.setdefault("WANDB_RESUME", "allow")
-    os.environ.setdefault("WANDB_DIR", str(run))
-    os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
-    if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or _key_in_netrc()):
+    settings = {"RUN_ID": run_id.read_text(encoding="utf-8"), "RESUME": "allow", "DIR": str(run), "INIT_TIMEOUT": "20"}
+    for name, value in settings.items():
+        os.environ.setdefault(f"WANDB_{name}", value)
+    if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or get_netrc_auth("https://api.wandb.ai")):
         os.environ["WANDB_MODE"] = "offline"
         logger.info("wandb has no API key and records offline in %s/wandb. Run `wandb sync` to upload the run.", run)
-
-
-def _key_in_netrc() -> bool:
-    try:
-        return netrc.netrc().authenticators("api.wandb.ai") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 class Guarded:
@@ -91,7 +81,7 @@ class Guarded:
             logger.warning("The callback %s failed in %s with %s: %s (%s)", name, method, kind, error, last)
 
 
-def guard_reporting(trainer: "Trainer") -> None:
+def guard_reporting(trainer: Any) -> None:
     """Catch exceptions of Trainer's reporting callbacks."""
     module = "transformers.integrations.integration_utils"
     callbacks: list[Any] = trainer.callback_handler.callbacks
