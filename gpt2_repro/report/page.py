@@ -185,18 +185,19 @@ def _scores(run: Run) -> dict[str, str]:
 def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Return the mean loss of each setting, and its difference from the setting with the lowest mean.
 
-    Runs have the same setting if they differ only in the seed. The seeds are the unit: the interval is Tukey's for all
-    pairs of settings, with the standard deviation of all settings together, because the lowest mean of several
-    settings is partly luck. For two settings it is Student's. All runs validate on the same rows.
+    Runs have the same setting if they differ only in the seed. Of runs with equal seeds, the first is counted. The
+    seeds are the unit: the interval is Tukey's for all pairs of settings, with the standard deviation of all settings
+    together, because the lowest mean of several settings is partly luck. For two settings it is Student's. All runs
+    validate on the same rows.
     """
     from scipy import stats
 
-    groups: dict[str, list[tuple[float, str]]] = {}
+    groups: dict[str, dict[object, tuple[float, str]]] = {}
     for run, label in zip(runs, labels, strict=True):
         average = _last(run, "eval_EMA_loss")  # of the weights in final/
         if (loss := _last(run, "eval_loss") if average is None else average) is not None:
-            groups.setdefault(run.setting, []).append((loss, label))
-    settings = [([loss for loss, _ in group], [label for _, label in group]) for group in groups.values()]
+            groups.setdefault(run.setting, {}).setdefault(run.seeds, (loss, label))
+    settings: list[Any] = [tuple(zip(*group.values(), strict=True)) for group in groups.values()]  # losses, labels
     settings.sort(key=lambda setting: statistics.fmean(setting[0]))
     freedom = sum(len(losses) - 1 for losses, _ in settings)
     squares = sum((loss - statistics.fmean(losses)) ** 2 for losses, _ in settings for loss in losses)

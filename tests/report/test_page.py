@@ -146,7 +146,7 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(tmp_path: Path, monke
     tukey = stats.tukey_hsd(losses[1e-3], losses[2e-3], (4.30, 4.31, 4.29)).confidence_interval(0.95)
     (_, second, _) = setting_table([*runs, *third], [*"abcdefghi"]).rows
     assert second[3].text.endswith(f"± {(tukey.high[1, 0] - tukey.low[1, 0]) / 2:.4f}")
-    (_, unsure) = setting_table([runs[0], runs[3]], ["a", "b"]).rows  # one seed each
+    (_, unsure) = setting_table([runs[0], Run(paths[0]), runs[3]], [*"aab"]).rows  # one seed each: the first run twice
     assert unsure[3].text == "+0.1000" and "unknown" in unsure[4].text
     monkeypatch.chdir(tmp_path)
     main(list(map(str, paths)))
