@@ -199,7 +199,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         if isinstance(action, argparse._StoreFalseAction):  # HfArgumentParser gives it the help of the option
             return f"The opposite of --{action.dest}."
         text = (action.help or "").replace("%", "%%")
-        has_default = action.nargs != 0 and action.default not in (None, "", [], {}, argparse.SUPPRESS)
+        has_default = action.nargs != 0 and str(action.default) not in ("None", "", "[]", "{}", argparse.SUPPRESS)
         return f"{text} (default: {action.default})" if has_default else text
 
 

@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -34,14 +34,17 @@ Options = Mapping[str, dict[str, Any]]
 class JsonObject:
     """A mapping, or the text of one: a JSON object, `key=value,key=value`, or "" for an empty mapping."""
 
-    content: dataclasses.InitVar[str | dict[str, Any]] = ""
+    content: dataclasses.InitVar[str | Mapping[str, Any] | Iterable[tuple[str, Any]]]
     values: dict[str, Any] = dataclasses.field(init=False)
 
-    def __post_init__(self, content: str | dict[str, Any]) -> None:
+    def __post_init__(self, content: str | Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
         if isinstance(content, str):
             is_json = not content.strip() or content.lstrip().startswith("{")
-            content = json.loads(content or "{}") if is_json else dict(map(_pair, content.split(",")))
-        object.__setattr__(self, "values", content)
+            content = json.loads(content or "{}") if is_json else map(_pair, content.split(","))
+        object.__setattr__(self, "values", dict(content))
+
+    def __str__(self) -> str:
+        return json.dumps(self.values)
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -12,14 +12,8 @@ import pytest
 from gpt2_repro.evaluation.references import CURVES, band, verdict
 
 
-RUNS = {
-    "llm.c": (
-        "124M_fineweb10B_8xH100_modded-nanogpt",
-        "124M_fineweb10B_8xA100_SiddanthEmani",
-        "124M_fineweb10B_1xA100-40GB_HectorFCardenas",
-    ),
-    "llm.c 350M": ("350M_fineweb_modded-nanogpt_track2",),
-}
+BY = ("8xH100_modded-nanogpt", "8xA100_SiddanthEmani", "1xA100-40GB_HectorFCardenas")
+RUNS = {"llm.c": [f"124M_fineweb10B_{by}" for by in BY], "llm.c 350M": ["350M_fineweb_modded-nanogpt_track2"]}
 
 
 def losses(folder: Path, run: str) -> dict[int, float]:

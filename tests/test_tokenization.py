@@ -9,18 +9,8 @@ from typing import Any
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.evaluation import __main__ as evaluation

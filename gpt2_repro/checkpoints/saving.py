@@ -114,15 +114,16 @@ class CheckpointSaver:
     def _start_writer(self) -> None:
         """Allocate memory for this rank's files, and start the process that writes them. A collective."""
         first = self.accelerator.process_index - self.accelerator.local_process_index
-        end = first + int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        sizes = ranks.gather(torch.tensor([self.own_bytes])).flatten()
-        needed, available = int(sizes[first:end].sum()), available_memory()
+        sizes = ranks.gather(torch.tensor([self.own_bytes])).flatten()[first:]
+        copies, available = int(sizes[: int(os.environ.get("LOCAL_WORLD_SIZE", 1))].sum()), available_memory()
+        # The moments, gradients and activations of a training on a CPU are not allocated yet.
+        needed = copies * (3 if self.accelerator.device.type == "cpu" else 1)
         if ranks.largest(int(needed > available)):
-            text = "Saving in the background needs %s of memory, but %s are free. Training pauses during saves."
+            text = "Saving in the background needs %s of free memory, but there are %s. Training pauses during saves."
             logger.warning(text, size_text(needed), size_text(available))
             return
         self.memory = StagingMemory(self.own_bytes)
-        logger.info("checkpoints are copied to memory (%s) and then written in the background", size_text(needed))
+        logger.info("checkpoints are copied to memory (%s) and then written in the background", size_text(copies))
         memory, lock = self.memory.descriptor, self.record.lock_descriptor  # the process also holds the lock
         self.writer = SideProcess(WRITER, memory, descriptors=[memory, *([lock] if lock >= 0 else [])])
 

@@ -28,8 +28,7 @@ class DataArguments:
         "#COLUMN to select the text column.",
     )
     data_files: list[str] = changeable(
-        [],
-        "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin.",
+        [], "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin."
     )
     text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
     source_split: str = changeable("train", "The split to read from a Hub dataset OWNER/NAME.")

@@ -25,7 +25,7 @@ class ModelArguments:
     _argument_group_name: ClassVar[str] = "section model of the recipe"
 
     model_type: str = fixed(GPT2, "Causal architecture of transformers, for example llama or qwen3.")
-    config_overrides: JsonObject = fixed(JsonObject(), "More configuration keys: a mapping, JSON or key=value,…")
+    config_overrides: JsonObject = fixed(JsonObject(""), "More configuration keys: a mapping, JSON or key=value,…")
     n_layer: int = fixed(12, "Number of transformer blocks. 0: chosen to suit the text and the machine.")
     n_head: int = fixed(12, "Attention heads per block. 0: chosen to suit the text and the machine.")
     n_embd: int = fixed(768, "Width of the residual stream. 0: chosen to suit the text and the machine.")

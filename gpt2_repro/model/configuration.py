@@ -110,7 +110,7 @@ def _check_overrides(kind: Kind, overrides: Keys, *, length: int) -> None:
         if key in owned:
             raise UserError(f"--config_overrides cannot set {key}: {owned[key]}.")
         if key not in keys:
-            valid = did_you_mean(key, keys - owned.keys())
+            valid = did_you_mean(key, sorted(keys - owned.keys()))
             raise UserError(f"{kind.model_type} has no key {key!r} for --config_overrides. {valid}")
         if key.endswith(("window", "window_size")) and type(value) is int and 0 < value < length:
             raise UserError(f"Remove {key} from --config_overrides, or pass at least {length}. Rows are not windowed.")

@@ -11,13 +11,7 @@ BLOCK, WARPS = 2048, 4  # the fastest of 11 combinations on an H200 (benchmarks/
 
 @triton.jit
 def softmax_gradient_kernel(
-    logits_pointer,
-    labels,
-    losses,
-    stride,
-    vocab_size: tl.constexpr,
-    padded_size: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits_pointer, labels, losses, stride, vocab_size: tl.constexpr, padded_size: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     logits = logits_pointer + row * stride

@@ -101,7 +101,7 @@ class TrainingSection:
     report_to: list[str] = unnamed([], "Tracking services, such as wandb, tensorboard, trackio or mlflow.")
     run_name: str | None = unnamed(None, "Name for tracking services. (default: the recipe and its overrides)")
     disable_tqdm: bool = unnamed(False, "Print no progress bar.")
-    trainer: JsonObject = option(JsonObject(), "More fields of TrainingArguments: a mapping, JSON or key=value,…")
+    trainer: JsonObject = option(JsonObject(""), "More fields of TrainingArguments: a mapping, JSON or key=value,…")
 
     @property
     def asked_precision(self) -> str:

@@ -74,7 +74,8 @@ class Run:
         planned = status.max_steps or self.environment.plan.max_steps or None
         self.status = dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
         identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
-        self.seeds = tuple(map(self.environment.run_identity.get, ("seed", "data_seed")))
+        seed, of_data = map(self.environment.run_identity.get, ("seed", "data_seed"))
+        self.seeds = seed, seed if of_data is None else of_data
         # The same for all runs that differ only in the seed.
         self.setting = json.dumps([identity, self.status.step], sort_keys=True) if identity else str(path)
 

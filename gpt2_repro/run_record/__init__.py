@@ -166,7 +166,7 @@ class RunRecord:
 
     def end_phase(self, name: str) -> None:
         """Record how long a phase of the start has taken, since the end of the previous phase."""
-        self.startup[name] = round(process_seconds() - sum(self.startup.values()), 2)
+        self.startup[name] = max(0.0, round(process_seconds() - sum(self.startup.values()), 2))
 
     def seconds(self) -> float:
         """Return the duration of all attempts of this run in seconds."""

@@ -146,8 +146,12 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(tmp_path: Path, monke
     tukey = stats.tukey_hsd(losses[1e-3], losses[2e-3], (4.30, 4.31, 4.29)).confidence_interval(0.95)
     (_, second, _) = setting_table([*runs, *third], [*"abcdefghi"]).rows
     assert second[3].text.endswith(f"± {(tukey.high[1, 0] - tukey.low[1, 0]) / 2:.4f}")
-    (_, unsure) = setting_table([runs[0], Run(paths[0]), runs[3]], [*"aab"]).rows  # one seed each: the first run twice
-    assert unsure[3].text == "+0.1000" and "unknown" in unsure[4].text
+    identity = runs[0].environment.run_identity
+    for of_data, mean in ((0, "4.1000"), (1, "4.1100 ± 0.0141")):  # by default, data_seed is the seed: 0
+        change(paths[1] / "environment.json", run_identity={**identity, "data_seed": of_data})
+        (one, other) = setting_table([runs[0], Run(paths[1]), runs[3]], [*"aab"]).rows
+        assert one[2].text == mean and ("unknown" in other[4].text) == (of_data == 0)
+    change(paths[1] / "environment.json", run_identity={**identity, "seed": 1})
     monkeypatch.chdir(tmp_path)
     main(list(map(str, paths)))
     assert "1.3667" in _Page(tmp_path / "report.html").text  # bits per byte of the first run

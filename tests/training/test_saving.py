@@ -87,8 +87,9 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
     assert saver.step(4)  # an older checkpoint was deleted to free space
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3"]
     quota = size + 10
+    saver.settings = SavingSettings(Rotation(keep=0))  # all
     assert not saver.step(5) and not saver.step(6)
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4"]
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3"]
     quota = 10**9
     assert saver.step(7)  # the count of skipped saves starts again
     quota = 0
@@ -100,6 +101,15 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
     with pytest.raises(RunFailed):  # the third save in a row
         saver.step(9)
     assert defect(tmp_path / "checkpoint-7", read_files=True) is None
+
+
+@pytest.mark.parametrize(("device", "copies"), [("cpu", False), ("cuda", True)])
+def test_a_training_on_a_cpu_needs_memory_besides_the_copy(saver, device: str, copies: bool, monkeypatch) -> None:
+    monkeypatch.setattr(saving, "available_memory", lambda: 2000)  # a checkpoint has 800 bytes
+    saver.accelerator.device, saver.accelerator.local_process_index = torch.device(device), 0
+    saver._start_writer()
+    saver.close()
+    assert (saver.memory is not None) == copies
 
 
 def test_the_checkpoint_that_is_being_copied_is_not_deleted(saver, tmp_path: Path) -> None:

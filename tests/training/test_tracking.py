@@ -35,11 +35,14 @@ def send(trainer: Any, event: str, **values: Any) -> None:
 
 
 KEYS = [({}, "offline"), ({"WANDB_API_KEY": "k"}, None), ({"WANDB_MODE": "disabled"}, "disabled")]
+KEYS += [({"NETRC": "keys"}, None)]
 
 
 @pytest.mark.parametrize(("variables", "mode"), KEYS)
 def test_wandb_without_a_key_does_not_prompt(variables: dict, mode: str | None, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)} | variables)
+    monkeypatch.chdir(tmp_path)
+    Path("keys").write_text("machine api.wandb.ai login user password k", encoding="utf-8")
     prepare_tracking(["none"], tmp_path)
     assert "WANDB_DIR" not in os.environ
     prepare_tracking(["wandb"], tmp_path)

@@ -178,10 +178,7 @@ def test_shards_of_tokens_give_the_rows_that_they_were_made_from(arguments, tmp_
     assert back.sha256 == manifest.sha256
     for split in ("train", "validation"):
         assert back.counts[split].documents == manifest.counts[split].documents
-    for changes, named in [
-        ({"split": "head"}, "--split source"),
-        ({"separator": "after"}, "--separator before"),
-    ]:
+    for changes, named in [({"split": "head"}, "--split source"), ({"separator": "after"}, "--separator before")]:
         with pytest.raises(UserError, match=named):
             prepare(arguments("wrong", **form | changes))
     beyond = np.fromfile(shards / "out_train_000001.bin", np.uint16)
