@@ -116,8 +116,8 @@ class CheckpointSaver:
         first = self.accelerator.process_index - self.accelerator.local_process_index
         sizes = ranks.gather(torch.tensor([self.own_bytes])).flatten()[first:]
         copies, available = int(sizes[: int(os.environ.get("LOCAL_WORLD_SIZE", 1))].sum()), available_memory()
-        # The moments, gradients and activations of a training on a CPU are not allocated yet.
-        needed = copies * (3 if self.accelerator.device.type == "cpu" else 1)
+        # Without a GPU with its own memory: the moments, gradients and activations are not allocated yet.
+        needed = copies * (1 if self.accelerator.device.type == "cuda" else 3)
         if ranks.largest(int(needed > available)):
             text = "Saving in the background needs %s of free memory, but there are %s. Training pauses during saves."
             logger.warning(text, size_text(needed), size_text(available))

@@ -103,7 +103,7 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
     assert defect(tmp_path / "checkpoint-7", read_files=True) is None
 
 
-@pytest.mark.parametrize(("device", "copies"), [("cpu", False), ("cuda", True)])
+@pytest.mark.parametrize(("device", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])
 def test_a_training_on_a_cpu_needs_memory_besides_the_copy(saver, device: str, copies: bool, monkeypatch) -> None:
     monkeypatch.setattr(saving, "available_memory", lambda: 2000)  # a checkpoint has 800 bytes
     saver.accelerator.device, saver.accelerator.local_process_index = torch.device(device), 0
