@@ -59,9 +59,8 @@ def test_newest_complete_checkpoint_is_chosen_and_damaged_ones_are_reported(save
     chosen, skipped = newest_complete(tmp_path)
     assert chosen == good and len(skipped) == 1 and str(bad) in skipped[0]
     if damage is not DAMAGES["flipped bit"]:  # only a hash reveals a flipped bit, and rotation does not compute hashes
-        checkpoints.rotate(
-            tmp_path, Rotation(1, keep_best=True)
-        )  # damaged checkpoints are neither counted nor deleted
+        # Damaged checkpoints are neither counted nor deleted.
+        checkpoints.rotate(tmp_path, Rotation(1, keep_best=True))
     checkpoints.set_aside(tmp_path, after=100)
     save(300)
     checkpoints.set_aside(tmp_path, after=100)  # the second call keeps the checkpoint that was set aside first
