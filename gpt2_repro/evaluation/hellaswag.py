@@ -4,7 +4,7 @@ Scores of lm-eval's task `hellaswag` are different, because lm-eval rewrites the
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from gpt2_repro.files import read_json_lines
 from gpt2_repro.hub import check_hub
 from gpt2_repro.tokenization import encode
 
+
+ScoredIds = tuple[list[int], int]  # the ids of a text, and how many at the end are scored
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,12 @@ def read_items(source: str) -> list[Item]:
     return [Item(item["ctx"], tuple(item["endings"]), item["label"]) for item in items]
 
 
+def cut(ids: list[int], targets: int, window: int) -> ScoredIds:
+    """Return a row of the last `window` positions of a text, of which the last `targets` ids are scored."""
+    ids = ids[-window - 1 :]
+    return ids, min(targets, len(ids) - 1)
+
+
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
     """Return batches of row numbers, with rows of similar length in each batch.
 
@@ -89,69 +97,68 @@ class HellaSwag:
             texts = encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
         except UserError:
             raise UserError("The tokenizer cannot encode HellaSwag. Pass --hellaswag_steps 0.") from None
-        self.rows: list[tuple[list[int], int]] = []  # token ids, and how many at the end belong to the ending
-        for number, text in enumerate(texts):
-            ids = text[-window - 1 :]
-            targets = min(len(text) - len(contexts[number // ENDINGS]), len(ids) - 1)
-            if targets < 1:
-                raise UserError("The tokenizer gives no tokens for a text of HellaSwag. Pass --hellaswag_steps 0.")
-            self.rows.append((ids, targets))
+        self.rows = [cut(text, len(text) - len(contexts[at // ENDINGS]), window) for at, text in enumerate(texts)]
+        if any(targets < 1 for _, targets in self.rows):
+            raise UserError("The tokenizer gives no tokens for a text of HellaSwag. Pass --hellaswag_steps 0.")
 
     def batches(self, positions: int) -> list[list[int]]:
         """Return batches of row numbers, with at most `positions` token positions each."""
         return batches_by_length([len(ids) - 1 for ids, _ in self.rows], positions)
 
-    def losses(
-        self,
-        losses_of: Callable[[Tensor, Tensor], Tensor],
-        *,
-        positions: int,
-        device: torch.device,
-        process: int = 0,
-        processes: int = 1,
-        after_batch: Callable[[], None] = lambda: None,
-    ) -> Tensor:
-        """Return the mean loss of each ending in nats per token, of shape [items, 4].
-
-        The loss is 0 for endings that other processes score.
-
-        Args:
-            losses_of: takes ids and labels of shape [rows, T], and returns losses of shape [targets]. Labels of -100
-                are not targets.
-            positions: the maximum number of tokens in one forward pass, including padding.
-            after_batch: a function that is called after each pass.
-        """
-        sum_device = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
-        means = torch.zeros(len(self.rows), dtype=torch.float64, device=sum_device)
-        batches = self.batches(positions)
-        for first in range(0, len(batches), processes):
-            # With sharded weights all ranks must run the same number of passes. Idle ranks repeat the last batch.
-            own = first + process < len(batches)
-            numbers = batches[first + process if own else -1]
-            ids, labels, row_of_target = (part.to(device) for part in self.collate(numbers))
-            sums = torch.zeros(len(numbers), dtype=torch.float64, device=sum_device)
-            row_of_target = row_of_target.to(sum_device)
-            sums.index_add_(0, row_of_target, losses_of(ids, labels).to(sum_device).double())
-            if own:
-                means[torch.tensor(numbers, device=sum_device)] = sums / row_of_target.bincount()
-            after_batch()
-        return means.view(-1, ENDINGS)
-
-    def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids and labels [rows, T] of a batch, and each target's row index [targets]."""
-        rows = [self.rows[number] for number in numbers]
-        # Padding is on the right, so no position of a row attends to padding.
-        ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
-        labels = torch.full_like(ids, IGNORED)
-        for line, (row, targets) in enumerate(rows):
-            labels[line, len(row) - 1 - targets : len(row) - 1] = torch.tensor(row[-targets:])
-        return ids, labels, (labels != IGNORED).nonzero()[:, 0]
-
     def score(self, losses: Tensor) -> dict[str, float]:
-        """Return hellaswag_acc and hellaswag_items, or {} if a loss [items, 4] is not finite."""
+        """Return hellaswag_acc and hellaswag_items, or {} if one of the losses [4 * items] is not finite."""
         # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
         if not losses.isfinite().all():
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}
-        right, items = int((losses.argmin(dim=1).cpu() == self.labels).sum()), len(self.labels)
+        right, items = int((losses.view(-1, ENDINGS).argmin(dim=1).cpu() == self.labels).sum()), len(self.labels)
         return {"hellaswag_acc": round(right / items, 6), "hellaswag_items": items}
+
+
+def mean_losses(
+    rows: Sequence[ScoredIds],
+    losses_of: Callable[[Tensor, Tensor], Tensor],
+    *,
+    positions: int,
+    device: torch.device,
+    process: int = 0,
+    processes: int = 1,
+    after_batch: Callable[[], None] = lambda: None,
+    progress: Callable[[range], Iterable[int]] = iter,
+) -> Tensor:
+    """Return the mean loss of each row's scored ids in nats per token, of shape [rows].
+
+    The loss is 0 for rows that other processes score.
+
+    Args:
+        losses_of: takes ids and labels of shape [rows, T], and returns losses of shape [targets]. Labels of -100 are
+            not targets.
+        positions: the maximum number of tokens in one forward pass, including padding.
+        after_batch: a function that is called after each pass.
+        progress: wraps the passes, to show a progress bar.
+    """
+    sum_device = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
+    means = torch.zeros(len(rows), dtype=torch.float64, device=sum_device)
+    batches = batches_by_length([len(ids) - 1 for ids, _ in rows], positions)
+    for first in progress(range(0, len(batches), processes)):
+        # With sharded weights all ranks must run the same number of passes. Idle ranks repeat the last batch.
+        own = first + process < len(batches)
+        numbers = batches[first + process if own else -1]
+        ids, labels, row_of_target = (part.to(device) for part in _collate([rows[number] for number in numbers]))
+        sums = torch.zeros(len(numbers), dtype=torch.float64, device=sum_device)
+        row_of_target = row_of_target.to(sum_device)
+        sums.index_add_(0, row_of_target, losses_of(ids, labels).to(sum_device).double())
+        if own:
+            means[torch.tensor(numbers, device=sum_device)] = sums / row_of_target.bincount()
+        after_batch()
+    return means
+
+
+def _collate(rows: Sequence[ScoredIds]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids and labels [rows, T] of a batch, and each target's row index [targets]."""
+    # Padding is on the right, so no position of a row attends to padding.
+    ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
+    labels = torch.full_like(ids, IGNORED)
+    for line, (row, targets) in enumerate(rows):
+        labels[line, len(row) - 1 - targets : len(row) - 1] = torch.tensor(row[-targets:])
+    return ids, labels, (labels != IGNORED).nonzero()[:, 0]

@@ -1,6 +1,6 @@
 """Score text with lm-eval, with the ids that text has in rows, and without logits that no score needs."""
 
-import inspect
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
+from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.cli import Progress
-from gpt2_repro.evaluation.hellaswag import batches_by_length
+from gpt2_repro.evaluation.hellaswag import batches_by_length, cut, mean_losses
 from gpt2_repro.tokenization import encode, start_id
 
 
@@ -62,7 +64,6 @@ class Scorer(HFLM):
         super().__init__(**options)
         self.positions, self.per_token = positions or self.max_length * self.batch_size, per_token
         self._start = added_start(self.tokenizer)
-        self._keeps = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         self._shares = self.model.config.model_type in SHARING
 
     @property
@@ -82,10 +83,25 @@ class Scorer(HFLM):
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         if not self.per_token:
             return super().loglikelihood(requests, disable_tqdm=True)
-        pairs = [(None, *self._encode_pair(*request.args)) for request in requests]
-        answers = self._loglikelihood_tokens(pairs)
-        scored = [min(len(after), self.max_length) for _, _, after in pairs]
-        return [(total / count, greedy) for (total, greedy), count in zip(answers, scored, strict=True)]
+        pairs = [self._encode_pair(*request.args) for request in requests]
+        rows = [cut([*before, *after], len(after), self.max_length) for before, after in pairs]
+        # The code of the score during training. The metric acc does not need to know if an ending is the greedy one.
+        bar = functools.partial(Progress, desc="score", unit="pass", hidden=disable_tqdm)
+        means = mean_losses(rows, self._losses, positions=self.positions, device=self.device, progress=bar)
+        return [(-mean, False) for mean in means.tolist()]
+
+    @torch.inference_mode()
+    def _losses(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the losses of the labels that are not -100, of shape [targets]."""
+        targets = labels != IGNORED
+        return cross_entropy(self._logits(ids, targets.nonzero()), labels[targets], reduction="none")
+
+    def _logits(self, ids: torch.Tensor, at: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Return the logits after the ids with the row and column numbers `at` [n, 2], of shape [n, vocabulary]."""
+        row, column = at.to(self.device).T
+        head = self.model.get_output_embeddings()
+        with head.register_forward_pre_hook(lambda _, hidden: hidden[0][row, column]):
+            return self.model(input_ids=ids, use_cache=False, **options).logits.float()
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         texts, prefix = [self.tok_encode(request.args[0]) for request in requests], self.prefix_token_id
@@ -106,8 +122,7 @@ class Scorer(HFLM):
                 # The first token of a document is only context, and a single token is not scored.
                 before, after = after[:1], after[1:]
             if after:
-                ids = [*before, *after][-self.max_length - 1 :]
-                texts.append((ids, min(len(after), len(ids) - 1), number))
+                texts.append((*cut([*before, *after], len(after), self.max_length), number))
         rows: list[Row] = []
         for ids, scored, number in sorted(texts):  # texts with a common beginning are neighbours
             if not (self._shares and rows and rows[-1].add(ids, scored, number, most=self.max_length)):
@@ -122,25 +137,21 @@ class Scorer(HFLM):
 
     @torch.inference_mode()
     def _score(self, rows: Sequence["Row"]) -> Iterator[tuple[int, tuple[float, bool]]]:
-        # The logits before the first scored token of the batch are not computed.
-        first, longest = min(row.first for row in rows), len(rows[0].ids)
-        options: dict[str, Any] = {"logits_to_keep": longest - first} if self._keeps else {}
         # Padding is on the right, so no position of a row attends to it.
         ids, positions = (
             pad_sequence(list(map(torch.tensor, numbers)), batch_first=True).to(self.device)
             for numbers in ([row.ids for row in rows], [row.positions for row in rows])
         )
+        options = {}
         if any(len(row.texts) > 1 for row in rows):
-            mask = torch.stack([row.mask(longest) for row in rows])[:, None].to(self.device)
-            options |= {"position_ids": positions, "attention_mask": mask}
-        logits = self.model(input_ids=ids, use_cache=False, **options).logits
-        skipped = longest - logits.shape[1]
-        for of_row, row in zip(logits, rows, strict=True):
-            for number, places, after in row.texts:
-                chosen = of_row[torch.tensor(places, device=of_row.device) - skipped].float()
-                targets = torch.tensor(after, device=of_row.device)
-                loss = torch.nn.functional.cross_entropy(chosen, targets, reduction="sum")
-                yield number, (-float(loss), bool((chosen.argmax(-1) == targets).all()))
+            mask = torch.stack([row.mask(len(rows[0].ids)) for row in rows])[:, None].to(self.device)
+            options = {"position_ids": positions, "attention_mask": mask}
+        at = [(line, place) for line, row in enumerate(rows) for _, places, _ in row.texts for place in places]
+        texts = [(number, torch.tensor(after, device=self.device)) for row in rows for number, _, after in row.texts]
+        parts = self._logits(ids, torch.tensor(at), **options).split([len(targets) for _, targets in texts])
+        for (number, targets), logits in zip(texts, parts, strict=True):
+            loss = cross_entropy(logits, targets, reduction="sum")
+            yield number, (-float(loss), bool((logits.argmax(-1) == targets).all()))
 
 
 class Row:
@@ -154,8 +165,7 @@ class Row:
         self.ids, self.positions = ids[:-1], list(range(len(ids) - 1))
         self.branches: list[tuple[int, int, int]] = []  # of the row: where it leaves the first text, begins and ends
         self.trunk = len(self.ids)
-        self.first = self.trunk - scored  # the first position whose logits are needed
-        self.texts = [(number, list(range(self.first, self.trunk)), ids[-scored:])]
+        self.texts = [(number, list(range(self.trunk - scored, self.trunk)), ids[-scored:])]
 
     def add(self, ids: list[int], scored: int, number: int, *, most: int) -> bool:
         """Add a text if half of it is the beginning of the row and the row then has at most `most` ids."""
@@ -166,7 +176,6 @@ class Row:
         self.branches.append((shared, start, end))
         self.ids, self.positions = self.ids + ids[shared:-1], [*self.positions, *range(shared, len(ids) - 1)]
         places = [at if at < shared else start + at - shared for at in range(len(ids) - 1 - scored, len(ids) - 1)]
-        self.first = min(self.first, *places)
         self.texts.append((number, places, ids[-scored:]))
         return True
 

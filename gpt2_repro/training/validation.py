@@ -12,7 +12,7 @@ from torch import Tensor
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
-from gpt2_repro.evaluation.hellaswag import HellaSwag
+from gpt2_repro.evaluation.hellaswag import HellaSwag, mean_losses
 from gpt2_repro.run_record import events
 from gpt2_repro.tokenization import bytes_of_ids, start_id
 from gpt2_repro.training.inputs import Inputs
@@ -63,7 +63,8 @@ class Validation:
             if not math.isfinite(nll):
                 logger.warning("The validation loss %s_loss is not finite at step %d.", key, step)
         if not averaged and (hellaswag := self._hellaswag(step)):
-            endings = hellaswag.losses(
+            endings = mean_losses(
+                hellaswag.rows,
                 lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
                 positions=self._positions,
                 device=self.args.device,

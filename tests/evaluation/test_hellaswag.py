@@ -13,7 +13,7 @@ from gpt2_repro.data.tokenizer import number_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import score_task
-from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
+from gpt2_repro.evaluation.hellaswag import HellaSwag, mean_losses, read_items
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS
 from gpt2_repro.evaluation.scores import Job
 from gpt2_repro.evaluation.tasks import write_task_files
@@ -65,7 +65,7 @@ def naive(network, gpt2_tokenizer, line: dict, window: int = 160) -> list[float]
 
 def test_losses_and_answers_are_those_of_a_loop(network, losses_of, gpt2_tokenizer, lines, source, caplog) -> None:
     scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
-    losses = scorer.losses(losses_of, positions=2000, device=torch.device("cpu"))
+    losses = mean_losses(scorer.rows, losses_of, positions=2000, device=torch.device("cpu")).view(-1, 4)
     expected = torch.tensor([naive(network, gpt2_tokenizer, line) for line in lines], dtype=torch.float64)
     assert losses.shape == (len(lines), 4) and len(lines) == 26
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
@@ -78,28 +78,30 @@ def test_losses_and_answers_are_those_of_a_loop(network, losses_of, gpt2_tokeniz
 
     # Rows longer than the window lose their beginning. There is one row per pass.
     short = HellaSwag(read_items(str(source))[:5], gpt2_tokenizer, window=24)
-    losses = short.losses(losses_of, positions=1, device=torch.device("cpu"))
+    losses = mean_losses(short.rows, losses_of, positions=1, device=torch.device("cpu")).view(-1, 4)
     cut = [naive(network, gpt2_tokenizer, line, window=24) for line in lines[:5]]
     torch.testing.assert_close(losses, torch.tensor(cut, dtype=torch.float64), rtol=1e-5, atol=1e-5)
 
 
-def test_the_completion_style_of_evaluate_is_that_of_training(network, gpt2_tokenizer, source, tmp_path: Path) -> None:
+def test_answers_of_evaluate_are_those_of_a_loop(network, gpt2_tokenizer, lines, source, tmp_path: Path) -> None:
     write_task_files({"hellaswag_completion": source}, tmp_path)
     settings = EvaluationSettings(max_length=256, batch_size=4, seed=1, device="cpu", limit=None)
     _, (metric,) = score_task(network, gpt2_tokenizer, Job("hellaswag_completion", settings, tmp_path))
-    scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=256)
-    losses = scorer.losses(scored_by(network, 50_304), positions=700, device=torch.device("cpu"))
-    assert metric.values == (losses.argmin(1) == scorer.labels).tolist() and 0 < sum(metric.values) < 26
-    assert metric.value == pytest.approx(scorer.score(losses)["hellaswag_acc"], abs=1e-6)
+    losses = [naive(network, gpt2_tokenizer, line, window=256) for line in lines]
+    right = [means.index(min(means)) == int(line["label"]) for means, line in zip(losses, lines, strict=True)]
+    assert metric.values == right and 0 < sum(right) < 26
+    assert metric.value == pytest.approx(sum(right) / 26, abs=1e-6)
 
 
 def test_processes_share_the_rows(losses_of, gpt2_tokenizer, source) -> None:
     scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
     options = {"positions": 500, "device": torch.device("cpu")}
-    whole = scorer.losses(losses_of, **options)
+    whole = mean_losses(scorer.rows, losses_of, **options)
     passes: list[int] = []
     shares = [
-        scorer.losses(losses_of, process=one, processes=3, after_batch=lambda one=one: passes.append(one), **options)
+        mean_losses(
+            scorer.rows, losses_of, process=one, processes=3, after_batch=lambda one=one: passes.append(one), **options
+        )
         for one in range(3)
     ]
     assert torch.equal(sum(shares), whole)
