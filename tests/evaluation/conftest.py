@@ -21,7 +21,7 @@ def write_rows(path: Path, rows: Iterable[Any]) -> None:
 
 
 @pytest.fixture(scope="session")
-def documents() -> list[str]:
+def prose() -> list[str]:
     """Documents of 30 to 300 words with sentences, commas and line breaks."""
     source = random.Random(0)
     texts = []
@@ -33,14 +33,14 @@ def documents() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
+def tokenizer(prose: list[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with 300 ids, of the same kind as GPT-2's."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet, end = pre_tokenizers.ByteLevel.alphabet(), "<|endoftext|>"
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
-    bpe.train_from_iterator(documents, trainer)
+    bpe.train_from_iterator(prose, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=end, eos_token=end)
 
 

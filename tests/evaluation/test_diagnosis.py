@@ -23,7 +23,7 @@ from tests.evaluation.conftest import write_rows
 
 
 @pytest.fixture
-def folders(model, tokenizer, documents: list[str], tmp_path: Path) -> dict[str, Path]:
+def folders(model, tokenizer, prose: list[str], tmp_path: Path) -> dict[str, Path]:
     """Folders of a sound model, a run of a model with a defect, prepared data and task data."""
     broken = copy.deepcopy(model)
     broken.transformer.wpe.weight.data[64:] = 0  # positions that were never trained
@@ -34,7 +34,7 @@ def folders(model, tokenizer, documents: list[str], tmp_path: Path) -> dict[str,
     recipe = {"data": data, "evaluation": {"baseline": str(tmp_path / "sound")}}
     write_rows(tmp_path / "broken" / "recipe.yaml", [recipe])
     seal(tmp_path / "broken" / "final", {}, tokens=1, losses={}, environment={"run_identity": {}})
-    texts = {"train": documents * 9, "wikitext": documents, "lambada_openai": cut_passages(documents)}
+    texts = {"train": prose * 9, "wikitext": prose, "lambada_openai": cut_passages(prose)}
     for name, column in (("train", "text"), ("wikitext", "page"), ("lambada_openai", "text")):
         write_rows(tmp_path / f"{name}.jsonl", ({column: f"{n} {text}"} for n, text in enumerate(texts[name])))
     source = {"data_files": [str(tmp_path / "train.jsonl")], "split": "hash", "validation_fraction": 0.3}

@@ -160,8 +160,8 @@ def test_only_one_process_writes_to_a_folder(run) -> None:
         followed("runs/other", Scores())
 
 
-def test_scores_become_curves_of_the_report(run, documents, capsys) -> None:
-    write_rows(Path("data/text/validation.jsonl"), ({"text": document} for document in documents))
+def test_scores_become_curves_of_the_report(run, prose, capsys) -> None:
+    write_rows(Path("data/text/validation.jsonl"), ({"text": document} for document in prose))
     words = ["runs/tiny", "--follow", "--local_data", "data", "--tasks", "document_perplexity", "last_word"]
     with pytest.raises(Ended):
         command.main(words)

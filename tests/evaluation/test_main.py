@@ -32,7 +32,7 @@ def save(folder: Path, model, tokenizer, tokens: int, **record) -> None:
 
 
 @pytest.fixture
-def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
+def tiny_run(model, tokenizer, prose, tmp_path, monkeypatch) -> Path:
     """Return a run directory with final/ and checkpoint-3/.
 
     The task data for the run is in data/tiny, outside of the run directory.
@@ -46,7 +46,7 @@ def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     (run / "run_status.json").write_text(json.dumps({"tokens": 9000}), encoding="utf-8")  # the run has continued since
     (run / "environment.json").write_text(json.dumps({"seed": 42}), encoding="utf-8")
-    write_rows(Path("data/tiny/text/validation.jsonl"), ({"text": document} for document in documents))
+    write_rows(Path("data/tiny/text/validation.jsonl"), ({"text": document} for document in prose))
     return run
 
 
@@ -171,15 +171,15 @@ def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
     assert rows[-5:] == ["0", "1,536", "3,072", "5,000", "6,144"] and rows[-7] == "tokens trained"
 
 
-def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, documents) -> None:
-    for name, text in (("a.txt", "\n".join(documents * 3)), ("b/1.txt", documents[1]), ("b/2.txt", documents[-1])):
+def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, prose) -> None:
+    for name, text in (("a.txt", "\n".join(prose * 3)), ("b/1.txt", prose[1]), ("b/2.txt", prose[-1])):
         path = Path("texts", name)
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text, encoding="utf-8")
     rows = run_main("--bits_per_byte texts --baseline untrained")["rows"]
     assert [row["task"] for row in rows] == ["bits_per_byte_a", "bits_per_byte_b"]
     nats, size = 0.0, 0
-    for text in (documents[1], documents[-1]):  # WikiText's detokenizer would change the second one
+    for text in (prose[1], prose[-1]):  # WikiText's detokenizer would change the second one
         ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]
         for start in range(0, len(ids) - 1, 64):
             end = min(start + 64, len(ids) - 1)
@@ -195,10 +195,10 @@ def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, docu
 
 
 @pytest.fixture
-def trained_on(tiny_run, tokenizer, documents) -> Path:
+def trained_on(tiny_run, tokenizer, prose) -> Path:
     """Prepare documents 3 and 4 as the training data of runs/tiny, and return the prepared folder."""
-    write_rows(Path("train.jsonl"), ({"text": text} for text in documents[3:5]))
-    write_rows(Path("validation.jsonl"), [{"text": documents[0] * 3}])
+    write_rows(Path("train.jsonl"), ({"text": text} for text in prose[3:5]))
+    write_rows(Path("validation.jsonl"), [{"text": prose[0] * 3}])
     tokenizer.save_pretrained("tokenizer")
     data = {"data_files": ["train.jsonl", "validation.jsonl"], "split": "source", "tokenizer": "tokenizer"}
     prepare(DataArguments(**data, dataset_dir="data/trained", sequence_length=64))
@@ -208,12 +208,12 @@ def trained_on(tiny_run, tokenizer, documents) -> Path:
     return Path("data/trained")
 
 
-def test_documents_in_the_training_text_are_counted_and_left_out(trained_on, documents) -> None:
+def test_documents_in_the_training_text_are_counted_and_left_out(trained_on, prose) -> None:
     assert evaluate()["task_details"]["document_perplexity"]["overlap"] is None, "the search takes minutes"
     comparison = evaluate("--baseline none --check_overlap")
     assert comparison["task_details"]["document_perplexity"]["overlap"] == 2
     rows = {row["metric"]: row["values"][NAME]["value"] for row in comparison["rows"]}
-    write_rows(Path("clean/validation.jsonl"), ({"text": document} for document in documents[:3] + documents[5:]))
+    write_rows(Path("clean/validation.jsonl"), ({"text": document} for document in prose[:3] + prose[5:]))
     clean = evaluate("--baseline none --local_data clean")["rows"]
     for row in clean:
         assert rows[f"{row['metric']} (clean)"] == pytest.approx(row["values"][NAME]["value"], rel=1e-6)

@@ -18,7 +18,7 @@ def requests(kind: str, arguments: list[tuple[str, ...]]) -> list[Instance]:
 
 @pytest.mark.parametrize("positions", [1, 200, 10_000])
 @pytest.mark.parametrize("model_type", [*SHARING, "gpt_neo"])
-def test_scores_equal_those_of_lm_eval(model_type: str, positions: int, model, tokenizer, documents) -> None:
+def test_scores_equal_those_of_lm_eval(model_type: str, positions: int, model, tokenizer, prose) -> None:
     """Continuations of one context share a row, except for architectures whose attention is not known to allow it."""
     if model_type != "gpt2":
         torch.manual_seed(0)
@@ -32,7 +32,7 @@ def test_scores_equal_those_of_lm_eval(model_type: str, positions: int, model, t
     options = {"pretrained": model, "tokenizer": tokenizer, "max_length": 64, "batch_size": 2}
     ours, stock = Scorer(positions=positions, **options), HFLM(**options)
     source = random.Random(0)
-    words = [document.split() for document in documents]
+    words = [document.split() for document in prose]
     cuts = [(text, source.randrange(len(text) - 8), source.randrange(1, 8)) for text in words for _ in range(4)]
     # lm-eval (0.4.13) scores the wrong tokens if a second request has the same text with a later cut.
     cuts = list({(len(text), at + length): (text, at, length) for text, at, length in cuts}.values())
@@ -42,9 +42,9 @@ def test_scores_equal_those_of_lm_eval(model_type: str, positions: int, model, t
     mine, theirs = (one.loglikelihood(requests("loglikelihood", pairs)) for one in (ours, stock))
     assert [score for score, _ in mine] == pytest.approx([score for score, _ in theirs], abs=1e-4)
     assert [greedy for _, greedy in mine] == [greedy for _, greedy in theirs]
-    rolling = requests("loglikelihood_rolling", [(document,) for document in documents])
+    rolling = requests("loglikelihood_rolling", [(document,) for document in prose])
     mine, theirs = (one.loglikelihood_rolling(rolling) for one in (ours, stock))
     assert mine == pytest.approx(theirs, rel=1e-6)
-    for score, ids in zip(mine, tokenizer(documents)["input_ids"], strict=True):
+    for score, ids in zip(mine, tokenizer(prose)["input_ids"], strict=True):
         assert sum(number for _, number in score.windows) == len(ids)
         assert pickle.loads(pickle.dumps(score)).windows == score.windows

@@ -19,12 +19,12 @@ SETTINGS = EvaluationSettings(max_length=64, batch_size=4, seed=1234, device="cp
 
 
 @pytest.fixture
-def folder(model, tokenizer, documents, tmp_path: Path) -> Path:
+def folder(model, tokenizer, prose, tmp_path: Path) -> Path:
     """A folder with a saved model (model/) and task files (tasks/)."""
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     data = tmp_path / "validation.jsonl"
-    write_rows(data, ({"text": document} for document in documents))
+    write_rows(data, ({"text": document} for document in prose))
     write_task_files(dict.fromkeys(TASKS, data), tmp_path / "tasks")
     return tmp_path
 

@@ -51,8 +51,8 @@ def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
     return folder
 
 
-def test_passages_have_lambadas_form_and_are_spread_over_documents(documents):
-    many = [f"{number} {text}" for number, text in enumerate(documents * 90)]
+def test_passages_have_lambadas_form_and_are_spread_over_documents(prose):
+    many = [f"{number} {text}" for number, text in enumerate(prose * 90)]
     passages = cut_passages(many)
     assert len(passages) == NUM_PASSAGES and passages == cut_passages(many)
     text = " ".join(" ".join(document.split()) for document in many)
@@ -61,7 +61,7 @@ def test_passages_have_lambadas_form_and_are_spread_over_documents(documents):
         assert passage in text and 40 <= len(words) <= 60
         assert words[-1].isalpha() and len(words[-1]) >= 3
         assert words[-1] in [word.strip(string.punctuation) for word in words[:-1]]
-    long = cut_passages([f"{number} {documents[-1]}" for number in range(3 * NUM_PASSAGES)])
+    long = cut_passages([f"{number} {prose[-1]}" for number in range(3 * NUM_PASSAGES)])
     assert [int(passage.split()[0]) for passage in long] == list(range(0, 3 * NUM_PASSAGES, 3))
 
 
