@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from lm_eval.api.instance import Instance
 
 from gpt2_repro.data.tokenizer import number_tokenizer
 from gpt2_repro.errors import UserError
@@ -15,6 +16,7 @@ from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import score_task
 from gpt2_repro.evaluation.hellaswag import HellaSwag, mean_losses, read_items
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS
+from gpt2_repro.evaluation.scorer import Scorer
 from gpt2_repro.evaluation.scores import Job
 from gpt2_repro.evaluation.tasks import write_task_files
 from gpt2_repro.model.pretraining import make_pretraining
@@ -87,10 +89,14 @@ def test_answers_of_evaluate_are_those_of_a_loop(network, gpt2_tokenizer, lines,
     write_task_files({"hellaswag_completion": source}, tmp_path)
     settings = EvaluationSettings(max_length=256, batch_size=4, seed=1, device="cpu", limit=None)
     _, (metric,) = score_task(network, gpt2_tokenizer, Job("hellaswag_completion", settings, tmp_path))
-    losses = [naive(network, gpt2_tokenizer, line, window=256) for line in lines]
-    right = [means.index(min(means)) == int(line["label"]) for means, line in zip(losses, lines, strict=True)]
+    losses = [(naive(network, gpt2_tokenizer, line, window=256), int(line["label"])) for line in lines]
+    right = [means.index(min(means)) == label for means, label in losses]
     assert metric.values == right and 0 < sum(right) < 26
-    assert metric.value == pytest.approx(sum(right) / 26, abs=1e-6)
+    scorer = Scorer(pretrained=network, tokenizer=gpt2_tokenizer, max_length=24, batch_size=4, per_token=True)
+    requests = [Instance("", {}, (line["ctx"], f" {ending}"), 0) for line in lines for ending in line["endings"]]
+    # The scorer includes the 47 padding ids in the softmax.
+    means = [-mean for line in lines for mean in naive(network, gpt2_tokenizer, line, window=24)]
+    assert [score for score, _ in scorer.loglikelihood(requests)] == pytest.approx(means, rel=2e-4)
 
 
 def test_processes_share_the_rows(losses_of, gpt2_tokenizer, source) -> None:

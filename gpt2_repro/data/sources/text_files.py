@@ -18,8 +18,6 @@ from gpt2_repro.errors import UserError, in_a_line
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 LONGEST_DOCUMENT = 2**27  # bytes; a worker needs twelve times as much memory
 BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a UTF-8 file; it is not text
-UNITS = {".json": "item", ".csv": "row"}  # for error messages; other files have lines
-ROWS = 100  # of a .csv file, read at a time: a row can be a book
 CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))  # text has few of these characters
 
 # The bytes of a line or file, a JSON value or a CSV field, and its number counted from the start of the part.
@@ -70,7 +68,7 @@ class TextPart(Part):
         if isinstance(value, str):
             return value
         if self.kind == ".csv":
-            raise ValueError("has too few fields")
+            raise ValueError("has too many or too few fields")
         column = self.form.text_column
         if not isinstance(value, dict) or column not in value:
             keys = ", ".join(value)[:200] if isinstance(value, dict) else "none, because it is not an object"
@@ -109,15 +107,12 @@ class TextPart(Part):
             while at < self.start:
                 at += len(file.readline())
                 before += 1
-        return f"{self.name}, {UNITS.get(self.kind, 'line')} {before + number},"
+        return f"{self.name}, {'item' if self.kind == '.json' else 'line'} {before + number},"
 
     def _array(self, stream: BinaryIO) -> Iterator[Item]:
-        import pandas
-
-        content = io.BytesIO(stream.read().removeprefix(BYTE_ORDER_MARK))
         try:
-            items = pandas.read_json(content, typ="series", orient="records", dtype=False)
-        except ValueError as error:
+            items = json.loads(stream.read().removeprefix(BYTE_ORDER_MARK).decode())
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{self.name} is not valid JSON ({error}).") from None
         yield from zip(items, itertools.count(1), strict=False)
 
@@ -128,26 +123,24 @@ class TextPart(Part):
         yield content.removeprefix(BYTE_ORDER_MARK), 1
 
     def _csv(self, stream: BinaryIO) -> Iterator[Item]:
-        """Yield the field with the text of each row, or None if the row has too few fields."""
-        import pandas  # takes 0.5 s
-
+        """Yield the field with the text of each row, or None if the row has too many or too few fields."""
         csv.field_size_limit(LONGEST_DOCUMENT)
-        column, number = self.form.text_column.strip(), 0
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        # The Python engine refuses an unclosed quote. The faster engines would include all rows up to the next quote.
-        # With a header, pandas would shift the columns if the rows have more fields than the header.
+        column, line = self.form.text_column.strip(), 0
         try:
-            rows = pandas.read_csv(text, engine="python", header=None, dtype=object, na_filter=False, chunksize=ROWS)
-            header = [name.strip() for name in rows.get_chunk(1).iloc[0]]
-            if header.count(column) != 1:
-                fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
-                raise UserError(f"{self.name} has {header.count(column)} columns `{column}`. {fix}")
-            for chunk in rows:
-                for number, field in chunk[header.index(column)].items():
-                    yield field, number + 1
-        except (ValueError, csv.Error) as error:
-            place = f"in the {ROWS:,} rows after row {number + 1:,}"
-            raise UserError(f"{self.name} is not valid CSV {place} ({error}). Check its quotes.") from None
+            with io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+                # strict, because otherwise an unclosed quote would include all rows up to the next quote.
+                rows = csv.reader(text, strict=True)
+                header = [name.strip() for name in next(rows, [])]
+                if header.count(column) != 1:
+                    fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
+                    raise UserError(f"{self.name} has {header.count(column)} columns `{column}`. {fix}")
+                place, line = header.index(column), rows.line_num
+                for row in rows:
+                    line = rows.line_num
+                    if row:  # a blank line is not a row
+                        yield row[place] if place < len(row) <= len(header) else None, line
+        except csv.Error as error:
+            raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). Check its quotes.") from None
 
 
 def _is_binary(start: bytes) -> bool:

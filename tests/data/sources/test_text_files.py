@@ -60,11 +60,10 @@ MARKED = f"\ufeff{TEXT}".encode()  # a byte order mark is not text
     ("name", "content"),
     [
         ("a.jsonl", jsonl(TEXTS)),
-        ("a.jsonl", b"\xef\xbb\xbf\n" + jsonl(TEXTS).replace(b"\n", b"\n\n").replace(b"\n", b"\r\n")),
+        ("a.jsonl", text_files.BYTE_ORDER_MARK + b"\n" + jsonl(TEXTS).replace(b"\n", b"\n\n").replace(b"\n", b"\r\n")),
         ("a.jsonl.gz", gzip.compress(jsonl(TEXTS[:3]), mtime=0) + gzip.compress(jsonl(TEXTS[3:]), mtime=0)),
         ("a.jsonl.zst", zstd(jsonl(TEXTS[:3])) + zstd(jsonl(TEXTS[3:]))),
-        ("a.csv", csv_of(TEXTS).replace(b"id,text", b"id, text ")),
-        ("a.csv.gz", gzip.compress(csv_of(TEXTS), mtime=0)),
+        ("a.csv.gz", gzip.compress(csv_of(TEXTS).replace(b"id,text", b"id, text "), mtime=0)),
         ("a.parquet", parquet([text or None for text in TEXTS], pa.large_string())),
         ("a.parquet", parquet([*TEXTS], pa.string_view())),
         ("a.parquet", parquet([*TEXTS], pa.dictionary(pa.int32(), pa.string()))),
@@ -86,9 +85,9 @@ BAD_LINES = [
     *(b'{"text": "half \\ud83d"}', b'{"text": "\\ud83d\\ude42"}', b"[1]", b'{"text": "\xed\xa0\xbd"}'),
     b'{"text": ' + 100_000 * b"[",
 ]
-BAD_ARRAY = b'["one", null, {"text": "\\udc00"}, {"text": 5}, "\\ud83d\\ude42"]'
+BAD_ARRAY = b'["one", "half \\ud83d", {"text": "\\udc00"}, {"text": 5}, "\\ud83d\\ude42"]'
 BAD_TEXT = b"good\nna\xefve\nfine"
-BAD_CSV = b'id,text\n1,"two\nlines"\n2,na\xefve\n3\n4,\n5,fine\n'
+BAD_CSV = b'id,text\n1,"two\nlines"\n2,na\xefve\n3\n4,\n5,fine\n6,one,two\n'
 BAD_STRINGS = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b"d"], pa.binary()).buffers())
 
 
@@ -97,9 +96,9 @@ BAD_STRINGS = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b
     ("name", "content", "documents", "places"),
     [
         ("a.jsonl", b"\n".join(BAD_LINES), ["good", "", "🙂"], [f"line {n}," for n in (3, 4, 5, 7, 8, 10, 11, 12)]),
-        ("a.json", BAD_ARRAY, ["one", "🙂"], ["item 2,", "item 3,", "item 4,"]),
+        ("a.json", text_files.BYTE_ORDER_MARK + BAD_ARRAY, ["one", "🙂"], ["item 2,", "item 3,", "item 4,"]),
         ("a.txt", BAD_TEXT, [], ["position 7"]),
-        ("a.csv", BAD_CSV, ["two\nlines", "", "fine"], ["row 3,", "row 4,"]),
+        ("a.csv", BAD_CSV, ["two\nlines", "", "fine"], ["line 4,", "line 5,", "line 8,"]),
         ("a.parquet", parquet(BAD_STRINGS), ["ab", "d"], ["row 2,"]),
     ],
 )
@@ -153,11 +152,10 @@ CSV = b'id,text\n1,"one"\n2,"two'
         ("a.parquet", parquet([*TEXTS])[:-20], ""),
         ("a.parquet", parquet([*TEXTS], name="body"), "--text_column"),
         ("a.csv", b"body,title\n1,2\n", "--text_column"),
+        ("a.csv", b"text,text\n1,2\n", "has 2 columns"),
         # Without an error, an unclosed quote would include the rows after it: 20,000 rows became 12,001 documents.
-        ("a.csv", CSV + b"\n" + b"3,three\n" * 1000, "after row 1 "),
-        ("a.csv", CSV + b'"' + b"\n3,three" * 1000 + b'\n4,"four"4"\n', "after row 1,001 "),
-        ("a.csv", CSV + b"x" * 5000 + b'"\n', "after row 1 "),
-        ("a.csv", b"id,text\n0,one, two\n1,three\n", "line 2"),  # pandas would take 0 as the number of the row
+        ("a.csv", CSV + b"\n" + b"3,three\n" * 1000, "line 3,"),
+        ("a.csv", CSV + b"x" * 5000 + b'"\n', "line 3,"),
         ("a.txt", b"x" * 4001, ".jsonl"),
         ("a.jsonl", jsonl(["short", "x" * 4001]), "line 2"),
     ],
