@@ -140,7 +140,7 @@ def choose_start(
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
         raise UserError(f"{checkpoint} has the format of the launcher {by.name}, which this one cannot load. {fix}")
-    before, now = map(_precision_of, (saved, identity.values))
+    before, now = ("bf16" if of.get("bf16") else of.get("precision") or "fp32" for of in (saved, identity.values))
     if by.deepspeed_json and before != now:
         fix = f"Pass --precision {before} or a new --output_dir."
         raise UserError(f"DeepSpeed cannot change the precision of {checkpoint}. {fix}")
@@ -150,10 +150,6 @@ def choose_start(
     refuse_code(checkpoint, manifest["files"])
     is_validated = bool(events.validation_losses(run.metrics, step))
     return Start(False, checkpoint, manifest, is_validated, tuple(skipped))
-
-
-def _precision_of(identity: Mapping[str, Any]) -> str:
-    return "bf16" if identity.get("bf16") else identity.get("precision") or "fp32"
 
 
 def is_finished(run: RunRecord, steps: int) -> bool:

@@ -24,7 +24,6 @@ ScoredIds = tuple[list[int], int]  # the ids of a text, and how many at the end 
 
 logger = logging.getLogger(__name__)
 
-HUB_ID = "Rowan/hellaswag"
 FIX = "Pass HellaSwag's validation split as a .jsonl file, or score without HellaSwag (--hellaswag_steps 0, --tasks)."
 
 

@@ -72,7 +72,8 @@ def _difference(config: PreTrainedConfig, *, document_mask: bool) -> str | None:
     with torch.no_grad():
         for weight in stock.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.1)  # larger weights make differences visible
-    ours = stock_model(copy.deepcopy(config), attention="causal_sdpa").eval()  # the copy has its own attention
+    # A copy of the configuration, because it contains the attention.
+    ours = stock_model(copy.deepcopy(config), attention="causal_sdpa", is_random=False).eval()
     ours.load_state_dict(stock.state_dict())
     make_pretraining(ours, vocab_size=VOCABULARY)
     ids = torch.randint(1, VOCABULARY, (1, min(LENGTH, config.max_position_embeddings)))

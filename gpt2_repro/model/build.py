@@ -32,7 +32,7 @@ def build_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     attention: str,
-    init_from: str = "",
+    init_from: str | None = "",
     documents: Documents | None = None,
     compiled: bool = False,
 ) -> PreTrainedModel:
@@ -40,14 +40,15 @@ def build_model(
 
     Args:
         tokenizer: the tokenizer of the data. The checkpoint `init_from` must have the same tokenizer.
-        init_from: a folder or Hub id with initial weights. If empty, weights are random.
+        init_from: a folder or Hub id with initial weights. If empty, weights are random. If None, they are NaN: a
+            checkpoint will be loaded.
         documents: if given, tokens attend only to their own document.
         compiled: compile the loss with torch.compile.
 
     Raises UserError for a model that does not fit into the memory, and for an `init_from` that does not fit.
     """
     _check_memory(config)
-    model = stock_model(config, attention=attention)
+    model = stock_model(config, attention=attention, is_random=init_from is not None)
     scale_residual_weights(model)
     if init_from:
         start_from(init_from, model, tokenizer)

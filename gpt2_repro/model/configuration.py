@@ -1,5 +1,6 @@
 """Build the transformers configuration and model of the recipe section `model:`."""
 
+import contextlib
 import re
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.initialization import no_init_weights
 
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
 from gpt2_repro.files import read_table
@@ -141,12 +143,22 @@ def _build(kind: Kind, values: Keys) -> PreTrainedConfig:
     return config
 
 
-def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
-    """Return transformers' own model with random fp32 weights, or raise UserError."""
+def stock_model(config: PreTrainedConfig, *, attention: str, is_random: bool = True) -> PreTrainedModel:
+    """Return transformers' own model in fp32, or raise UserError.
+
+    Args:
+        is_random: draw the weights, which takes 5 s for 124M. Otherwise they are NaN until they are loaded.
+    """
     try:
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+        with contextlib.nullcontext() if is_random else no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except FAILURES as error:
         raise UserError(f"--model_type {config.model_type} is not supported: {reason_of(error)}.") from None
+    if not is_random:
+        model.tie_weights()
+        for weight in model.parameters():
+            weight.data.fill_(torch.nan)
+    return model
 
 
 def measure(model: PreTrainedModel, sequence_length: int) -> ModelScale:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
@@ -291,7 +292,8 @@ def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrai
     """
     padded, target = plain_config(config), plain_config(config)
     padded.vocab_size = config.vocab_size
-    model = AutoModelForCausalLM.from_config(padded, dtype=torch.float32)
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(padded, dtype=torch.float32)
     missing, extra = model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
     if wrong := {*missing, *extra} - set(model.all_tied_weights_keys):
         raise ValueError(f"Weights are missing or unknown to this architecture: {sorted(wrong)[:3]}.")

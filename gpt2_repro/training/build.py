@@ -49,7 +49,7 @@ def build_trainer(
         config,
         tokenizer,
         attention=attention.name,
-        init_from="" if start.checkpoint else model.init_from,
+        init_from=None if start.checkpoint else model.init_from,
         documents=documents if model.document_mask else None,
         compiled=bool(args.settings.torch_compile),
     )

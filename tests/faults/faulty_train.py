@@ -168,7 +168,7 @@ OF_RESTORE: dict[str, Fault] = {
 }
 AFTER_THE_SAVE: dict[str, tuple[str, Callable[..., bool]]] = {
     "validation": ("training.validation.Validation.measure", lambda *_, step, **__: step in STEPS),
-    "hellaswag": ("evaluation.hellaswag.HellaSwag.collate", is_saved),
+    "hellaswag": ("evaluation.hellaswag._collate", is_saved),
     "sampling": ("training.samples.TextSampler._sample", lambda self, args, step, *_, **__: step in STEPS),
     "tracking": ("training.samples.TextSampler.on_log", ends_at),  # guarded like the callback of wandb
 }
