@@ -238,12 +238,11 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
             continue
         # A pickle file can refer to code, which DeepSpeed would run. This check parses the file without loading it.
         try:
-            named = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - DEEPSPEED_CLASSES
+            named = ", ".join({*torch.serialization.get_unsafe_globals_in_checkpoint(path)} - DEEPSPEED_CLASSES)
         except Exception as error:  # a file that torch.save did not write can cause any exception
-            named = {f"{type(error).__name__}: {error}"}
+            named = f"{type(error).__name__}: {error}"
         if named:
-            names = ", ".join(sorted(named))
-            raise UserError(f"Loading {path} could run code ({names}). Resume from another checkpoint.")
+            raise UserError(f"Loading {path} could run code ({named}). Resume from another checkpoint.")
 
 
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:

@@ -63,8 +63,7 @@ class Scorer(HFLM):
     def __init__(self, positions: int = 0, per_token: bool = False, **options: Any):
         super().__init__(**options)
         self.positions, self.per_token = positions or self.max_length * self.batch_size, per_token
-        self._start = added_start(self.tokenizer)
-        self._shares = self.model.config.model_type in SHARING
+        self._start, self._shares = added_start(self.tokenizer), self.model.config.model_type in SHARING
 
     @property
     def prefix_token_id(self) -> int:

@@ -110,12 +110,15 @@ def add_gradients_directly(zero: Any) -> None:
 def save_files_with(engine: Any, save: Callable[[Any, str], None]) -> None:
     """Let DeepSpeed write the files of its checkpoints with `save`, which takes an object and a path."""
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+    from deepspeed.runtime.zero.config import ZeroStageEnum
 
     class StagedCheckpointEngine(TorchCheckpointEngine):
         def save(self, state_dict: Any, path: str) -> None:
             save(state_dict, path)
 
     engine.checkpoint_engine = StagedCheckpointEngine()
+    # Python 3.11.2 stores an enum as a call of getattr, which a resume refuses. Later versions store its value.
+    ZeroStageEnum.__reduce_ex__ = lambda stage, _: (ZeroStageEnum, (stage.value,))
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:

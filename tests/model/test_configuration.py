@@ -183,8 +183,8 @@ def test_an_architecture_larger_than_gpt2_is_refused() -> None:
 
 
 def test_an_idle_weight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_idle(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
-        model = stock_model(config, attention=attention)
+    def with_idle(config: PreTrainedConfig, **options: object) -> PreTrainedModel:
+        model = stock_model(config, **options)
         model.base_model.idle = torch.nn.Linear(2, 2)
         return model
 
