@@ -223,7 +223,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     Args:
         files: the paths of the files that the manifest of the checkpoint lists.
     """
-    import torch
+    from torch.serialization import get_unsafe_globals_in_checkpoint
 
     tag = f"global_step{layout.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
@@ -238,7 +238,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
             continue
         # A pickle file can refer to code, which DeepSpeed would run. This check parses the file without loading it.
         try:
-            named = ", ".join({*torch.serialization.get_unsafe_globals_in_checkpoint(path)} - DEEPSPEED_CLASSES)
+            named = ", ".join(sorted({*get_unsafe_globals_in_checkpoint(path)} - DEEPSPEED_CLASSES))
         except Exception as error:  # a file that torch.save did not write can cause any exception
             named = f"{type(error).__name__}: {error}"
         if named:
