@@ -42,14 +42,10 @@ def source(lines: list[dict], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def scored_by(network, vocab_size: int = 50_257):
-    model = make_pretraining(copy.deepcopy(network), vocab_size=vocab_size)
-    return lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss.detach()
-
-
 @pytest.fixture(scope="module")
 def losses_of(network):
-    return scored_by(network)
+    model = make_pretraining(copy.deepcopy(network), vocab_size=50_257)
+    return lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss.detach()
 
 
 @torch.no_grad()
