@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import errno
-import functools
 import gc
 import io
 import json
@@ -53,11 +52,7 @@ def _start_log() -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
     logging.getLogger("gpt2_repro").setLevel("INFO" if is_local_main_process() else "WARNING")
     for name, text in EXPECTED.items():
-        logging.getLogger(name).addFilter(functools.partial(_is_unexpected, text))
-
-
-def _is_unexpected(text: str, record: logging.LogRecord) -> bool:
-    return text not in record.getMessage()
+        logging.getLogger(name).addFilter(lambda record, text=text: text not in record.getMessage())  # type: ignore[misc]
 
 
 @contextlib.contextmanager

@@ -19,8 +19,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_table
 
 
-_TERAFLOPS = read_table(__file__, "peak_tflops.yaml")
-PEAK_FLOPS: dict[str, float] = {name: 1e12 * peak for name, peak in _TERAFLOPS.items()}
+PEAK_FLOPS: dict[str, float] = {name: 1e12 * peak for name, peak in read_table(__file__, "peak_tflops.yaml").items()}
 
 CGROUP = Path("/sys/fs/cgroup")
 USE_CPU = "--use_cpu to train on the CPU, or use recipes/own_text.yaml, whose model fits a CPU"

@@ -23,9 +23,7 @@ def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -
     files = {"recipe.yaml", "environment.json", "run_status.json", "metrics.jsonl", "samples.jsonl"}
     folders = {"checkpoint-4", "checkpoint-8", "final"}
     assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == files | folders
-    resolved, written = (
-        yaml.safe_load(path.read_text(encoding="utf-8")) for path in (run / "recipe.yaml", tiny_recipe)
-    )
+    resolved, written = (yaml.safe_load(one.read_text(encoding="utf-8")) for one in (run / "recipe.yaml", tiny_recipe))
     assert resolved["training"]["output_dir"] == str(run)
     for section, keys in (written | {"training": {"per_device_train_batch_size": 4}}).items():
         assert keys.items() <= resolved[section].items()

@@ -39,7 +39,7 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
-    tables = (progress, key_numbers, time_table, deviation_table, sample_text)
+    tables = (progress, key_numbers, breakdown, deviation_table, sample_text)
     html = environment.get_template("page.html.j2").render(
         {function.__name__: function for function in tables},
         runs=list(zip(runs, labels, strict=True)),
@@ -134,29 +134,23 @@ def _median(run: Run, key: str) -> float | None:
 
 def not_comparable(runs: Sequence[Run]) -> list[str]:
     """Return the reasons why the numbers of the runs cannot be compared."""
-    data, reasons = [run.environment.data for run in runs], []
-    if len({one.get("tokenizer_sha256") for one in data} - {None}) > 1:
-        text = "The runs use different tokenizers. Compare only their bits per byte (evaluate.sh with all runs)."
-        reasons.append(text)
-    elif len({one.get("sha256", {}).get("validation") for one in data} - {None}) > 1:
-        reasons.append("The runs use different validation sets. Task scores can be compared, but losses cannot.")
-    if len({_last(run, "eval_tokens") for run in runs} - {None}) > 1:
-        reasons.append("The runs were validated on different numbers of tokens. Their losses cannot be compared.")
-    if len({run.status.step for run in runs} - {None}) > 1:
-        reasons.append("The runs have different numbers of steps.")
-    if len({_last(run, "hellaswag_items") for run in runs} - {None}) > 1:
-        reasons.append("The runs were scored on different HellaSwag items. Their accuracies cannot be compared.")
-    return reasons
+    data = [run.environment.data for run in runs]
+    tokenizers = {one.get("tokenizer_sha256") for one in data} - {None}
+    sets = {one.get("sha256", {}).get("validation") for one in data if len(tokenizers) < 2}
+    tokens, items = ({_last(run, key) for run in runs} for key in ("eval_tokens", "hellaswag_items"))
+    compared = {
+        "The runs use different tokenizers. Compare only their bits per byte (evaluate.sh with all runs).": tokenizers,
+        "The runs use different validation sets. Task scores can be compared, but losses cannot.": sets,
+        "The runs were validated on different numbers of tokens. Their losses cannot be compared.": tokens,
+        "The runs have different numbers of steps.": {run.status.step for run in runs},
+        "The runs were scored on different HellaSwag items. Their accuracies cannot be compared.": items,
+    }
+    return [reason for reason, values in compared.items() if len(values - {None}) > 1]
 
 
 def sample_text(sample: dict[str, Any]) -> str:
     """Return the text generated after the prompt, without several blank lines in a row."""
     return re.sub(r"\n(?:[ \t\r]*\n)+", "\n\n", sample["text"].removeprefix(sample["prompt"])).rstrip()
-
-
-def time_table(run: Run) -> Table:
-    """Return a table of the time, share and cost (if known) of each part of the run."""
-    return breakdown(run.status.time_breakdown, usd_per_hour=run.environment.usd_per_hour)
 
 
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:

@@ -218,7 +218,7 @@ def set_masters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
 
 def _full_master(parameter: Any) -> torch.Tensor:
     if sharded.is_zero3(parameter):
-        return sharded.master_of_zero3(parameter)
+        return parameter._z3_optimizer.get_full_hp_param(parameter)
     if hasattr(parameter, "_hp_mapping"):  # ZeRO-1 and 2
         return parameter.get_full_hp_param()
     return whole(parameter.detach())

@@ -7,18 +7,13 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from torch.distributed import fsdp
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-
-def _fsdp() -> Any:
-    import torch.distributed.fsdp  # takes a second, and mistakes of the user should be reported at once
-
-    return torch.distributed.fsdp
 
 
 def has_shards(model: nn.Module) -> bool:
     """Return whether weights are sharded, so that a forward pass is a collective."""
-    return isinstance(model, _fsdp().FSDPModule) or is_zero3(next(model.parameters()))
+    return isinstance(model, fsdp.FSDPModule) or is_zero3(next(model.parameters()))
 
 
 def is_zero3(weight: Tensor) -> bool:
@@ -39,11 +34,6 @@ def build_whole() -> None:
     # Weights that transformers (5.23, `get_init_context`) creates in shards get other random numbers than under other
     # launchers, and one rank alone cannot build a model. DeepSpeed shards the complete model later.
     unset_hf_deepspeed_config()
-
-
-def master_of_zero3(weight: Any) -> Tensor:
-    """Return the complete fp32 master of a weight. This is a collective."""
-    return weight._z3_optimizer.get_full_hp_param(weight)
 
 
 def set_master_of_zero3(weight: Any, full: Tensor) -> None:
@@ -76,7 +66,7 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     # accelerate does not shard a sharded model again, and still handles optimizer, gradient norm and checkpoints.
     from torch.distributed.device_mesh import init_device_mesh
 
-    fsdp, bf16 = _fsdp(), accelerator.mixed_precision == "bf16"
+    bf16 = accelerator.mixed_precision == "bf16"
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     precision = fsdp.MixedPrecisionPolicy(*([torch.bfloat16, torch.float32] if bf16 else []))
     blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
@@ -91,7 +81,7 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
 
 def dtypes_of_fsdp(wrapped: Any) -> dict[str, torch.dtype | None]:
     """Return dtypes of products and gradient sums (None: as the weights), or {}."""
-    if not isinstance(wrapped, _fsdp().FSDPModule):
+    if not isinstance(wrapped, fsdp.FSDPModule):
         return {}
     policy = wrapped._get_fsdp_state()._mp_policy
     return {"matrix_products": policy.param_dtype, "gradient_sums": policy.reduce_dtype}

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers.integrations import integration_utils
+
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.files import write_whole
 
@@ -19,11 +21,6 @@ FAILURES_ALLOWED = 3
 
 def check_reporting(report_to: list[str]) -> None:
     """Raise UserError if a service in `report_to` is not installed or not supported."""
-    if not report_to:
-        return
-    # This import takes seconds, and the next mistake should be reported at once.
-    from transformers.integrations import integration_utils
-
     known = integration_utils.INTEGRATION_TO_CALLBACK
     for name in report_to:
         if name not in integration_utils.get_available_reporting_integrations():

@@ -185,4 +185,3 @@ class Watchdog(TrainerCallback):
     def disarm(self) -> None:
         """Stop the timer that would end this process."""
         faulthandler.cancel_dump_traceback_later()
-        self._armed = -math.inf

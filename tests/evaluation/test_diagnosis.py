@@ -100,9 +100,7 @@ def test_a_sample_has_each_target_once_and_about_as_many_as_asked() -> None:
 
 def test_tables_equal_plain_sums(seed: int) -> None:
     source, end, window = np.random.default_rng(seed), 7, 96
-    texts = {
-        name: [source.integers(0, 40, size) for size in sizes] for name, sizes in (("a", [97] * 9), ("b", [65] * 9))
-    }
+    texts = {name: [source.integers(0, 40, size) for _ in range(9)] for name, size in {"a": 97, "b": 65}.items()}
     rows = cut_rows(texts, window=window, tokens=10**6)
     losses = [[source.exponential(3, len(row.ids) - 1).astype(np.float32) for row in rows] for _ in range(2)]
     counts = 10 ** (np.arange(40) % 6)

@@ -56,7 +56,8 @@ class Group:
                 documents = _cut_document(*documents, place=round(self.head) - before)
             before += tokens
             numbers, first_tokens, lengths, held_out = documents
-            for first, last in _runs(held_out):
+            edges = [0, *(np.flatnonzero(np.diff(held_out)) + 1).tolist(), len(held_out)]
+            for first, last in itertools.pairwise(edges) if len(held_out) else ():  # runs of equal values
                 split = self.splits[0 if held_out[first] else -1]
                 yield DocumentSpan(index, int(numbers[first]), int(first_tokens[first]), lengths[first:last], split)
 
@@ -144,9 +145,3 @@ def _cut_document(
         pairs = ((numbers, numbers[index]), (first_tokens, place), (lengths, rest), (held_out, False))
         return [np.insert(array, index + 1, value) for array, value in pairs]
     return [numbers, first_tokens, lengths, held_out]
-
-
-def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each run of equal flags."""
-    edges = [0, *(np.flatnonzero(np.diff(flags)) + 1).tolist(), len(flags)] if len(flags) else []
-    return itertools.pairwise(edges)
