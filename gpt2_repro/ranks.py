@@ -99,6 +99,7 @@ def check_shared(file: Path) -> None:
     """Raise UserError if a file that rank 0 just wrote differs between the machines."""
     import torch
 
+    largest(0)  # wait until rank 0 has written it
     for _ in range(VISIBLE_WITHIN):
         content = file.read_bytes() if file.is_file() else b""
         if len(set(gather(torch.tensor([zlib.crc32(content)])).flatten().tolist())) == 1:
