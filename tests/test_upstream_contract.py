@@ -50,12 +50,8 @@ def upstream() -> list[str]:
     root = Path(importlib.util.find_spec("torch").submodule_search_locations[0]).parent  # type: ignore[union-attr,index]
     folders = (root / library for library in LIBRARIES)
     # The models of transformers are most of its files, and the package touches none of their private names.
-    paths = (
-        path
-        for folder in folders
-        for path in [*folder.rglob("*.py"), folder]
-        if path.is_file() and "transformers/models" not in str(path)
-    )
+    files = (path for folder in folders for path in [*folder.rglob("*.py"), folder] if path.is_file())
+    paths = (path for path in files if "transformers/models" not in str(path))
     return [line for path in paths for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
@@ -130,9 +126,8 @@ def problems(source: str) -> list[str]:
         # Upstream calls an override. A method that only we define must be called by us.
         found += [name for name in {*methods, *assigned} - known - called() if not name.startswith("__")]
         begin = {*ast.walk(methods.get("__init__", ast.Pass()))}  # our private attributes are created here
-        stores = [
-            each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
-        ]
+        touched = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
+        stores = [each for each in touched if isinstance(each.ctx, ast.Store)]
         own = {each.attr for each in stores if each in begin or not each.attr.startswith("_")}
         fields = {each for kind in (node, *our_bases(node)) for each in kind.body if isinstance(each, ast.AnnAssign)}
         own |= {*methods, *assigned, *(ast.unparse(each.target) for each in fields)}
@@ -179,6 +174,17 @@ def test_a_name_that_upstream_lacks_is_found() -> None:
 def test_upstream_still_has(name: str) -> None:
     for module in UNDOCUMENTED[name]:
         assert re.search(rf"\b{re.escape(name)}\b", source_of(module)), f"{module} has no {name}"
+
+
+def test_models_are_listed_once_and_scipy_is_not_imported(type_command) -> None:
+    code = (
+        "import sys, unittest.mock; from gpt2_repro.training.run import import_build; "
+        "from transformers.utils.import_utils import create_import_structure_from_path as read; "
+        "before = read.cache_info().misses; import_build(unittest.mock.Mock()); "
+        "print(read.cache_info().misses - before, 'scipy' in sys.modules)"
+    )
+    folders, has_scipy = type_command("python", "-c", code).stdout.split()[-2:]
+    assert int(folders) < 9 and has_scipy == "False"  # of 450 folders
 
 
 def test_the_classes_that_deepspeed_pickles_are_where_they_were() -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,11 @@ def defect(checkpoint: Path, *, read_files: bool = False) -> str | None:
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
             return f"{name} is missing or cut short"
-        if read_files and sha256_of(path) != expected["sha256"]:
-            return f"{name} is damaged"
-    return None
+    files = manifest["files"] if read_files else {}
+    with ThreadPoolExecutor() as pool:
+        hashes = pool.map(sha256_of, map(checkpoint.joinpath, files))
+        differing = [name for name, found in zip(files, hashes, strict=True) if found != files[name]["sha256"]]
+    return f"{differing[0]} is damaged" if differing else None
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
@@ -106,8 +109,13 @@ def newest_complete(run: Path, *, verified: Path | None = None) -> tuple[Path | 
     return None, skipped
 
 
-def named(run: Path, name: str) -> Path:
-    """Return the run's complete checkpoint with this name or path, or raise UserError."""
+def choose(run: Path, name: str = "", *, verified: Path | None = None) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint with this name or path, or `newest_complete` without a name.
+
+    Raises UserError if the run has no complete checkpoint of this name.
+    """
+    if not name:
+        return newest_complete(run, verified=verified)
     chosen = run / Path(name).name
     elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
     if elsewhere or layout.step_of(chosen) < 0 or not chosen.is_dir():
@@ -116,7 +124,7 @@ def named(run: Path, name: str) -> Path:
         raise UserError(f"{run} has no checkpoint {name}. Complete checkpoints: {names}. {fix}")
     if reason := defect(chosen, read_files=True):
         raise UserError(f"{chosen} is not complete ({reason}).")
-    return chosen
+    return chosen, []
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:

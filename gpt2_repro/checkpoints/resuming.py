@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def choose_start(
     resume_from: str = "",
     init_from: str = "",
     verified: Path | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Start:
     """Choose the checkpoint to start from.
 
@@ -115,6 +117,7 @@ def choose_start(
         resume_from: the name of a checkpoint. "": the newest complete one.
         init_from: the checkpoint with the initial weights, if the run starts from one.
         verified: the checkpoint of the run whose files have just been verified, if there is one.
+        meanwhile: a function to call while a thread verifies the checkpoint.
 
     Raises UserError if the run directory is in use, belongs to another run, has only damaged checkpoints or a final/
     without a checkpoint, or if loading the checkpoint could run code.
@@ -126,9 +129,10 @@ def choose_start(
         return Start(is_finished=True)
     if run.path.is_dir():
         run.lock()  # a new run directory is locked later, by RunRecord.claim
-    checkpoint, skipped = checkpoints.newest_complete(run.path, verified=verified) if not resume_from else (None, [])
-    if resume_from:
-        checkpoint = checkpoints.named(run.path, resume_from)
+    with ThreadPoolExecutor(1) as pool:
+        choice = pool.submit(checkpoints.choose, run.path, resume_from, verified=verified)
+        meanwhile()
+        checkpoint, skipped = choice.result()
     if checkpoint is None:
         _require_no_result(run, skipped)
         if init_from:

@@ -9,7 +9,6 @@ from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark import Timer
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available, is_kernels_available
 
@@ -182,6 +181,8 @@ def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int
         out = attend(module, *inputs, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
         (gradient,) = torch.autograd.grad(out, joint, direction)
         return [out.detach(), *gradient.split(counts, 2)]
+
+    from torch.utils.benchmark import Timer  # imports setuptools
 
     results = run()
     return Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=TIMING_SECONDS).median * 1e3, results

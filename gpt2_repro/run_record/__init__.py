@@ -36,7 +36,8 @@ class RunRecord:
         self.path = Path(path)
         self.final = self.path / layout.FINAL
         self.metrics, self.samples = self.path / layout.METRICS, self.path / layout.SAMPLES
-        self._measured: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
+        # Returns the seconds of this process in each part of PARTS.
+        self.measure: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
         self._lock: TextIO | None = None
         self.lock_descriptor = -1  # of the lock file, if this process has locked the run
         self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
@@ -160,13 +161,10 @@ class RunRecord:
 
     # Time
 
-    def measure_with(self, measure: Callable[[], Mapping[str, float]]) -> None:
-        """Take the time from `measure`, which returns the seconds of this process in each part of PARTS."""
-        self._measured = measure
-
     def end_phase(self, name: str) -> None:
-        """Record how long a phase of the start has taken, since the end of the previous phase."""
-        self.startup[name] = max(0.0, round(process_seconds() - sum(self.startup.values()), 2))
+        """Add to a phase of the start the time since the end of the previous phase."""
+        seconds = max(0.0, round(process_seconds() - sum(self.startup.values()), 2))
+        self.startup[name] = self.startup.get(name, 0.0) + seconds
 
     def seconds(self) -> float:
         """Return the duration of all attempts of this run in seconds."""
@@ -175,7 +173,7 @@ class RunRecord:
 
     def time_breakdown(self) -> dict[str, float]:
         """Return the seconds of each part of PARTS, summed over all attempts."""
-        measured = self._measured()
+        measured = self.measure()
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:

@@ -86,7 +86,7 @@ class PretrainingTrainer(Trainer):
             self.accelerator.gradient_accumulation_steps = args.gradient_accumulation_steps
         self.run, self.environment, self.plan = run, environment, environment.plan
         self.meter = Meter(environment, compiled=bool(settings.torch_compile))
-        run.measure_with(self.meter.time_breakdown)
+        run.measure = self.meter.time_breakdown
         self.guard = UpdateGuard(self._write_event)
         self.watchdog = Watchdog(settings.hang_timeout)
         self.average = WeightAverage(settings.ema_steps)
@@ -126,15 +126,6 @@ class PretrainingTrainer(Trainer):
             self.saver.finish()
         self.guard.settle()
         self.when.conclude(self.state.global_step)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the run has trained to its last step and was not stopped there."""
-        return self.when.reason is None
-
-    def record_stop(self) -> None:
-        """Record why the run has stopped before its last step."""
-        self.record("failed" if self.when.orphaned else "stopped", reason=self.when.reason)
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
         state = super()._init_training_state(max_steps, *args)
