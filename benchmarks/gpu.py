@@ -73,7 +73,7 @@ class Variant(NamedTuple):
     environment: Mapping[str, str] = {}
     patch: str = ""  # a function of patched_train.py
     needs: str = ""  # a module that must be installed
-    launcher: str = "zero1"
+    launcher: str = "zero1"  # or "python"
 
 
 AS_IT_IS = Variant("as_it_is")
@@ -85,10 +85,11 @@ VARIANTS = (
     Variant("max_autotune", environment={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
     Variant("flash_attention_2", "--attn_implementation flash_attention_2", needs="flash_attn"),
     Variant("causal_sdpa", "--attn_implementation causal_sdpa"),
-    Variant("rows_32", "--per_device_train_batch_size 32"),
+    Variant("logs_5", "--logging_steps 5"),  # each log line waits for the device
     Variant("late_grad_update", deepspeed={"bf16": {"enabled": "auto"}}),  # as without immediate_grad_update
     Variant("document_mask", "--document_mask true --attn_implementation auto"),
     Variant("ddp", launcher="ddp"),
+    Variant("import_times", environment={"PYTHONPROFILEIMPORTTIME": "1"}),  # in its log
 )
 
 
@@ -149,9 +150,10 @@ class Bench:
 
     def command(self, variant: Variant, run: Path, steps: int, *options: str) -> list[str]:
         """Return the command that trains a variant."""
-        launcher = LAUNCHERS[variant.launcher]
-        words = launcher.command("--num_processes", str(self.args.processes), "--main_process_port", "0")
-        if variant.deepspeed:
+        launcher, words = LAUNCHERS.get(variant.launcher), [sys.executable]
+        if launcher:
+            words = launcher.command("--num_processes", str(self.args.processes), "--main_process_port", "0")
+        if launcher and variant.deepspeed:
             merged = json.loads((ROOT / "ds_configs" / launcher.deepspeed_json).read_text(encoding="utf-8"))
             file = self.work / f"{variant.name}.json"
             file.write_text(json.dumps({**merged, **variant.deepspeed}), encoding="utf-8")
@@ -318,7 +320,7 @@ class Bench:
         words = "--logging_steps 10"  # as by default
         for number in range(self.args.rounds):
             nanogpt = self.speed_of_program("nanoGPT", self.nanogpt(), NANOGPT_STEP, self.args.nanogpt)
-            for variant in (Variant("one_process", words, launcher="ddp"), Variant("zero1", words)):
+            for variant in (Variant("one_process", words, launcher="python"), Variant("zero1", words)):
                 run, speed = self.measure(variant, self.args.steps_of_others)
                 shutil.rmtree(run)
                 ratio = nanogpt["tokens_per_second"] / speed["tokens_per_second"]
@@ -348,9 +350,8 @@ class Bench:
         for each in self.results:
             if each not in speeds:
                 values = {key: value for key, value in each.items() if key not in ("part", "name")}
-                lines.append(
-                    f"| {each['part']}, {each['name']} | {' '.join(shown(values).replace('|', ' ').split())} |"
-                )
+                text = " ".join(shown(values).replace("|", " ").split())
+                lines.append(f"| {each['part']}, {each['name']} | {text} |")
         return "\n".join(lines) + "\n"
 
 
@@ -420,9 +421,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--llmc", type=Path, help="Program train_gpt2cu of llm.c.")
     parser.add_argument("--nanogpt", type=Path, help="Folder of a nanoGPT checkout.")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:4], help="Parts to run, in this order.")
-    parser.add_argument(
-        "--variants", nargs="+", choices=[each.name for each in VARIANTS], default=[], help="Only these."
-    )
+    names = [each.name for each in VARIANTS]
+    parser.add_argument("--variants", nargs="+", choices=names, default=[], help="Only these.")
     parser.add_argument("--steps", type=int, default=36, help="Steps of the part train. (default: %(default)s)")
     parser.add_argument("--variant_steps", type=int, default=25, help="Steps of a variant. (default: %(default)s)")
     parser.add_argument("--steps_of_others", type=int, default=25, help="Steps of llm.c and nanoGPT. (default: 25)")
