@@ -72,22 +72,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, chunk: int) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden: list[Tensor] = []
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if any(ctx.needs_input_grad) else None
+        trains, grad_weight = any(ctx.needs_input_grad), None
         # Not on a CPU, where torch.mm has no out_dtype.
         unrounded = {"out_dtype": torch.float32} if hidden.is_cuda and FP32_PRODUCTS else {}
         for part, target in zip(hidden.split(chunk), labels.split(chunk), strict=True):
-            if grad_weight is not None and hidden.device.type in TRITON_DEVICES:
+            if trains and hidden.device.type in TRITON_DEVICES:
                 gradient = part @ weight.T
                 losses = softmax_gradient(gradient, target, vocab_size)
             else:
-                losses, gradient = _softmax(part, weight, target, vocab_size, grad_weight is not None)
+                losses, gradient = _softmax(part, weight, target, vocab_size, trains)
             # Not in place: torch 2.11 compiles an output that was changed in place without its gradients.
             total = total + losses.sum()
             if gradient is not None:
                 grad_hidden.append(gradient @ weight)
                 if part.dtype == torch.float16 and not unrounded:  # the sums can exceed the range of fp16
                     gradient, part = gradient.float(), part.float()
-                grad_weight += torch.mm(gradient.T, part, **unrounded)
+                product = torch.mm(gradient.T, part, **unrounded).float()
+                grad_weight = product if grad_weight is None else grad_weight.add_(product)
             del gradient  # otherwise it stays in memory while the next chunk is computed
         if grad_weight is not None:
             # A sum over all tokens can exceed the range of fp16. It is rounded after it is scaled.
@@ -97,9 +98,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        scaled = grad_weight * grad_outputs[0]
-        return grad_hidden * grad_outputs[0], scaled.to(grad_hidden.dtype), None, None, None
+        (grad_hidden, grad_weight), scale = ctx.saved_tensors, grad_outputs[0]
+        return grad_hidden * scale, (grad_weight * scale).to(grad_hidden.dtype), None, None, None
 
 
 def _softmax(part: Tensor, weight: Tensor, labels: Tensor, vocab: int, trains: bool) -> tuple[Tensor, Tensor | None]:
