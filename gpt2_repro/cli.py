@@ -69,8 +69,6 @@ def _mistakes() -> Iterator[None]:
         if number not in DISK_ERRORS:
             raise
         fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
-        if number == errno.EFBIG:
-            fix = "Raise the limit for the size of files (ulimit -f), or use another file system."
         where = getattr(error, "filename", None) or "a file or the output of this command"
         raise UserError(f"{os.strerror(number)}: {where}. {fix}") from error
 

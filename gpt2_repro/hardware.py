@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import os
 import platform
@@ -196,8 +195,6 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
         return f"torch.compile needs a compiler. Install {' or '.join(compilers)}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "torch.compile needs Python's headers. Install python3-dev"
-    if not use_cpu and gpu_kind() == "cuda" and importlib.util.find_spec("triton") is None:
-        return "torch.compile needs triton. Install triton"
     return None
 
 

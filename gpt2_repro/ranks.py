@@ -19,7 +19,6 @@ from gpt2_repro.errors import RunFailed, UserError
 if TYPE_CHECKING:  # torch is imported where it is needed, which takes 2 s
     from torch import Tensor
 
-VISIBLE_WITHIN = 60  # seconds until a file that one machine has written must be visible on all machines
 DECISION_HOURS = 12.0  # longest time that the other ranks wait until rank 0 has restored a run
 
 T = TypeVar("T")
@@ -100,11 +99,11 @@ def check_shared(file: Path) -> None:
     import torch
 
     largest(0)  # wait until rank 0 has written it
-    for _ in range(VISIBLE_WITHIN):
+    for _ in range(60):  # a network file system shows new files late
         content = file.read_bytes() if file.is_file() else b""
         if len(set(gather(torch.tensor([zlib.crc32(content)])).flatten().tolist())) == 1:
             return
-        time.sleep(1)  # a network file system shows new files late
+        time.sleep(1)
     raise UserError(f"{file.parent} is not the same folder on all machines. Pass an --output_dir that they share.")
 
 

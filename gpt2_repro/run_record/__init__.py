@@ -41,7 +41,7 @@ class RunRecord:
         self._lock: TextIO | None = None
         self.lock_descriptor = -1  # of the lock file, if this process has locked the run
         self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
-        self._written = 0.0
+        self.written = 0.0  # when run_status.json was written last, of time.monotonic()
         self.startup: dict[str, float] = {}  # seconds of each phase of the start, in order
 
     # Reading
@@ -138,15 +138,11 @@ class RunRecord:
         written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts}
         written |= {"goodput": round(goodput(parts), 4), "updated": now()}
         path = self.path / layout.STATUS
-        self._written = time.monotonic()
+        self.written = time.monotonic()
         try:
             write_whole(path, to_json(read_object(path) | values | written, indent=2) + "\n")
         except OSError as error:
             logger.warning("Could not update %s (%s). The run continues.", path, error.strerror)
-
-    def is_stale(self) -> bool:
-        """Return whether run_status.json was last written more than FRESH seconds ago."""
-        return time.monotonic() - self._written > FRESH
 
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
         """Delete the events after `step`, and the validation at `step` if it is repeated."""

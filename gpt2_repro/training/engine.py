@@ -107,6 +107,21 @@ def add_gradients_directly(zero: Any) -> None:
     zero._update_hp_grad = add
 
 
+def clip_without_waiting(zero: Any) -> None:
+    """Let ZeRO-1 in bf16 clip on the device. The update guard has to skip updates that are not finite.
+
+    DeepSpeed (0.19.8) reads the norm twice, and a GPU is idle until the host has queued the next pass: about 4 ms.
+    """
+    from deepspeed.runtime import bf16_optimizer
+
+    def clip(input_tensors: Any, max_norm: float, global_norm: torch.Tensor, mpu: Any) -> None:
+        for gradients in zero.fp32_groups_gradients_flat:
+            gradients.mul_((max_norm / (global_norm + 1e-6)).clamp(max=1.0))
+
+    bf16_optimizer.is_invalid_grad_norm = lambda norm: False
+    bf16_optimizer.clip_tensors_by_global_norm = clip
+
+
 def save_files_with(engine: Any, save: Callable[[Any, str], None]) -> None:
     """Let DeepSpeed write the files of its checkpoints with `save`, which takes an object and a path."""
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from gpt2_repro.errors import Diverged
+from gpt2_repro.training.engine import clip_without_waiting
 
 
 logger = logging.getLogger(__name__)
@@ -48,29 +49,30 @@ class UpdateGuard(TrainerCallback):
         """
         self._zero, self.loss_scale = zero, loss_scale
         # In DeepSpeed 0.19.8, only this optimizer (ZeRO-1 with bf16) itself skips all updates that are not finite.
-        self._needs_norm = type(zero).__name__ != "BF16_Optimizer"
-        self._norm = math.nan if self._needs_norm else 0.0
-        fused = all(group.get("fused") for group in optimizer.param_groups)
-        self._on_device = fused and zero is None
+        is_bf16 = type(zero).__name__ == "BF16_Optimizer"
+        self._needs_norm, self._norm = not is_bf16, 0.0 if is_bf16 else math.nan
+        self._on_device = (zero is None or is_bf16) and all(group.get("fused") for group in optimizer.param_groups)
+        if is_bf16 and self._on_device:
+            clip_without_waiting(zero)
         # Before the step of torch's optimizer, DDP, DeepSpeed and FSDP have reduced and clipped the gradients.
         optimizer.register_step_pre_hook(self._before_update)
 
     def see_norm(self, norm: Any) -> None:
-        """Store the gradient norm of the current step, before clipping."""
+        """Store the gradient norm of the current step, before clipping. DeepSpeed may pass -1 if it is not finite."""
         if self._on_device:
-            self._bad = torch.isfinite(norm).logical_not().float()
+            self._bad = (norm.isfinite() & (norm >= 0)).logical_not().float()
         elif self._needs_norm:  # a host sync
-            self._norm = float(norm) if norm >= 0 else math.nan  # DeepSpeed may pass -1 if not finite
+            self._norm = float(norm) if norm >= 0 else math.nan
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._verdict is None and self._zero is not None:  # DeepSpeed has computed the norm
+            self.see_norm(self._zero._global_grad_norm)
         if self._on_device:
             # Torch's fused kernels read `found_inf`, which torch provides for loss scaling, on the device. The host
             # reads the flag one step later, so that it never waits for the device.
             optimizer.found_inf = self._bad
             return
         if self._verdict is None:  # ZeRO calls this hook once per parameter group
-            if self._zero is not None:  # DeepSpeed computes the norm before it calls torch's optimizer
-                self.see_norm(self._zero._global_grad_norm)
             self._verdict = "" if math.isfinite(self._norm) else f"gradient norm {self._norm}"
         # The optimizer ignores parameters without a gradient: no change of weights and moments, and no weight decay.
         if self._verdict:

@@ -94,12 +94,11 @@ def import_build(run: RunRecord) -> None:
 
     run.end_phase("data and checkpoints")
     models, read = Path(utils.__file__).parents[1] / "models", utils.import_utils.create_import_structure_from_path
-    paths = {f"{models}/__init__.py": models}
-    utils.import_utils.create_import_structure_from_path = lambda path: read(paths.get(path, path))
-    has_scipy, utils.is_scipy_available = utils.is_scipy_available, lambda: False
+    again = f"{models}/__init__.py"
+    utils.import_utils.create_import_structure_from_path = lambda path: read(models if path == again else path)
+    utils.is_scipy_available = lambda: False
     import gpt2_repro.training.build  # noqa: F401
 
-    utils.is_scipy_available = has_scipy
     run.end_phase("imports")
 
 
@@ -111,8 +110,7 @@ def copy_again(run: RunRecord, settings: TrainingSection, identity: RunIdentity)
             run.write_status("complete", reason=None)
         if settings.sync_to:
             copier = RunCopier(run, settings.sync_to, settings.rotation, identity)
-            for _ in copier.finish():
-                pass
+            list(copier.finish())
             copier.require_copied()
     logger.info("%s is already complete: %s. To train again, pass a new --output_dir.", run.path, run.final)
 

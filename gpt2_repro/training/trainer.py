@@ -25,7 +25,7 @@ from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, 
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule
 from gpt2_repro.planning.recipe import TrainingSection
-from gpt2_repro.run_record import RunRecord, events
+from gpt2_repro.run_record import FRESH, RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
 from gpt2_repro.training.guard import UpdateGuard
@@ -224,7 +224,8 @@ class PretrainingTrainer(Trainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         if self.is_deepspeed_enabled:
             # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
-            grad_norm = self.model_wrapped.get_global_grad_norm()
+            norm = self.model_wrapped.get_global_grad_norm()
+            grad_norm = norm.where(norm >= 0, math.inf) if torch.is_tensor(norm) else norm
         elif grad_norm is None:
             grad_norm = engine.clip_gradients(self.accelerator, self.optimizer, math.inf)
         norm = whole(grad_norm)
@@ -270,7 +271,7 @@ class PretrainingTrainer(Trainer):
             logs |= {"loss_scale": self.guard.loss_scale()} if self.guard.loss_scale else {}
             if (price := self.args.settings.usd_per_hour) and self.is_world_process_zero():
                 logs["usd"] = round(self.run.seconds() / 3600 * price, 2)
-            if self.run.is_stale():
+            if time.monotonic() - self.run.written > FRESH:
                 self.record("running")
         if "loss" in logs or "eval_loss" in logs:
             self._write_event(self.state.global_step, logs)

@@ -55,13 +55,14 @@ class TokenPart(Part):
         # Ids without text can have small numbers there, but not only 0.
         halves, limit = ((ids[0::2], ids[1::2]), (ids[1::2], ids[0::2])), 16 if is_text else 1
         are_halves = (high.max() < limit and low.mean() > 16 * high.max() for low, high in halves)
+        repeats = (np.array_equal(end[period:], end[:-period]) for period in range(1, MOST_PERIOD + 1))
         if is_long and any(are_halves):
             wrong = "has integers of more than 16 bits. Save the ids as uint16"
         elif is_long and _are_floats(ids):
             wrong = "has floats. Save the ids as uint16"
         elif top > vocab_size:
             wrong = f"has the id {top - 1}, but the tokenizer has {vocab_size:,} ids. Pass another --tokenizer"
-        elif is_text and (np.ptp(ids[16:512]) == 0 or (len(end) == MOST_EQUAL and _is_periodic(end))):
+        elif is_text and (np.ptp(ids[16:512]) == 0 or (len(end) == MOST_EQUAL and any(repeats))):
             wrong = "has a header or an end of equal ids or patterns. Save only the ids of the text"
         # Half of the ids have a low byte below 128, but most letters and the ids of characters are below 128.
         elif is_text and top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
@@ -121,10 +122,6 @@ def _are_floats(ids: np.ndarray) -> bool:
     kinds = [ids[: len(ids) // 4 * 4].view(kind) for kind in ("<f2", "<f4", "<f8")]
     with np.errstate(invalid="ignore"):  # infinity and NaN
         return any((each % 1 == 0).all() and each.min(where=each > 0, initial=2048) < 2048 for each in kinds)
-
-
-def _is_periodic(ids: np.ndarray) -> bool:
-    return any(np.array_equal(ids[period:], ids[:-period]) for period in range(1, MOST_PERIOD + 1))
 
 
 def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray:
