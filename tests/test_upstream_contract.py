@@ -36,6 +36,9 @@ UNDOCUMENTED: dict[str, tuple[str, ...]] = {
     "_model_states": ("deepspeed.runtime.engine",),
     "found_inf": ("torch.optim.adamw",),
     "is_lomo_available": ("accelerate.optimizer",),
+    "is_invalid_grad_norm": ("deepspeed.runtime.bf16_optimizer",),
+    "clip_tensors_by_global_norm": ("deepspeed.runtime.bf16_optimizer",),
+    "mask_nan_or_inf_with_val_inplace": ("deepspeed.runtime.utils",),
 }  # fmt: skip
 
 

@@ -224,8 +224,7 @@ class PretrainingTrainer(Trainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         if self.is_deepspeed_enabled:
             # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
-            norm = self.model_wrapped.get_global_grad_norm()
-            grad_norm = norm.where(norm >= 0, math.inf) if torch.is_tensor(norm) else norm
+            grad_norm = self.model_wrapped.get_global_grad_norm()
         elif grad_norm is None:
             grad_norm = engine.clip_gradients(self.accelerator, self.optimizer, math.inf)
         norm = whole(grad_norm)
