@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +129,10 @@ def choose_start(
         return Start(is_finished=True)
     if run.path.is_dir():
         run.lock()  # a new run directory is locked later, by RunRecord.claim
-    with ThreadPoolExecutor(1) as pool:
-        choice = pool.submit(checkpoints.choose, run.path, resume_from, verified=verified)
+    with ThreadPool(1) as pool:
+        choice = pool.apply_async(checkpoints.choose, (run.path, resume_from), {"verified": verified})
         meanwhile()
-        checkpoint, skipped = choice.result()
+        checkpoint, skipped = choice.get()
     if checkpoint is None:
         _require_no_result(run, skipped)
         if init_from:

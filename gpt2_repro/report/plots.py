@@ -84,7 +84,8 @@ def draw_scores(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> N
     """Draw the scores of checkpoints, one panel per metric."""
     curves = [scores_of_checkpoints(run) for run in runs]
     names = list(dict.fromkeys(name for scores in curves for name in scores)) or [""]
-    panels = _panels(figure, len(names), 0.8 + 1.6 * len(names))
+    figure.set_size_inches(4.8, 0.8 + 1.6 * len(names))
+    panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(panels, names, strict=True):
         for scores, label, colour in zip(curves, labels, itertools.cycle(COLOURS)):
             shown = label if len(runs) > 1 and axes is panels[0] else None
@@ -93,15 +94,11 @@ def draw_scores(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> N
         _finish(axes, "")
 
 
-def _panels(figure: Figure, count: int, height: float) -> Any:
-    figure.set_size_inches(4.8, height)
-    return figure.subplots(count, sharex=True, squeeze=False)[:, 0]
-
-
 def draw_training(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     names = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens/s"}
     keys = [key for key in names if any(values(run.training, key) for run in runs)] or ["learning_rate"]
-    panels = _panels(figure, len(keys), 0.5 + 1.4 * len(keys))
+    figure.set_size_inches(4.8, 0.5 + 1.4 * len(keys))
+    panels = figure.subplots(len(keys), sharex=True, squeeze=False)[:, 0]
     for axes, key in zip(panels, keys, strict=True):
         for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
             name = label if len(runs) > 1 and axes is panels[0] else None

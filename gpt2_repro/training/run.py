@@ -57,7 +57,7 @@ def train(recipe: TrainingRecipe, data: PreparedData) -> None:
         meanwhile = functools.partial(import_build, run)
         return choose_start(run, identity, max_steps=plan.max_steps, **named, verified=copied, meanwhile=meanwhile)
 
-    if not ranks.is_main():
+    if not ranks.is_main() and run.status().state != "complete":
         import_build(run)  # instead of waiting for rank 0
     start = ranks.decide(restore_and_choose)
     run.end_phase("data and checkpoints")

@@ -266,6 +266,7 @@ class PretrainingTrainer(Trainer):
             self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
             # A callback that added these metrics would run after the reporting callbacks.
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
+            self.guard.settle()  # the device has ended the step, because Trainer has read its loss
             logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
             logs |= {"loss_scale": self.guard.loss_scale()} if self.guard.loss_scale else {}
             if (price := self.args.settings.usd_per_hour) and self.is_world_process_zero():
