@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import math
 import os
 import platform
@@ -137,8 +138,7 @@ def check_processes(num_processes: int) -> None:
     import torch
 
     if num_processes > (gpus := torch.cuda.device_count() if gpu_kind() == "cuda" else 1):
-        text = f"{num_processes} processes need as many GPUs, but there are {gpus}."
-        raise UserError(f"{text} Pass --num_processes {gpus}.")
+        raise UserError(f"{num_processes} processes need as many GPUs. There are {gpus}. Pass --num_processes {gpus}.")
 
 
 def choose_precision(requested: str, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[str, str]:
@@ -195,6 +195,8 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
         return f"torch.compile needs a compiler. Install {' or '.join(compilers)}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "torch.compile needs Python's headers. Install python3-dev"
+    if not use_cpu and gpu_kind() == "cuda" and importlib.util.find_spec("triton") is None:
+        return "torch.compile needs triton. Install triton"
     return None
 
 

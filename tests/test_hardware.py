@@ -63,6 +63,7 @@ def test_gpus_compile_except_where_torch_is_wrong(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: a100)
     monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
 
     def chosen(requested: bool | None, *, use_cpu: bool = False) -> bool:
         return hardware.choose_compile(requested, use_cpu=use_cpu, accept_any_hardware=False)

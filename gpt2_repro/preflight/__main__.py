@@ -228,8 +228,7 @@ def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]
     data = Finding("!", "data", f"{folder} is not prepared yet")
     if (folder / MANIFEST).is_file():
         data = _judge("data", lambda: f"{PreparedData.open(recipe).path} has the settings of the recipe")
-    findings = [*_check_devices(recipe), *environment.check_limits(), data]
-    findings += environment.check_room(needs)
+    findings = [*_check_devices(recipe), *environment.check_limits(), data, *environment.check_room(needs)]
     if options.dist:
         findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
     return findings
