@@ -32,7 +32,7 @@ class UpdateGuard(TrainerCallback):
         self.loss_scale: Callable[[], float] | None = None
         self.skipped: list[int] = []  # recent steps whose update was not finite
         self.total = 0  # number of skipped updates
-        self._on_device = self._needs_norm = False
+        self._on_device = False
         self._bad: torch.Tensor | None = None  # for this step, on the device: 1 if the gradient norm is not finite
         self._unread: collections.deque[tuple[int, torch.Tensor, Any]] = collections.deque()
         self._norm = math.nan
@@ -48,9 +48,7 @@ class UpdateGuard(TrainerCallback):
                 update if a gradient is not finite, so this ends the run only at the smallest scale.
         """
         self._zero, self.loss_scale = zero, loss_scale
-        # In DeepSpeed 0.19.8, only this optimizer (ZeRO-1 with bf16) itself skips all updates that are not finite.
-        is_bf16 = type(zero).__name__ == "BF16_Optimizer"
-        self._needs_norm, self._norm = not is_bf16, 0.0 if is_bf16 else math.nan
+        is_bf16 = type(zero).__name__ == "BF16_Optimizer"  # of ZeRO-1
         self._on_device = (zero is None or is_bf16) and all(group.get("fused") for group in optimizer.param_groups)
         if is_bf16 and self._on_device:
             clip_without_waiting(zero)
@@ -61,7 +59,7 @@ class UpdateGuard(TrainerCallback):
         """Store the gradient norm of the current step, before clipping. DeepSpeed may pass -1 if it is not finite."""
         if self._on_device:
             self._bad = (norm.isfinite() & (norm >= 0)).logical_not().float()
-        elif self._needs_norm:  # a host sync
+        else:  # a host sync
             self._norm = float(norm) if norm >= 0 else math.nan
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
