@@ -73,7 +73,7 @@ class Variant(NamedTuple):
     environment: Mapping[str, str] = {}
     patch: str = ""  # a function of patched_train.py
     needs: str = ""  # a module that must be installed
-    launcher: str = "zero1"  # or "python"
+    launcher: str = "zero1"  # "python": without one
 
 
 AS_IT_IS = Variant("as_it_is")

@@ -137,14 +137,12 @@ def test_memory_of_a_logit(dtype: torch.dtype, bytes_per_logit: int, monkeypatch
 TWO_PASSES = ("--trainer", "dataloader_prefetch_factor=2")
 
 
-@pytest.mark.parametrize(
-    ("workers", "options", "batches"), [(2, (), 4), (3, (), 3), (0, (), None), (2, TWO_PASSES, 2)]
-)
-def test_the_workers_read_a_step_ahead(workers: int, options: tuple[str, ...], batches: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "options", "ahead"), [(2, (), 4), (3, (), 3), (0, (), None), (2, TWO_PASSES, 2)])
+def test_the_workers_read_a_step_ahead(workers: int, options: tuple[str, ...], ahead: int, tmp_path: Path) -> None:
     words = ["--tokens_per_step", "512", "--sequence_length", "32", "--per_device_train_batch_size", "2", "--use_cpu"]
     words += ["--output_dir", str(tmp_path / "run"), "--max_steps", "2", "--warmup_steps", "1", *options]
     args = to_training_arguments(*resolve_settings(load_recipe([*words, "--dataloader_num_workers", str(workers)])))
-    assert (args.gradient_accumulation_steps, args.dataloader_prefetch_factor) == (8, batches)
+    assert (args.gradient_accumulation_steps, args.dataloader_prefetch_factor) == (8, ahead)
 
 
 def test_a_bf16_gradient_is_added_without_a_copy() -> None:

@@ -155,6 +155,8 @@ def time_kernels(
 
 def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int) -> tuple[float, list[Tensor]]:
     """Return a kernel's median time in milliseconds, and its output and gradients."""
+    from torch.utils.benchmark import Timer  # imports setuptools
+
     dtype = torch.bfloat16 if machine.bf16 else torch.float16 if machine.fp16 else torch.float32
     device = "cuda" if machine.cuda else "cpu"
     single = copy.deepcopy(config)
@@ -181,8 +183,6 @@ def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int
         out = attend(module, *inputs, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
         (gradient,) = torch.autograd.grad(out, joint, direction)
         return [out.detach(), *gradient.split(counts, 2)]
-
-    from torch.utils.benchmark import Timer  # imports setuptools
 
     results = run()
     return Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=TIMING_SECONDS).median * 1e3, results

@@ -147,7 +147,7 @@ def stock_model(config: PreTrainedConfig, *, attention: str, is_random: bool = T
     """Return transformers' own model in fp32, or raise UserError.
 
     Args:
-        is_random: draw the weights, which takes 5 s for 124M. Otherwise they are NaN until they are loaded.
+        is_random: draw the weights, which takes 2 s for 124M. Otherwise they are NaN until they are loaded.
     """
     try:
         with contextlib.nullcontext() if is_random else no_init_weights():
