@@ -97,11 +97,9 @@ def to_json(value: Any, **options: Any) -> str:
 
 def parse_object(text: str | bytes) -> dict[str, Any] | None:
     """Return the JSON object in a text, or None if the text is anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    with contextlib.suppress(ValueError, RecursionError):
+        return value if isinstance(value := json.loads(text), dict) else None
+    return None
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -170,10 +170,9 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
     if "run_identity" not in manifest["environment"]:
         return None
     losses = {key: loss for key, loss in manifest.get("losses", {}).items() if loss is not None}
-    try:
+    with contextlib.suppress(ValueError):
         return from_json(TrainingRecord, manifest | {"losses": losses})
-    except ValueError:
-        return None
+    return None
 
 
 def size(checkpoint: Path) -> int:

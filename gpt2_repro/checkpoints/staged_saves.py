@@ -6,11 +6,13 @@ import mmap
 import os
 import pickle
 from collections.abc import Callable
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils.serialization import config as serialization_config
 
 from gpt2_repro.checkpoints.writer import HashedFile
 from gpt2_repro.errors import RunFailed
@@ -35,13 +37,21 @@ class StagingMemory:
         self.size = self.used = 0
         self.skipped: list[tuple[int, int]] = []  # start and size of the parts that torch.save has left out
         self._pinned_at = 0
-        self._grow(size + size // 50 + (1 << 20))  # and the headers of the files
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._allocate(size + size // 50 + (1 << 20))  # and the headers of the files
+        self._mapping = ThreadPool(1).apply_async(self._map)  # 2 GB take a second, and the first save is far
+
+    def clear(self) -> None:
+        """Begin again at the start. The first call waits until the memory can be used."""
+        self._mapping.get()
+        self.used = 0
 
     def reserve(self, size: int) -> int:
         """Append `size` bytes, and return their start."""
         start = self.used
         if start + size > self.size:
-            self._grow(start + size + (start + size) // 8)
+            self._allocate(start + size + (start + size) // 8)
+            self._map()
         self.used += size
         return start
 
@@ -71,20 +81,25 @@ class StagingMemory:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
-    def _grow(self, size: int) -> None:
+    def _allocate(self, size: int) -> None:
         try:
             os.posix_fallocate(self.descriptor, 0, size)
         except OSError as error:
             problem = f"Copying a checkpoint needs {size_text(size)} of memory ({error.strerror})"
             raise RunFailed(f"{problem}. Pass --no_background_save, or use a machine with more memory.") from None
-        self.finish()  # the copies into the old mapping
-        if self._pinned_at:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned_at)
         self.size = size
-        self.view = memoryview(mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
-        if torch.cuda.is_initialized():
-            self._pinned_at = torch.frombuffer(self.view, dtype=torch.uint8).data_ptr()
-            if code := int(torch.cuda.cudart().cudaHostRegister(self._pinned_at, size, 1)):
+
+    def _map(self) -> None:
+        if self._pinned_at:
+            self.finish()  # the copies into the old mapping
+            torch.cuda.cudart().cudaHostUnregister(self._pinned_at)
+        self.view = memoryview(mmap.mmap(self.descriptor, self.size))
+        pages = torch.frombuffer(self.view, dtype=torch.uint8)
+        pages[self.used :].zero_()  # maps each page; unlike MAP_POPULATE, other threads go on meanwhile
+        if self._device is not None:
+            torch.cuda.set_device(self._device)  # in this thread
+            self._pinned_at = pages.data_ptr()
+            if code := int(torch.cuda.cudart().cudaHostRegister(self._pinned_at, self.size, 1)):
                 self._pinned_at = 0
                 logger.warning("Saves pause the training for longer: memory cannot be pinned (CUDA error %d).", code)
 
@@ -106,17 +121,13 @@ class StagedFiles:
         self.folder, self.memory, self.progress = folder, memory, progress
         self.files: dict[str, dict[str, Any]] = {}
         if memory is not None:
-            memory.used = 0
+            memory.clear()
 
     def save(self, obj: Any, path: str | os.PathLike[str]) -> None:
         """Save an object as torch.save does."""
-        checksums = torch.serialization.get_crc32_options()
         # The manifest has a SHA-256 of each file. These checksums would triple the time.
-        torch.serialization.set_crc32_options(False)
-        try:
+        with serialization_config.patch("save.compute_crc32", False):
             self._write(Path(path), lambda file: _save(obj, file))
-        finally:
-            torch.serialization.set_crc32_options(checksums)
 
     def save_safetensors(
         self, tensors: dict[str, torch.Tensor], path: Any, metadata: dict[str, str] | None = None

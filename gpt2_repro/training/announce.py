@@ -104,7 +104,6 @@ def _versions() -> dict[str, str]:
 
 def _commit() -> str | None:
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
+    with contextlib.suppress(OSError):
         return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
-    except OSError:
-        return None
+    return None

@@ -203,10 +203,7 @@ def check_engine(facts: dict[str, Any], environment: Environment, *, max_grad_no
             problem = f"The training engine uses {key} {facts[key]}, but the recipe needs {value}."
             raise UserError(f"{problem} Pass --config_file with a file from accelerate_configs/ to accelerate launch.")
     if facts["gradient_sums"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
-        logger.warning(
-            "Gradients of the micro-batches are added in bf16, which loses precision. Set data_types.grad_accum_dtype to "
-            "fp32 in the DeepSpeed JSON."
-        )
+        logger.warning("Gradients are added in bf16. In the DeepSpeed JSON, set data_types.grad_accum_dtype to fp32.")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from transformers import DefaultFlowCallback, PreTrainedModel, Trainer, TrainingArguments, modeling_utils
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
@@ -254,8 +254,7 @@ class PretrainingTrainer(Trainer):
         # micro-batches, this is the mean loss per target of a step. Trainer applies the factor "world size".
         # Trainer counts the targets in every step and gathers the counts of all processes.
         if self.environment.data["request"]["packing"] != "concat":
-            counts = self.accelerator.reduce(count_positions(batches, device), reduction="sum")
-            targets, positions = counts.tolist()
+            targets, positions = self.accelerator.reduce(count_positions(batches, device), reduction="sum").tolist()
             self.meter.count(targets, positions)
         self.state.num_input_tokens_seen += targets
         return batches, targets
@@ -332,7 +331,7 @@ class PretrainingTrainer(Trainer):
         return str(self.saver.staging)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the weights, the configuration and the tokenizer to `output_dir`."""
+        """Save the weights and the configuration to `output_dir`."""
         if not self.is_deepspeed_enabled or self.model_wrapped.zero_optimization_stage() == 3:
             return super().save_model(output_dir, _internal_call)
         # Trainer would copy each tensor first, and then tied weights would be saved twice. The weights are views of one
@@ -341,14 +340,16 @@ class PretrainingTrainer(Trainer):
         return self._save(output_dir, state_dict=weights)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        # Trainer would also write the tokenizer (see _save_checkpoint), and a pickle of its arguments (recipe.yaml has
+        # the settings).
+        if not self.args.should_save:
+            return
         # save_pretrained has no argument for the function that writes the weights.
         save_file, modeling_utils.safe_save_file = modeling_utils.safe_save_file, self.staged.save_safetensors
         try:
-            super()._save(output_dir, state_dict)
+            self.model.save_pretrained(str(output_dir), state_dict=state_dict)
         finally:
             modeling_utils.safe_save_file = save_file
-        if self.args.should_save:  # a pickle that nothing reads; recipe.yaml has the settings
-            Path(str(output_dir), TRAINING_ARGS_NAME).unlink()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
@@ -362,9 +363,11 @@ class PretrainingTrainer(Trainer):
 
         def write(staged: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
             engine.require_same_weights(self.model, step=self.state.global_step)
-            self.run.sync()
             self.staged = StagedFiles(staged, self.saver.memory, self.watchdog.arm)
             save()
+            if self.args.should_save:
+                self.processing_class.save_pretrained(staged)  # 0.03 s, while a GPU copies
+            self.run.sync()
             if self.saver.memory is not None:
                 self.saver.memory.finish()
             losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()

@@ -106,10 +106,8 @@ class StepControl(DefaultFlowCallback):
 
         `request` is MAX_HOURS, MAX_USD, or SIGNAL plus a signal number, and the same on all ranks.
         """
-        budgets = {
-            MAX_HOURS: f"--max_hours {self.settings.max_hours:g}",
-            MAX_USD: f"--max_usd {self.settings.max_usd:g}",
-        }
+        hours, usd = self.settings.max_hours, self.settings.max_usd
+        budgets = {MAX_HOURS: f"--max_hours {hours:g}", MAX_USD: f"--max_usd {usd:g}"}
         self.orphaned = request == SIGNAL + LAUNCHER_DIED
         reason = budgets.get(request) or signal.Signals(request - SIGNAL).name
         self.reason = "the launcher died" if self.orphaned else reason

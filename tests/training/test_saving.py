@@ -176,14 +176,15 @@ def test_a_save_in_the_foreground_restarts_the_watchdog_for_each_piece(saver, mo
 @pytest.mark.parametrize("code", [0, 2])
 def test_memory_for_copies_from_a_gpu_is_pinned(code: int, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     cuda = Mock(cudaHostRegister=Mock(return_value=code))
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
-    monkeypatch.setattr(torch.cuda, "synchronize", cuda.synchronize)
+    replaced = {"is_initialized": lambda: True, "current_device": lambda: 1, "cudart": lambda: cuda}
+    for name, function in (replaced | {name: getattr(cuda, name) for name in ("set_device", "synchronize")}).items():
+        monkeypatch.setattr(torch.cuda, name, function)
     memory = StagingMemory(1000)
+    memory.clear()  # a thread has pinned it on the device of this process
     first = cuda.cudaHostRegister.call_args.args[0]
     memory.reserve(2 * memory.size)  # a larger checkpoint
     assert cuda.cudaHostUnregister.call_args == (None if code else call(first))
     assert cuda.cudaHostRegister.call_args.args[1] == memory.size and ("pinned" in caplog.text) == bool(code)
     # Copies to the old mapping end before the new one exists.
-    order = ["synchronize", "cudaHostRegister", "synchronize", "cudaHostUnregister", "cudaHostRegister"]
-    assert [each[0] for each in cuda.mock_calls] == [name for name in order if not code or "Un" not in name]
+    pins, ends = ["set_device", "cudaHostRegister"], ["synchronize", "cudaHostUnregister"]
+    assert [each[0] for each in cuda.mock_calls] == [*pins, *([] if code else ends), *pins]
