@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Functions that create the Python environment in $venv on the volume. Only to be sourced by on_start.sh.
-# Pods with the same image share the environment. A lock ensures that one pod at a time creates it.
+# Functions that create the Python environment in $venv. Only to be sourced by on_start.sh.
+# It is in the container, because a network volume is slow with its 50,000 small files (dev/LOG.md).
 
 # shellcheck disable=SC2154  # $repository is set by on_start.sh
 # shellcheck source=runpod/pod.sh
@@ -8,10 +8,8 @@
 
 set_up() {
   local code
-  venv=$workspace/venvs/$(fingerprint)
-  mkdir -p "$workspace/venvs"
-  # Continue without a lock if the file system does not support locks, as some network file systems.
-  if ! { { exec 8>>"$workspace/venvs/.lock"; } 2>/dev/null && flock -w 1800 8; }; then say "continuing without a lock on $workspace/venvs"; fi
+  venv=$HOME/gpt2-venv
+  exec 8>>"$temporary/environment.lock" && flock -w 1800 8 # against a second on_start.sh at the same time
   set_up_environment
   code=$?
   exec 8>&-
@@ -22,16 +20,9 @@ set_up() {
 # not imported, because the import takes seconds.
 torch_version() { "$1" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
 
-fingerprint() {
-  local torch
-  torch=$(torch_version python) || torch=none
-  python -c 'import sys; print("py%d%d-torch" % sys.version_info[:2], end="")'
-  echo "$torch-$(sha256sum "$repository/requirements.txt" | cut -c1-12)"
-}
-
 set_up_environment() {
   local torch
-  [[ -e $venv/.ok ]] && return 0
+  cmp -s "$repository/requirements.txt" "$venv/.ok" && return 0
   say "installing the Python environment $venv"
   rm -rf "$venv"
   python -m venv --system-site-packages "$venv" || return 1
@@ -42,7 +33,9 @@ set_up_environment() {
     echo "torch==$torch" >"$venv/constraints.txt"
     sed -i '/^torch[<>=]/d' "$venv/requirements.txt"
   fi
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$venv/constraints.txt" \
-    --requirement "$venv/requirements.txt" || return 1
-  touch "$venv/.ok" # written last, so that an interrupted installation is repeated from the start
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+    --constraint "$venv/constraints.txt" --requirement "$venv/requirements.txt" || return 1
+  # On all cores, unlike pip. Some packages contain files that are no valid Python.
+  "$venv/bin/python" -m compileall -q -j 16 "$venv/lib" >/dev/null 2>&1
+  cp "$repository/requirements.txt" "$venv/.ok" # written last, so that an interrupted installation is repeated
 }

@@ -4,8 +4,7 @@
 #
 # It runs these steps in order, and skips steps that are already done:
 #   1. Set the deadline: stop the pod after POD_HOURS hours (after 24 if POD_HOURS is not a number).
-#   2. Create a Python environment on the volume for this Python, torch, CUDA and requirements.txt. The torch of the
-#      image is kept.
+#   2. Install requirements.txt into a Python environment in the container. The torch of the image is kept.
 #   3. Set the cache folders: large files on the volume, many small files in the container.
 #   4. Start python -m gpt2_repro.preflight in the background.
 #   5. Run the command AUTO_RUN, preferably runpod/run_and_stop.sh …, in a tmux session named run, or in the background

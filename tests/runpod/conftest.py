@@ -36,7 +36,6 @@ case "$*" in
   "- "*) echo "${DIFFERS:-0}" ;; # the comparison of a bucket
   "-m venv"*) [[ -n ${NO_VENV:-} ]] && exit 1; mkdir -p "${!#}/bin"; cp "$0" "${!#}/bin/python" ;;
   *"--requirement"*/requirements.txt) exit "${INSTALL:-0}" ;;
-  *"sys.version_info"*) printf py312-torch ;;
   *"importlib.metadata"*) echo 2.9.1+cu128 ;;
   "-m gpt2_repro.preflight") [[ -z ${SLOW_PREFLIGHT:-} ]] || sleep 600 ;;
   "-m gpt2_repro.evaluation"*) exit "${EVALUATION:-0}" ;;
