@@ -3,6 +3,7 @@
 The functions are collectives: call them on all ranks in the same order.
 """
 
+import contextlib
 import functools
 import os
 import pickle
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # torch is imported where it is needed, which takes 2 s
     from torch import Tensor
 
 DECISION_HOURS = 12.0  # longest time that the other ranks wait until rank 0 has restored a run
+CONNECT_SECONDS = 300.0  # longest difference between the starts of the machines
 
 T = TypeVar("T")
 
@@ -53,15 +55,20 @@ def decide(function: Callable[[], T]) -> T:
         store.wait([key], timedelta(hours=DECISION_HOURS))
         outcome = pickle.loads(store.get(key))
     if isinstance(outcome, Exception):
+        # The store ends with the launcher of rank 0, which ends after the first process of its machine.
+        store.set(f"{key}-{os.environ['RANK']}", "")
+        with contextlib.suppress(RuntimeError):
+            store.wait([f"{key}-{rank}" for rank in range(int(processes))], timedelta(seconds=CONNECT_SECONDS))
         raise outcome
     return outcome
 
 
-@functools.cache  # without a launcher's store, rank 0 hosts it
+@functools.cache  # the launcher of rank 0 hosts it
 def _store() -> Any:
     from torch.distributed import rendezvous
 
-    return next(iter(rendezvous("env://")))[0]
+    # torch would try for 30 minutes to reach a machine whose launcher has ended.
+    return next(iter(rendezvous("env://", timeout=timedelta(seconds=CONNECT_SECONDS))))[0]
 
 
 def largest(number: int) -> int:

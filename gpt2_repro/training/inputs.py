@@ -63,10 +63,7 @@ def _open_hellaswag(settings: TrainingSection, tokenizer: PreTrainedTokenizerBas
     Args:
         window: the maximum number of positions per row.
     """
-    if not settings.hellaswag_steps:
-        return None
-    if settings.eval_strategy == "no":
-        logger.warning("HellaSwag is not scored, because all validation is off (--eval_strategy no).")
+    if not settings.hellaswag_steps or settings.eval_strategy == "no":
         return None
     items = []
     try:

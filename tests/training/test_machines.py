@@ -61,7 +61,8 @@ def test_different_settings_and_a_mistake_that_rank_0_finds_end_all_machines(tra
     assert 0 not in codes and "learning_rate" in (tmp_path / "log0").read_text(encoding="utf-8") and not run.exists()
     train(run, *ROWS, "--stop_at_step", 2)
     codes = on_two_machines(tiny_recipe, run, tmp_path, *ROWS, *change)
-    assert 0 not in codes and "learning_rate" in (tmp_path / "log0").read_text(encoding="utf-8")
+    logs = [(tmp_path / f"log{rank}").read_text(encoding="utf-8") for rank in (0, 1)]
+    assert 0 not in codes and all("learning_rate" in log for log in logs)
 
 
 def test_machines_that_do_not_share_the_run_directory_are_refused(tmp_path: Path, monkeypatch) -> None:
