@@ -8,8 +8,10 @@
 
 set_up() {
   local code
-  venv=$HOME/gpt2-venv
-  exec 8>>"$temporary/environment.lock" && flock -w 1800 8 # against a second on_start.sh at the same time
+  # Another version of the requirements gets its own folder, because a run may still use the environment.
+  venv=$HOME/gpt2-venv-$(sha256sum "$repository/requirements.txt" | cut -c1-12)
+  # One on_start.sh at a time.
+  if ! { { exec 8>>"$temporary/environment.lock"; } 2>/dev/null && flock -w 1800 8; }; then say "continuing without a lock"; fi
   set_up_environment
   code=$?
   exec 8>&-
@@ -22,7 +24,7 @@ torch_version() { "$1" -c 'from importlib.metadata import version; print(version
 
 set_up_environment() {
   local torch
-  cmp -s "$repository/requirements.txt" "$venv/.ok" && return 0
+  [[ -e $venv/.ok ]] && return 0
   say "installing the Python environment $venv"
   rm -rf "$venv"
   python -m venv --system-site-packages "$venv" || return 1
@@ -37,5 +39,5 @@ set_up_environment() {
     --constraint "$venv/constraints.txt" --requirement "$venv/requirements.txt" || return 1
   # On all cores, unlike pip. Some packages contain files that are no valid Python.
   "$venv/bin/python" -m compileall -q -j 16 "$venv/lib" >/dev/null 2>&1
-  cp "$repository/requirements.txt" "$venv/.ok" # written last, so that an interrupted installation is repeated
+  touch "$venv/.ok" # written last, so that an interrupted installation is repeated from the start
 }

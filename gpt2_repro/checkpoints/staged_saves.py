@@ -6,7 +6,7 @@ import mmap
 import os
 import pickle
 from collections.abc import Callable
-from multiprocessing.pool import ThreadPool
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,11 +39,11 @@ class StagingMemory:
         self._pinned_at = 0
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._allocate(size + size // 50 + (1 << 20))  # and the headers of the files
-        self._mapping = ThreadPool(1).apply_async(self._map)  # 2 GB take a second, and the first save is far
+        self._ready = ThreadPoolExecutor(1).submit(self._prepare)  # 2 GB take a second
 
     def clear(self) -> None:
         """Begin again at the start. The first call waits until the memory can be used."""
-        self._mapping.get()
+        self._ready.result()
         self.used = 0
 
     def reserve(self, size: int) -> int:
@@ -51,7 +51,7 @@ class StagingMemory:
         start = self.used
         if start + size > self.size:
             self._allocate(start + size + (start + size) // 8)
-            self._map()
+            self._prepare()
         self.used += size
         return start
 
@@ -87,13 +87,12 @@ class StagingMemory:
         except OSError as error:
             problem = f"Copying a checkpoint needs {size_text(size)} of memory ({error.strerror})"
             raise RunFailed(f"{problem}. Pass --no_background_save, or use a machine with more memory.") from None
-        self.size = size
-
-    def _map(self) -> None:
         if self._pinned_at:
             self.finish()  # the copies into the old mapping
             torch.cuda.cudart().cudaHostUnregister(self._pinned_at)
-        self.view = memoryview(mmap.mmap(self.descriptor, self.size))
+        self.size, self.view = size, memoryview(mmap.mmap(self.descriptor, size))
+
+    def _prepare(self) -> None:
         pages = torch.frombuffer(self.view, dtype=torch.uint8)
         pages[self.used :].zero_()  # maps each page; unlike MAP_POPULATE, other threads go on meanwhile
         if self._device is not None:

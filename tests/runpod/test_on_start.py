@@ -13,14 +13,14 @@ def log(pod) -> str:
     return pod.log("on_start.log")
 
 
-def test_a_second_start_installs_only_what_has_changed(pod) -> None:
+def test_a_second_start_installs_nothing(pod) -> None:
     """A second start of a pod uses the environment that the first start installed."""
     assert pod.run("on_start.sh") == (0, "")
     wait_for(lambda: pod.calls("python -m gpt2_repro.preflight"))
     first = pod.calls()
     assert any(call.startswith("python -m venv --system-site-packages") for call in first) and "ready: ." in log(pod)
     # The torch of the image is kept.
-    constraints = pod.folder / "gpt2-venv" / "constraints.txt"
+    (constraints,) = pod.folder.glob("gpt2-venv-*/constraints.txt")
     assert constraints.read_text(encoding="utf-8") == "torch==2.9.1+cu128\n"
     assert any(f"--constraint {constraints}" in call for call in first if call.endswith("/requirements.txt"))
     settings = (pod.folder / "gpt2.env").read_text(encoding="utf-8")
@@ -30,8 +30,6 @@ def test_a_second_start_installs_only_what_has_changed(pod) -> None:
     wait_for(lambda: len(pod.calls("python -m gpt2_repro.preflight")) == 2)
     again = pod.calls()[len(first) :]
     assert not any(word in call for call in again for word in ("pip install", "-m venv"))
-    (pod.folder / "gpt2-venv" / ".ok").write_text("transformers==5.0.0", encoding="utf-8")  # of an earlier commit
-    assert pod.run("on_start.sh") == (0, "") and len(pod.calls("python -m pip install")) == 2
 
 
 @pytest.mark.parametrize("fails", [{"INSTALL": "1"}, {"NO_VENV": "1", "HOME": None}])
@@ -39,7 +37,7 @@ def test_a_start_that_fails_does_not_fail_the_container(pod, fails: dict[str, st
     assert pod.run("on_start.sh", **fails) == (0, "")
     assert "COULD NOT BE INSTALLED" in log(pod) and "ready" not in log(pod) and "unbound" not in log(pod)
     assert not any("preflight" in call for call in pod.calls())
-    assert not (pod.folder / "gpt2-venv" / ".ok").exists() and not pod.calls("runpodctl")
+    assert not list(pod.folder.glob("gpt2-venv-*/.ok")) and not pod.calls("runpodctl")
     assert pod.run("on_start.sh") == (0, "") and "ready: ." in log(pod)  # the next start repairs it
 
 
