@@ -67,7 +67,7 @@ def decide(function: Callable[[], T]) -> T:
 def _store() -> Any:
     from torch.distributed import rendezvous
 
-    # torch would try for 30 minutes to reach a machine whose launcher has ended.
+    # For a machine whose launcher has ended, torch tries twice. By default, each attempt takes 30 minutes.
     return next(iter(rendezvous("env://", timeout=timedelta(seconds=CONNECT_SECONDS))))[0]
 
 
