@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py --minutes 8 --out gpu --data_files 'books/*.jsonl.gz' --tokenizer ../gpt2 \\
         --llmc ../llm.c/train_gpt2cu --nanogpt ../nanoGPT
-    python benchmarks/gpu.py --parts variants --variants flash_attention_2 rows_32 --data_files 'books/*.jsonl.gz'
+    python benchmarks/gpu.py --parts variants --variants flash_attention_2 rows_128 --data_files 'books/*.jsonl.gz'
     python benchmarks/gpu.py --use_cpu --out gpu           # test this script: a tiny model, text of Python's manual
 
 Every part starts train.py under ZeRO-1 on the same prepared text. The parts, in this order:
