@@ -37,7 +37,7 @@ set_up_environment() {
   fi
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --constraint "$venv/constraints.txt" --requirement "$venv/requirements.txt" || return 1
-  # On all cores, unlike pip. Some packages contain files that are no valid Python.
+  # On all cores, unlike pip. Some files of packages are not valid Python.
   "$venv/bin/python" -m compileall -q -j 16 "$venv/lib" >/dev/null 2>&1
   touch "$venv/.ok" # written last, so that an interrupted installation is repeated from the start
 }

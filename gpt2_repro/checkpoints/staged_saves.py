@@ -94,7 +94,7 @@ class StagingMemory:
 
     def _prepare(self) -> None:
         pages = torch.frombuffer(self.view, dtype=torch.uint8)
-        pages[self.used :].zero_()  # maps each page; unlike MAP_POPULATE, other threads go on meanwhile
+        pages[self.used :].zero_()  # maps each page; unlike with MAP_POPULATE, other threads continue meanwhile
         if self._device is not None:
             torch.cuda.set_device(self._device)  # in this thread
             self._pinned_at = pages.data_ptr()
