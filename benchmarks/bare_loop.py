@@ -2,7 +2,7 @@
 
     python benchmarks/bare_loop.py start DATA OUT '{"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}'
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
-    python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
+    python benchmarks/bare_loop.py bare RUN OUT.json
 
 real_run.py runs these commands and compares the results with a run of train.py.
 """
@@ -153,11 +153,8 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     Path(out).write_text(json.dumps(result), encoding="utf-8")
 
 
-def bare(run: str, out: str, rows_per_pass: str = "") -> None:
-    """Repeat a run with a bare PyTorch loop, and write the loss and time of each step.
-
-    `rows_per_pass` overrides the micro-batch size of the run.
-    """
+def bare(run: str, out: str) -> None:
+    """Repeat a run with a bare PyTorch loop, and write the loss and time of each step."""
     # Uses the model, the loss and the order of rows of this project, but no Trainer, Accelerate or DeepSpeed.
     from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.build import build_model
@@ -176,11 +173,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     built = {"attention": environment["attention"].split()[0], "init_from": shape.init_from}
     model = build_model(config, **built, compiled=engine["compiled"]).to(device).train()
 
-    # Another micro-batch size changes only the order in which losses and gradients are summed.
-    rows_per_step, size = (
-        plan["tokens_per_step"] // data.sequence_length,
-        int(rows_per_pass or plan["micro_batch_size"]),
-    )
+    rows_per_step, size = plan["tokens_per_step"] // data.sequence_length, plan["micro_batch_size"]
     batches = micro_batches(prepared.rows("train"), training, rows_per_step=rows_per_step, size=size)
 
     def loss_of(model: Any, batch: dict[str, Tensor]) -> Tensor:

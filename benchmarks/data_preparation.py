@@ -289,7 +289,6 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=1, help="Number of times to repeat the text. (default: 1)")
     parser.add_argument("--files", type=int, default=8, help="Number of files that contain the text. (default: 8)")
     parser.add_argument("--small", type=int, help="Number of files in the small data set. (default: --files / 4)")
-    parser.add_argument("--documents", type=int, help="Use only the first N documents of the text.")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument(
         "--only", nargs="+", choices=NAMES, default=list(NAMES), help="Contenders to run besides ours."
@@ -299,7 +298,7 @@ def main() -> None:
     names, files = list(dict.fromkeys(["ours", *args.only])), (args.small or max(1, args.files // 4), args.files)
     with tempfile.TemporaryDirectory(prefix="data_preparation-") as root:
         corpus, work = Path(root, "corpus"), Path(root, "work")
-        sizes = write_corpus(corpus, read_documents(DATA / "prose")[: args.documents] * args.copies, args.files)
+        sizes = write_corpus(corpus, read_documents(DATA / "prose") * args.copies, args.files)
         text = (sum(sizes[: files[0]]), sum(sizes))
         print_header("datasets", "transformers", "tokenizers", "tiktoken", "pyarrow", "numpy", "fastokens")
         print(f"{text[1] / 1e6:.1f} MB of text; {text[0] / 1e6:.1f} MB in the small data set")

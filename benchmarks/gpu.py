@@ -30,7 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import describe
 from benchmarks.patched_train import PROFILED_STEP
-from benchmarks.processes import ROOT, Finished, gpu_query, run_logged
+from benchmarks.processes import SAVED, Finished, gpu_query, logged, run_logged
 from gpt2_repro.checkpoints import newest_step
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.launchers import LAUNCHERS
@@ -55,7 +55,6 @@ from gpt2_repro.run_record.layout import RECIPE
 PARTS = ("train", "programs", "profile", "variants", "paired")
 SETTLED = 5  # steps at the start that are not measured
 PROCESS_SECONDS = 200  # time limit of one process
-SAVED = re.compile(r"([\d.,]+) MB in ([\d.]+) s, training paused for ([\d.]+) s")
 # The lines of a step. The group is its time in milliseconds.
 LLMC_STEP = re.compile(r"^step +\d+/\d+ \|.*\| ([\d.]+) ms \|", re.MULTILINE)
 NANOGPT_STEP = re.compile(r"^iter \d+: loss \S+, time ([\d.]+)ms", re.MULTILINE)
@@ -69,7 +68,6 @@ class Variant(NamedTuple):
 
     name: str
     options: str = ""  # of train.py
-    deepspeed: Mapping[str, Any] = {}  # merged into the DeepSpeed JSON
     environment: Mapping[str, str] = {}
     patch: str = ""  # a function of patched_train.py
     needs: str = ""  # a module that must be installed
@@ -86,7 +84,6 @@ VARIANTS = (
     Variant("flash_attention_2", "--attn_implementation flash_attention_2", needs="flash_attn"),
     Variant("causal_sdpa", "--attn_implementation causal_sdpa"),
     Variant("logs_5", "--logging_steps 5"),  # each log line waits for the device
-    Variant("late_grad_update", deepspeed={"bf16": {"enabled": "auto"}}),  # as without immediate_grad_update
     Variant("document_mask", "--document_mask true --attn_implementation auto"),
     Variant("ddp", launcher="ddp"),
     Variant("import_times", environment={"PYTHONPROFILEIMPORTTIME": "1"}),  # in its log
@@ -122,12 +119,13 @@ class Bench:
         with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
 
-    def run(self, part: str) -> None:
-        """Run a part. If it fails, record the error."""
+    def attempt(self, part: str, name: str, measure: Callable[..., dict[str, Any] | None], *arguments: Any) -> None:
+        """Call `measure`, and record the values that it returns. If it fails, record the error."""
         try:
-            getattr(self, part)()
+            if values := measure(*arguments):
+                self.record(part, name, **values)
         except (Exception, SystemExit) as error:
-            self.record(part, "failed", error=cause(error))
+            self.record(part, name, error=cause(error))
 
     def call(self, command: list[str], log: str, env: Mapping[str, str] | None = None, **options: Any) -> Finished:
         seconds = min(self.left(), PROCESS_SECONDS)
@@ -154,11 +152,6 @@ class Bench:
         launcher, words = LAUNCHERS.get(variant.launcher), [sys.executable]
         if launcher:
             words = launcher.command("--num_processes", str(self.args.processes), "--main_process_port", "0")
-        if launcher and variant.deepspeed:
-            merged = json.loads((ROOT / "ds_configs" / launcher.deepspeed_json).read_text(encoding="utf-8"))
-            file = self.work / f"{variant.name}.json"
-            file.write_text(json.dumps({**merged, **variant.deepspeed}), encoding="utf-8")
-            words += ["--deepspeed_config_file", str(file)]
         words += ["benchmarks/patched_train.py" if variant.patch else "train.py", self.args.recipe]
         words += ["--dataset_dir", str(self.data), "--output_dir", str(run), "--max_steps", str(steps)]
         words += ["--warmup_steps", str(min(20, steps // 2)), "--logging_steps", "1", "--disable_tqdm", "true"]
@@ -166,8 +159,8 @@ class Bench:
         words += ["--hellaswag_steps", "0", *self.options, *options, *self.kernel]
         return [*words, *variant.options.split()]
 
-    def measure(self, variant: Variant, steps: int) -> tuple[Path, dict[str, Any]]:
-        """Train a variant without validations and saves. Return its run directory and measurements."""
+    def measure(self, variant: Variant, steps: int) -> dict[str, Any]:
+        """Train a variant without validations and saves, and return its measurements."""
         run = self.work / variant.name
         command = self.command(variant, run, steps, "--eval_steps", "0", "--save_strategy", "no")
         # torch's cache could return code that was compiled without the patch.
@@ -178,7 +171,8 @@ class Bench:
         done = self.call(command, f"{variant.name}.log", environment)
         results = speed_of(run, done)
         self.kernel = self.kernel or ["--attn_implementation", results["attention"].partition(" ")[0]]
-        return run, results
+        shutil.rmtree(run)
+        return results
 
     def train(self) -> None:
         """Measure speed, saves, memory and starts, before and after SIGKILL."""
@@ -232,9 +226,10 @@ class Bench:
             words = f"-e d12 -b {self.rows} -t {self.length} -d {self.tokens_per_step} -r {recompute} -z 1 -c 0.1"
             words += f" -l 0.0006 -q 0.0 -u 20 -n 0 -v 1000 -m 1 -s 0 -h 0 -x {args.steps_of_others}"
             files = [word for option in ("-i", "-j") for word in (option, str(self.work / "llmc_*.bin"))]
-            self.program(name, [str(args.llmc.resolve()), *files, "-o", "log", *words.split()], LLMC_STEP)
+            command = [str(args.llmc.resolve()), *files, "-o", "log", *words.split()]
+            self.attempt("programs", name, self.program, name, command, LLMC_STEP)
         if args.nanogpt:
-            self.program("nanoGPT", self.nanogpt(), NANOGPT_STEP, cwd=args.nanogpt)
+            self.attempt("programs", "nanoGPT", self.program, "nanoGPT", self.nanogpt(), NANOGPT_STEP, args.nanogpt)
 
     def nanogpt(self) -> list[str]:
         """Return the command that trains the same model with nanoGPT, in its folder."""
@@ -247,17 +242,8 @@ class Bench:
         words += " --device=cpu --compile=False --dtype=float32" if args.use_cpu else ""
         return [sys.executable, "train.py", *words.split()]
 
-    def program(self, name: str, command: list[str], step: re.Pattern[str], cwd: Path | None = None) -> None:
-        """Run a program that prints the milliseconds of each step, and record its speed."""
-        try:
-            self.record("programs", name, **self.speed_of_program(name, command, step, cwd))
-        except (Exception, SystemExit) as error:
-            self.record("programs", name, error=cause(error))
-
-    def speed_of_program(
-        self, name: str, command: list[str], step: re.Pattern[str], cwd: Path | None
-    ) -> dict[str, Any]:
-        """Run a program as `program` does, and return its speed."""
+    def program(self, name: str, command: list[str], step: re.Pattern[str], cwd: Path | None = None) -> dict[str, Any]:
+        """Run a program that prints the milliseconds of each step, and return its speed."""
         log = f"{re.split('[^a-zA-Z.]', name)[0]}{len(self.results)}.log"
         libraries = ":".join([*cuda_libraries(), os.environ.get("LD_LIBRARY_PATH", "")])
         done = self.call(command, log, {"LD_LIBRARY_PATH": libraries}, cwd=cwd or self.work)
@@ -282,7 +268,7 @@ class Bench:
 
     def profile(self) -> None:
         """Record how long the kernels of one step take, by group."""
-        _, speed = self.measure(Variant("profile", patch="profile"), PROFILED_STEP + 2)
+        self.measure(Variant("profile", patch="profile"), PROFILED_STEP + 2)
         profile = json.loads((self.out / "profile.json").read_text(encoding="utf-8"))
         times = {name: round(ms, 2) for name, ms in [*profile["groups"].items(), ("no kernel", profile["no kernel"])]}
         self.record("profile", "one step, ms", total=round(profile["ms"], 2), **times)
@@ -305,13 +291,8 @@ class Bench:
             if self.left() < longest:
                 print(f"no time for: {', '.join(each.name for each in chosen[number:])}")
                 return
-            start, run = time.monotonic(), self.work / variant.name
-            try:
-                run, values = self.measure(variant, self.args.variant_steps)
-                self.record("variants", variant.name, **values)
-            except (Exception, SystemExit) as error:
-                self.record("variants", variant.name, error=cause(error))
-            shutil.rmtree(run, ignore_errors=True)
+            start = time.monotonic()
+            self.attempt("variants", variant.name, self.measure, variant, self.args.variant_steps)
             longest = max(longest, time.monotonic() - start)
 
     def paired(self) -> None:
@@ -320,10 +301,9 @@ class Bench:
         ratios: dict[str, list[float]] = {}
         words = "--logging_steps 10"  # as by default
         for number in range(self.args.rounds):
-            nanogpt = self.speed_of_program("nanoGPT", self.nanogpt(), NANOGPT_STEP, self.args.nanogpt)
+            nanogpt = self.program("nanoGPT", self.nanogpt(), NANOGPT_STEP, self.args.nanogpt)
             for variant in (Variant("one_process", words, launcher="python"), Variant("zero1", words)):
-                run, speed = self.measure(variant, self.args.steps_of_others)
-                shutil.rmtree(run)
+                speed = self.measure(variant, self.args.steps_of_others)
                 ratio = nanogpt["tokens_per_second"] / speed["tokens_per_second"]
                 self.record("paired", f"round {number}, {variant.name}", step_relative_to_nanogpt=round(ratio, 3))
                 ratios.setdefault(variant.name, []).append(ratio)
@@ -395,14 +375,6 @@ def start_of(run: Path, seconds: float) -> dict[str, Any]:
     return {"seconds": round(seconds, 1), "launcher": round(seconds - sum(phases.values()), 1), **phases}
 
 
-def logged(run: Path) -> dict[int, dict[str, Any]]:
-    """Return the log entries of the training steps of a run, by step."""
-    path = RunRecord(run).metrics
-    # The last line may be incomplete.
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    return {event["step"]: event for event in map(json.loads, lines) if "loss" in event}
-
-
 def cuda_libraries() -> list[str]:
     """Return the folders of the CUDA libraries that torch's wheels have installed."""
     spec = importlib.util.find_spec("nvidia")
@@ -445,7 +417,7 @@ def main(argv: list[str]) -> None:
         bench = Bench(args, further, Path(temporary))
         try:
             for part in ("prepare", *args.parts):
-                bench.run(part)
+                bench.attempt(part, "failed", getattr(bench, part))
         except KeyboardInterrupt:
             print("interrupted")
         (args.out / "gpu.md").write_text(bench.tables(), encoding="utf-8")

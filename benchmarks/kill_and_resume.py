@@ -17,10 +17,7 @@ Options after `--` go to train.py.
 """
 
 import argparse
-import contextlib
-import functools
 import json
-import re
 import signal
 import sys
 import tempfile
@@ -32,28 +29,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import print_columns, print_header, print_row
-from benchmarks.processes import run_python
-
-
-SAVE = re.compile(r"([\d.,]+) MB in ([\d.]+) s, training paused for ([\d.]+) s")
-
-
-def first_new(run: Path, after_step: int, after_time: float) -> tuple[int, float] | None:
-    """Return the first step after `after_step` that was logged after `after_time`.
-
-    The result is the step and the Unix time of its log entry, or None.
-    """
-    path = run / "metrics.jsonl"
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):  # the last line may be incomplete
-            event = json.loads(line)
-            if "loss" in event and event["step"] > after_step and event["time"] > after_time:
-                return event["step"], event["time"]
-    return None
-
-
-def newest(run: Path) -> int:
-    return max((int(path.name.split("-")[1]) for path in run.glob("checkpoint-*")), default=0)
+from benchmarks.processes import SAVED, logged, run_python
+from gpt2_repro.checkpoints import newest_step
 
 
 def resume(words: list[str], run: Path, args: argparse.Namespace) -> None:
@@ -61,16 +38,19 @@ def resume(words: list[str], run: Path, args: argparse.Namespace) -> None:
     killed = 0.0
     print_columns("event", "time")
     for number in range(args.kills + 1):
-        saved, log = newest(run), run.with_name(f"{number}.log")
-        new = functools.partial(first_new, run, saved or args.checkpoint, killed)
-        done = run_python(words, log=log, timeout=3600, stop=lambda new=new: newest(run) > 0 and new() is not None)
-        if (logged := new()) is None:
-            sys.exit(f"The run ended before it logged a new step:\n{log.read_text(encoding='utf-8')[-3000:]}")
-        step, when = logged
+        saved, log = newest_step(run), run.with_name(f"{number}.log")
+        step = max(saved, args.checkpoint) + 1
+
+        def is_time(step: int = step, killed: float = killed) -> bool:
+            return newest_step(run) > 0 and logged(run).get(step, {"time": 0.0})["time"] > killed
+
+        done = run_python(words, log=log, timeout=3600, stop=is_time)
+        if not is_time():
+            sys.exit(f"The run ended before it logged step {step}:\n{log.read_text(encoding='utf-8')[-3000:]}")
         start = f"kill to step {step}, resumed from checkpoint-{saved}" if killed else f"first start to step {step}"
-        print_row(start, f"{when - (killed or done.began):.1f} s")
+        print_row(start, f"{logged(run)[step]['time'] - (killed or done.began):.1f} s")
         killed = done.ended
-    files = [path for path in (run / f"checkpoint-{newest(run)}").rglob("*") if path.is_file()]
+    files = [path for path in (run / f"checkpoint-{newest_step(run)}").rglob("*") if path.is_file()]
     print(f"\ncheckpoint: {sum(path.stat().st_size for path in files) / 1e6:,.1f} MB")
 
 
@@ -81,7 +61,7 @@ def compare_saves(words: list[str], run: Path, args: argparse.Namespace) -> None
         log, steps = run.with_name(f"{background}.log"), str(args.saves * args.checkpoint)
         options = [f"{run}-{background}", "--background_save", background, "--max_steps", steps]
         run_python([*words, *options], log=log, timeout=3600)
-        sizes, totals, pauses = zip(*SAVE.findall(log.read_text(encoding="utf-8")), strict=True)
+        sizes, totals, pauses = zip(*SAVED.findall(log.read_text(encoding="utf-8")), strict=True)
         print_row(background, sizes[-1], f"{', '.join(pauses)} s", f"{', '.join(totals)} s")
 
 
@@ -106,7 +86,7 @@ def measure_goodput(words: list[str], run: Path, args: argparse.Namespace) -> No
     command += ["--save_rolling_minutes", str(args.rolling_minutes)]
     seconds = run_python(command, log=log, timeout=36_000, stop=strike).seconds
     status = json.loads((run / "run_status.json").read_text(encoding="utf-8"))
-    parts, saves = status["time_breakdown"], SAVE.findall(log.read_text(encoding="utf-8"))
+    parts, saves = status["time_breakdown"], SAVED.findall(log.read_text(encoding="utf-8"))
     kept = parts["training"] + parts.get("data", 0.0)
     print_columns("kills", "time", "saves", "time in steps that were not lost", "goodput", "run_status.json")
     measured = [f"{seconds:,.0f} s", len(saves), f"{kept:,.0f} s", f"{kept / seconds:.1%}"]

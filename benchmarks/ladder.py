@@ -16,7 +16,6 @@ import argparse
 import itertools
 import json
 import math
-import re
 import statistics
 import subprocess
 import sys
@@ -26,10 +25,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
-import torch
 import yaml
 from scipy.stats import t
 
+from benchmarks.machine import device
 from benchmarks.optimizers import (
     ARMS,
     CONTEXT,
@@ -85,13 +84,6 @@ class Result(NamedTuple):
         return statistics.mean(curve.last for curve in self.curves)
 
 
-def find_device() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    return names[0] if names else ""
-
-
 class Ladder:
     """The arms of the study, and the runs that they need."""
 
@@ -121,7 +113,7 @@ class Ladder:
         words: list[object] = [recipe, *ARMS[arm.optimizer][0], "--learning_rate", rate, "--seed", seed]
         words += ["--bf16", True, "--torch_compile", False, *shape(arm.size)]
         try:
-            self.study.curve(arm.run(rate, seed), words, device=find_device())
+            self.study.curve(arm.run(rate, seed), words, device=device())
         except subprocess.CalledProcessError as error:
             print(f"{arm.run(rate, seed)} failed: {error}", file=sys.stderr)
 

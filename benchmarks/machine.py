@@ -13,14 +13,18 @@ from pathlib import Path
 
 def describe(*packages: str) -> str:
     """Return the date, the GPUs or the CPU, the load average of a minute, and the versions of installed packages."""
-    torch, info = sys.modules.get("torch"), Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text(encoding="utf-8")) if info.exists() else []
-    machine = f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
-    if torch and torch.cuda.is_available():
-        machine = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     versions = [f"{name} {found}" for name in packages if (found := version_of(name))]
     load = f"load {os.getloadavg()[0]:.1f}"
-    return ", ".join([f"{datetime.date.today()}", machine, load, f"Python {platform.python_version()}", *versions])
+    return ", ".join([f"{datetime.date.today()}", device(), load, f"Python {platform.python_version()}", *versions])
+
+
+def device() -> str:
+    """Return the GPUs, if torch is imported and finds any, or the CPU."""
+    torch, info = sys.modules.get("torch"), Path("/proc/cpuinfo")
+    if torch and torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    names = re.findall(r"model name\s*: (.*)", info.read_text(encoding="utf-8")) if info.exists() else []
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
 def cpu_seconds() -> float:

@@ -30,7 +30,10 @@ from typing import Any, NamedTuple
 import yaml
 
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.processes import ROOT, logged
+
+
 RESULTS = ROOT / "benchmarks" / "results" / "optimizers.jsonl"
 CONTEXT, STEP, STEPS = 256, 8_192, 610  # 5.0M tokens
 SIZES = {  # layers, width, bf16, seeds
@@ -134,11 +137,10 @@ def shape(size: str) -> list[object]:
 
 
 def read(run: Path) -> Curve:
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    speeds = [event["tokens_per_second"] for event in events if "tokens_per_second" in event]
-    validations = [event for event in events if "eval_loss" in event]
+    speeds = [event["tokens_per_second"] for event in logged(run, "tokens_per_second").values()]
+    validations = logged(run, "eval_loss").items()
     # Before the first step there is no average.
-    losses = {event["step"]: event.get("eval_EMA_loss", event["eval_loss"]) for event in validations}
+    losses = {step: event.get("eval_EMA_loss", event["eval_loss"]) for step, event in validations}
     return Curve(losses, STEP / statistics.median(speeds))
 
 

@@ -1,6 +1,8 @@
-"""Run commands of this repository, and kill processes with all their descendants."""
+"""Run commands of this repository, read their logs, and kill processes with all their descendants."""
 
 import contextlib
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import psutil
 
 
 ROOT = Path(__file__).parents[1]
+SAVED = re.compile(r"([\d.,]+) MB in ([\d.]+) s, training paused for ([\d.]+) s")  # in the log of train.py
 
 
 class Finished(NamedTuple):
@@ -65,6 +68,14 @@ def run_logged(
         end = log.read_text(encoding="utf-8")[-3000:]
         sys.exit(f"The command failed with exit code {process.returncode}. See {log}.\n{end}")
     return Finished(began, ended, peak, killed)
+
+
+def logged(run: Path, key: str = "loss") -> dict[int, dict[str, Any]]:
+    """Return the entries of the metrics of a run that have this key, by step."""
+    path = run / "metrics.jsonl"
+    # The last line may be incomplete.
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return {event["step"]: event for event in map(json.loads, lines) if key in event}
 
 
 def kill_all(process: subprocess.Popen) -> None:

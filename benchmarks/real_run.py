@@ -29,7 +29,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import describe
-from benchmarks.processes import Finished, run_python
+from benchmarks.processes import Finished, logged, run_python
+from gpt2_repro.checkpoints import newest_step
 
 
 TOLERANCE = 0.005  # nats; mean difference of the logged training loss after step SETTLED
@@ -95,20 +96,6 @@ class Bench:
     def call(self, words: list[str], log: str, stop: Callable[[], bool] = lambda: False) -> Finished:
         return run_python(words, log=self.work / log, timeout=self.args.timeout, stop=stop)
 
-    def events(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Return a dictionary from step to entry of metrics.jsonl.
-
-        Only entries with the key `kind`, for example "loss", are included.
-        """
-        path = self.run / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-        return {event["step"]: event for event in map(json.loads, lines) if kind in event}
-
-    def checkpoint(self) -> int:
-        """Return the step of the newest complete checkpoint, or 0."""
-        manifests = self.run.glob("checkpoint-*/manifest.json")
-        return max((int(path.parent.name.removeprefix("checkpoint-")) for path in manifests), default=0)
-
     def prepare(self) -> None:
         seconds = 0.0 if self.prepared else self.call(self.prepare_command, "prepare.log").seconds
         counts = json.loads((self.data / "manifest.json").read_text(encoding="utf-8"))["counts"]
@@ -126,13 +113,13 @@ class Bench:
             sys.exit(f"{self.run} already exists. Delete it, pass another --work, or omit train from --phases.")
 
         def is_time() -> bool:
-            newest = self.checkpoint()
-            return newest > self.args.steps // 2 and max(self.events("loss")) >= newest + max(1, self.save_steps // 4)
+            newest = newest_step(self.run)
+            return newest > self.args.steps // 2 and max(logged(self.run)) >= newest + max(1, self.save_steps // 4)
 
         first = self.call(self.train_command, "train_1.log", stop=is_time)
         if not first.killed:
             sys.exit("The run ended before it could be killed. Pass a larger --steps.")
-        before, newest, validated = self.events("loss"), self.checkpoint(), self.events("eval_loss")[0]["time"]
+        before, newest, validated = logged(self.run), newest_step(self.run), logged(self.run, "eval_loss")[0]["time"]
         killed = max(before)
         # As after a kill during a save. The resumed run must skip this checkpoint.
         torn = self.run / f"checkpoint-{killed}"
@@ -140,7 +127,7 @@ class Bench:
 
         second = self.call(self.train_command, "train_2.log")
         shutil.rmtree(torn, ignore_errors=True)
-        log, losses = (self.work / "train_2.log").read_text(encoding="utf-8"), self.events("loss")
+        log, losses = (self.work / "train_2.log").read_text(encoding="utf-8"), logged(self.run)
         environment, status = (
             json.loads((self.run / f"{name}.json").read_text(encoding="utf-8"))
             for name in ("environment", "run_status")
@@ -181,7 +168,7 @@ class Bench:
         )
 
     def export(self) -> None:
-        last = list(self.events("eval_loss").values())[-1]
+        last = list(logged(self.run, "eval_loss").values())[-1]
         rows, out = last["eval_tokens"] // self.length, self.work / "export.json"
         words = ["stock", str(self.run / "final"), str(self.start), str(self.data), str(rows), str(out)]
         done = self.call(["benchmarks/bare_loop.py", *words], "export.log")
@@ -203,36 +190,25 @@ class Bench:
             },
         )
 
-    def bare(self, phase: str = "bare", *rows: str) -> None:
-        out = self.work / f"{phase}.json"
-        words = ["bare", str(self.run), str(out), *rows]
-        done = self.call(["benchmarks/bare_loop.py", *words], f"{phase}.log")
+    def bare(self) -> None:
+        out = self.work / "bare.json"
+        done = self.call(["benchmarks/bare_loop.py", "bare", str(self.run), str(out)], "bare.log")
         read = json.loads(out.read_text(encoding="utf-8"))
         speed = read["tokens_per_step"] / statistics.median(read["step_seconds"][COLD:])
         shown = {"time": f"{done.seconds:.1f} s", "one process, median after warm-up": f"{speed:,.0f} tokens/s"}
         shown["peak GPU memory in use (nvidia-smi)"] = f"{done.peak_mib:,} MiB"
-        self.save(phase, shown=shown, tokens_per_second=speed, losses=read["losses"])
-
-    def again(self) -> None:
-        """Run the bare loop again with half the micro-batch size."""
-        # The losses of the two bare loops show how much two correct runs can differ.
-        self.bare("again", str(max(1, self.results["phases"]["train"]["plan"]["micro_batch_size"] // 2)))
+        self.save("bare", shown=shown, tokens_per_second=speed, losses=read["losses"])
 
     def compare(self) -> None:
         phases = self.results["phases"]
         train, theirs = phases["train"], phases["bare"]["losses"]
-        ours = [event["loss"] for event in self.events("loss").values()]
+        ours = [event["loss"] for event in logged(self.run).values()]
         settled = min(SETTLED, len(ours) // 2)
-        pairs = {"training loss, all steps": (ours, theirs, 0)}
-        pairs[f"training loss, after step {settled}"] = (ours, theirs, settled)
-        if "again" in phases:
-            half = f"two bare loops, one with half the micro-batch size, after step {settled}"
-            pairs[half] = (phases["again"]["losses"], theirs, settled)
         means, shown = [], {}
-        for name, (one, other, after) in pairs.items():
-            differences = [abs(a - b) for a, b in zip(one[after:], other[after:], strict=True)]
+        for name, after in (("all steps", 0), (f"after step {settled}", settled)):
+            differences = [abs(a - b) for a, b in zip(ours[after:], theirs[after:], strict=True)]
             means.append(statistics.mean(differences))
-            shown[f"difference from the bare loop: {name}"] = f"mean {means[-1]:.5f}, max {max(differences):.5f}"
+            shown[f"difference of the training loss, {name}"] = f"mean {means[-1]:.5f}, max {max(differences):.5f}"
         ratio = train["tokens_per_second"] / train["plan"]["num_processes"] / phases["bare"]["tokens_per_second"]
         shown["speed per process under ZeRO-1, relative to the bare loop"] = f"{ratio:.3f}"
         checks = {f"mean difference after step {settled} under {TOLERANCE}": means[1] < TOLERANCE}
@@ -281,8 +257,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=300, help="Optimizer steps of the run and of the bare loop.")
     parser.add_argument("--eval_tokens", type=int, default=262_144, help="Held-out validation tokens.")
     phases = ["prepare", "start", "train", "export", "bare", "compare"]
-    phases_help = "Phases, in order. Pass `again` before compare to repeat the bare loop with half the micro-batch."
-    parser.add_argument("--phases", nargs="+", choices=[*phases, "again"], default=phases, help=phases_help)
+    parser.add_argument("--phases", nargs="+", choices=phases, default=phases, help="Phases, in this order.")
     parser.add_argument("--timeout", type=int, default=900, help="Time limit of one process in seconds.")
     args = parser.parse_args(own)
     if args.steps < 2 * COLD + 4:
