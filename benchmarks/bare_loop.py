@@ -146,8 +146,8 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
         "vocab_size": model.config.vocab_size,
         "tokenizer_ids": len(AutoTokenizer.from_pretrained(final)),
         "activation_function": model.config.activation_function,
-        # Tensors (with shapes) and configuration keys that only one of the two folders contains.
-        "differs_from_stock": sorted(map(str, described[0] ^ described[1])),
+        # Tensors (with shapes) and configuration keys that only one of the two folders contains. n_ctx is for llama.cpp.
+        "differs_from_stock": sorted(map(str, (described[0] ^ described[1]) - {"n_ctx"})),
         "project_modules": [name for name in sys.modules if name.startswith("gpt2_repro")],
     }
     Path(out).write_text(json.dumps(result), encoding="utf-8")
