@@ -69,15 +69,20 @@ class Variant(NamedTuple):
     name: str
     options: str = ""  # of train.py
     environment: Mapping[str, str] = {}
-    patch: str = ""  # a function of patched_train.py
+    patch: str = ""  # functions of patched_train.py
     needs: str = ""  # a module that must be installed
     launcher: str = "zero1"  # "python": without one
 
 
+FA4 = "--attn_implementation causal_sdpa"  # what the patch uses where it does not apply
 AS_IT_IS = Variant("as_it_is")
 # In the order of the expected gain. Each is measured if the time suffices.
 VARIANTS = (
-    Variant("flash_attention_4", "--attn_implementation causal_sdpa", patch="flash_attention_4", needs="cutlass"),
+    Variant("hopper", FA4, patch="flash_attention_4 quack_mlp quack_loss", needs="quack"),
+    Variant("quack_loss", patch="quack_loss", needs="quack"),
+    Variant("quack_mlp", patch="quack_mlp", needs="quack"),
+    Variant("flash_attention_4", FA4, patch="flash_attention_4", needs="cutlass"),
+    Variant("quack_mlp_tuned", environment={"QUACK_PRINT_AUTOTUNING": "1"}, patch="quack_mlp", needs="quack"),
     Variant("cuda_graphs", environment={"TORCHINDUCTOR_CUDAGRAPHS": "1"}),
     Variant("rows_128", "--per_device_train_batch_size 128"),
     Variant("max_autotune", environment={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),

@@ -59,8 +59,8 @@ def summarize(spans: list[tuple[float, float, str]]) -> dict[str, Any]:
     }
 
 
-def profile(file: Path) -> None:
-    """Profile step PROFILED_STEP of the training, and write the summary to a file."""
+def profile() -> None:
+    """Profile step PROFILED_STEP of the training, and write the summary to $BENCHMARK_FILE."""
     from torch.autograd import DeviceType
     from transformers import TrainerCallback
 
@@ -86,7 +86,7 @@ def profile(file: Path) -> None:
             summary = summarize(spans)
             summary["host syncs"] = sum(bool(re.match("cuda.*Synchronize", event.name)) for event in events)
             summary["allocated_bytes"] = torch.cuda.max_memory_allocated() if on_gpu else 0
-            file.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+            Path(os.environ["BENCHMARK_FILE"]).write_text(json.dumps(summary, indent=1), encoding="utf-8")
 
     def add(trainer: Any) -> None:
         add_callbacks(trainer)
@@ -148,13 +148,80 @@ def flash_attention_4() -> None:
     GPT2Attention.forward = forward
 
 
+def quack_mlp() -> None:
+    """Compute GPT-2's MLP with QuACK's products for Hopper (quack-kernels 0.6.5).
+
+    The product of `c_fc` also adds the bias and applies GELU. In the backward pass, the product of the gradient and
+    `c_proj` also applies GELU's gradient, sums the gradient of the bias, and computes GELU again. With
+    QUACK_PRINT_AUTOTUNING=1, sizes of tiles are timed and printed. Otherwise QuACK's default for Hopper is used.
+    """
+    from torch import Tensor
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+
+    products = importlib.import_module("quack.gemm_interface")
+    backward_product = importlib.import_module("quack.epilogue.library").dgelu_dbias_mod
+    tuned = os.environ.get("QUACK_PRINT_AUTOTUNING") == "1"
+
+    @torch.library.custom_op("benchmarks::expand", mutates_args=())
+    def expand(inputs: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # inputs: [tokens, width]
+        return products.gemm_act(inputs, weight, bias=bias, activation="gelu_tanh_approx", tuned=tuned)
+
+    @torch.library.custom_op("benchmarks::contract_backward", mutates_args=())
+    def contract_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        results = backward_product(gradient, weight.T, before, tuned=tuned)
+        return results["D"], results["postact"], results["dbias"]
+
+    expand.register_fake(lambda inputs, _, bias: [inputs.new_empty(len(inputs), len(bias)) for _ in range(2)])
+    contract_backward.register_fake(lambda *given: (*map(torch.empty_like, given[2:] * 2), given[2][0].float()))
+
+    class MLP(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, *contraction: Tensor) -> Tensor:
+            before, after = expand(inputs.flatten(0, -2), weight, bias)
+            ctx.save_for_backward(inputs, weight, contraction[0], before)
+            return torch.addmm(contraction[1], after, contraction[0]).view_as(inputs)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+            inputs, weight, contraction, before = ctx.saved_tensors
+            flat, summed = gradients[0].flatten(0, -2).contiguous(), gradients[0].sum((0, 1))
+            of_before, after, of_bias = contract_backward(flat, contraction, before)
+            of_inputs = (of_before @ weight.T).view_as(inputs)
+            of_weight = inputs.flatten(0, -2).T @ of_before
+            return of_inputs, of_weight, of_bias.to(weight.dtype), after.T @ flat, summed
+
+    stock = GPT2MLP.forward
+
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        if hidden_states.dtype == torch.float32:  # the check at the start
+            return stock(self, hidden_states)
+        weights = (each for layer in (self.c_fc, self.c_proj) for each in (layer.weight, layer.bias))
+        return self.dropout(MLP.apply(hidden_states, *weights))
+
+    GPT2MLP.forward = forward
+
+
+def quack_loss() -> None:
+    """Replace logits by their gradient with QuACK's kernel, which holds a row in the memory of four processors."""
+    from torch import Tensor
+
+    from gpt2_repro.model import softmax_kernel
+
+    kernel = importlib.import_module("quack.cross_entropy").cross_entropy_fwd_out
+
+    def replace_by_gradient(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+        logits[:, vocab_size:] = -torch.inf
+        losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        kernel(logits, labels, None, losses, None, logits, None)
+        return losses
+
+    softmax_kernel.replace_by_gradient = replace_by_gradient
+
+
 if __name__ == "__main__":
     from gpt2_repro import cli
     from gpt2_repro.train import main
 
-    PATCHES = {
-        "profile": lambda: profile(Path(os.environ["BENCHMARK_FILE"])),
-        "flash_attention_4": flash_attention_4,
-    }
-    PATCHES[os.environ["BENCHMARK_PATCH"]]()
+    for name in os.environ["BENCHMARK_PATCH"].split():  # functions of this file
+        globals()[name]()
     cli.run(main, prints_results=False)
