@@ -113,8 +113,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError("--push_to_hub uploads a folder. Pass another name than a .bin file.")
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
         raise UserError("To upload to the Hub, set HF_TOKEN to a token with write access.")
-    if args.out is not None and args.out.suffix == ".gguf":
-        raise UserError("llama.cpp's convert_hf_to_gguf.py writes .gguf files from a folder. Pass a folder.")
     if args.out is not None and args.out.exists():
         raise UserError(f"{args.out} already exists.")
     return args

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -265,10 +264,8 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
         return str(start.checkpoint)
     copy = staging / start.checkpoint.name
     if accelerator.is_main_process:
-        began = time.perf_counter()
         convert(start.checkpoint, copy, step=start.step)
-        seconds = time.perf_counter() - began
-        logger.info("converted %s from %d to %d processes in %.1f s", start.checkpoint, written_by, processes, seconds)
+        logger.info("converted %s from %d to %d processes", start.checkpoint, written_by, processes)
     accelerator.wait_for_everyone()
     config = accelerator.state.deepspeed_plugin.deepspeed_config
     config["checkpoint"] = config.get("checkpoint", {}) | {"load_universal": True}

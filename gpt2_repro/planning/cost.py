@@ -17,7 +17,6 @@ GPT2_FLOPS_PER_TOKEN = 855e6
 BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
 SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
 SYNC_BYTES_PER_SECOND = 50e6
-OVERLAP_TOKENS_PER_SECOND = 18e6  # of evaluate.sh --check_overlap: 2 billion tokens took 109 s of one core
 
 
 class Price(NamedTuple):
@@ -126,7 +125,6 @@ class RunCost(NamedTuple):
     usd_per_hour: float | None
     price: str | None  # origin of the price
     budget: list[Activity]
-    overlap_minutes: float  # of evaluate.sh --check_overlap, which is not in the budget
 
     @property
     def minutes(self) -> float | None:
@@ -150,9 +148,7 @@ class RunCost(NamedTuple):
             [Cell(name), Cell(f"{time:,.1f} min", "number"), Cell(basis)]
             for name, time, basis in [*self.budget, Activity("total", self.minutes, cost)]
         ]
-        price = f", ${self.overlap_minutes / 60 * self.usd_per_hour:,.2f}" if self.usd_per_hour else ""
-        extra = f"with evaluate.sh --check_overlap: + {self.overlap_minutes:,.1f} min{price}"
-        return [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {self.speed}", extra]
+        return [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {self.speed}"]
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[Activity]:
@@ -203,12 +199,11 @@ def cost_of(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, s
         usd_per_hour=usd_per_hour or (price.usd_per_hour * cards if price else None),
         price="passed as an option" if usd_per_hour else str(price) if price else None,
         budget=budget(work, speed, basis=basis) if speed else [],
-        overlap_minutes=work.data_bytes / 2 / OVERLAP_TOKENS_PER_SECOND / 60,
     )
 
 
-def offer_lines(limit: int | None) -> list[str]:
-    """Return the cheapest `limit` (None: all) list prices for GPT-2 124M on 10B tokens as lines of text."""
+def offer_lines() -> list[str]:
+    """Return the ten cheapest list prices for GPT-2 124M on 10B tokens as lines of text."""
     # Training steps only, without start-up, validation, saving and evaluation.
     times = [(10e9 / CARDS[price.card].tokens_per_second / 3600, price) for price in PRICES]
     offers = sorted((hours * price.usd_per_hour, hours, price) for hours, price in times)
@@ -216,7 +211,7 @@ def offer_lines(limit: int | None) -> list[str]:
         [Cell(f"${usd:,.2f}", "number"), Cell(f"{hours:.1f} h", "number")]
         + [Cell(price.card + "*" * (CARDS[price.card].basis == "estimated"))]
         + [Cell(f"${price.usd_per_hour:.2f} an hour, {price.provider}, {price.date}")]
-        for usd, hours, price in offers[:limit]
+        for usd, hours, price in offers[:10]
     ]
     title = "Cost of training GPT-2 124M on 10B tokens with one GPU, training steps only (*: estimated speed):"
     return [title, *Table(["cost", "time", "GPU", "list price"], cells).lines()]

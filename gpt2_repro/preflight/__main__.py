@@ -38,8 +38,6 @@ from gpt2_repro.text import Finding
 
 
 logger = logging.getLogger("gpt2_repro.preflight")
-DIST_SECONDS = 30.0
-OFFERS = 10
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
     "n": {"type": cli.positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
@@ -48,7 +46,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hours": {"type": cli.positive_number, "help": "Write a recipe for this number of hours."},
     "dist": {"action": "store_true", "help": "Measure and check all-reduces over all GPUs, in at most 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
-    "all_offers": {"action": "store_true", "help": "Print the list prices of all offers, not of the ten best."},
 }
 
 
@@ -80,9 +77,8 @@ def main(argv: list[str]) -> None:
     if speed and (options.budget or options.hours):
         speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
     planned = cost.cost_of(work, device.name, device.count, usd_per_hour=price, speed=speed)
-    findings += environment.check_session((planned.minutes or 0) / 60, planned.card)
     lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
-    lines += [*planned.lines(), "", *cost.offer_lines(None if options.all_offers else OFFERS)]
+    lines += [*planned.lines(), "", *cost.offer_lines()]
     print("\n".join([*lines, *(_commands(requested, device) if needed is not None else [])]))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
@@ -230,7 +226,7 @@ def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]
         data = _judge("data", lambda: f"{PreparedData.open(recipe).path} has the settings of the recipe")
     findings = [*_check_devices(recipe), *environment.check_limits(), data, *environment.check_room(needs)]
     if options.dist:
-        findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2, seconds=DIST_SECONDS))
+        findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2))
     return findings
 
 

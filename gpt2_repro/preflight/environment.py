@@ -29,10 +29,6 @@ LEAST_SHARED_MEMORY = 1e9  # bytes, for NCCL and data loading; Docker's default 
 LEAST_OPEN_FILES = 4096
 OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|(allocate|enough) memory|MemoryError|SIGKILL", re.IGNORECASE)
 TRIAL_SECONDS = 600.0  # timeout of a training of two steps
-# A session of Colab without payment and one of Kaggle end after so many hours (research.google.com/colaboratory/faq.html,
-# kaggle.com/docs/notebooks). Kaggle's quota for a week is 30 hours with a GPU.
-SESSION_HOURS = 12
-SESSIONS = ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")  # variables in the environment of a session
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_eval")
 
 
@@ -46,15 +42,6 @@ def check_python() -> list[Finding]:
     # Packages that are not in PACKAGES are listed only if their check fails.
     packages = [finding for finding in checked if finding.mark != "✓" or finding.about in PACKAGES]
     return [Finding("✓" if supported else "✗", "python", python), *packages]
-
-
-def check_session(hours: float, card: str) -> list[Finding]:
-    """Return a note if a run takes longer than a session of Colab or Kaggle, which both offer the T4."""
-    if hours <= SESSION_HOURS or not (card == "T4" or any(name in os.environ for name in SESSIONS)):
-        return []
-    text = f"A session of Colab or Kaggle ends after {SESSION_HOURS} hours, and Kaggle gives 30 GPU hours a week"
-    fix = "Pass --sync_to with a folder on Drive or a URL, and run the same command in the next session"
-    return [Finding("!", "session", f"{text}. This run takes {hours:.0f} hours. {fix}")]
 
 
 def _check_package(needed: Requirement) -> Finding:

@@ -67,7 +67,7 @@ def _fail(reason: str) -> None:
     os._exit(3)  # a normal exit would wait for an all-reduce that hangs
 
 
-def check_all_reduce(processes: int, *, seconds: float) -> Finding:
+def check_all_reduce(processes: int, *, seconds: float = 30.0) -> Finding:
     """Measure and check all-reduces over `processes` new processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     command = [*launcher, "-m", "gpt2_repro.preflight.links", str(seconds)]

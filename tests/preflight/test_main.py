@@ -135,11 +135,3 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
     code, out = look(tiny_recipe, "--sequence_length", 16, "--use_cpu")
     assert code == 1 and "✗ data" in out and "sequence_length 32" in out
-
-
-def test_a_run_that_is_longer_than_a_session_of_colab(look, monkeypatch) -> None:
-    rows, short = ("--per_device_train_batch_size", 16), ("--total_tokens", "50e6", "--warmup_steps", 9)
-    commands = (("--gpu", "T4", *rows), ("--gpu", "T4", *rows, *short), ("--gpu", "A100 SXM"))
-    assert ["session" in look(*words)[1] for words in commands] == [True, False, False]
-    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
-    assert "session" in look("--gpu", "A100 SXM")[1]

@@ -45,12 +45,8 @@ class ParquetPart(Part):
     size: int
 
     def read(self) -> Iterator[Batch]:
-        with reading(Path(self.name)):
-            yield from self._batches()
-
-    def _batches(self) -> Iterator[Batch]:
         path, column = Path(self.name), self.form.text_column
-        with pyarrow.parquet.ParquetFile(path, buffer_size=2**20) as table:
+        with reading(path), pyarrow.parquet.ParquetFile(path, buffer_size=2**20) as table:
             rows = [table.metadata.row_group(group).num_rows for group in range(self.stop)]
             numbers = itertools.count(sum(rows[: self.start]) + 1)
             # Aim for batches of a megabyte, under the assumption that the text has the size of the part in the file.

@@ -51,6 +51,14 @@ def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]
     return [text for batch in batches for text in batch.documents], [line for batch in batches for line in batch.bad]
 
 
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, name: str, content: bytes) -> Path:
+    """Return a file that is divided into parts of `part_bytes`."""
+    monkeypatch.setattr(local_files, "PART_BYTES", part_bytes)
+    (tmp_path / name).write_bytes(content)
+    return tmp_path / name
+
+
 TEXT = "one\ntwo\n\n\nthr\0ee\n\nfour"  # NUL is text
 MARKED = f"\ufeff{TEXT}".encode()  # a byte order mark is not text
 
@@ -71,12 +79,7 @@ MARKED = f"\ufeff{TEXT}".encode()  # a byte order mark is not text
         ("a.txt.gz", gzip.compress(MARKED, mtime=0)),
     ],
 )
-def test_every_kind_gives_the_same_documents_in_any_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, name: str, content: bytes
-) -> None:
-    monkeypatch.setattr(local_files, "PART_BYTES", part_bytes)
-    path = tmp_path / name
-    path.write_bytes(content)
+def test_every_kind_gives_the_same_documents_in_any_parts(path: Path, name: str) -> None:
     assert read(path) == ([TEXT] if ".txt" in name else TEXTS, [])
 
 
@@ -102,12 +105,7 @@ BAD_STRINGS = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b
         ("a.parquet", parquet(BAD_STRINGS), ["ab", "d"], ["row 2,"]),
     ],
 )
-def test_bad_rows_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, name: str, content: bytes, documents, places
-) -> None:
-    monkeypatch.setattr(local_files, "PART_BYTES", part_bytes)
-    path = tmp_path / name
-    path.write_bytes(content)
+def test_bad_rows_are_named(path: Path, documents: list[str], places: list[str]) -> None:
     found, bad = read(path)
     assert found == documents
     for line, place in zip(bad, places, strict=True):
