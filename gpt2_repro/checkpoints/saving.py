@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import shutil
@@ -52,7 +53,7 @@ class SavingSettings:
 class CheckpointSaver:
     """Saves the checkpoints of a run, and deletes old checkpoints.
 
-    A save copies the checkpoint to memory. A process writes the copy while training continues.
+    While training continues, the checkpoint is copied to memory, and then a process writes the copy to disk.
 
     Args:
         settings: how to save.
@@ -76,7 +77,7 @@ class CheckpointSaver:
         self.total_bytes, self.own_bytes, self.alive = total_bytes, own_bytes, alive
         self.skipped = 0
         self.is_warm = False  # whether the first step has ended
-        self.saved_step = -1  # of the newest checkpoint that is copied to memory or written
+        self.saved_step = -1  # of the newest checkpoint that is being copied to memory or written, or is complete
         self.seconds = self.paused = 0.0  # duration of the last save, and how long training waited
         self.jobs: list[dict[str, Any]] = []  # not finished yet
         self.memory: StagingMemory | None = None
@@ -130,9 +131,9 @@ class CheckpointSaver:
     def save(self, step: int, write: Writer, *, stops: str | None = None, rolling: bool = False) -> bool:
         """Save checkpoint-`step`. Return False if the disk has too little space.
 
-        This is a collective: call it on all ranks. If a process writes in the background, this method returns when
-        the checkpoint is copied to memory. Without this process, or if `stops` is not None, it returns when the
-        checkpoint is complete.
+        This is a collective: call it on all ranks. If a process writes in the background, this method returns before
+        the tensors are copied: call `before_update` before they change. Without this process, or if `stops` is not
+        None, it returns when the checkpoint is complete.
 
         Args:
             write: a function that writes a checkpoint into a folder or `memory`. It is called on all ranks, and
@@ -152,10 +153,9 @@ class CheckpointSaver:
         with checkpoints.disk_faults_in_words(self.run, target.name, self.staging):
             files, facts = write(staged)
             facts |= {"rolling": True} if rolling else {}
-            self.alive()
-            self.paused = time.perf_counter() - began
             paths = {"staged": str(staged.resolve()), "target": str(target.resolve())}
             self._submit(paths | {"files": files, "facts": facts})
+            self.paused = time.perf_counter() - began
         if stops or self.writer is None:
             self.finish()
         return True
@@ -171,6 +171,7 @@ class CheckpointSaver:
         if not self.is_warm:
             threading.Thread(target=_prepare_first_save, daemon=True).start()
             self.is_warm = True
+        self.before_update()
         while self.jobs and self.writer and (reply := self.writer.reply(None if wait else 0.0)) is not None:
             if not reply:  # the writer makes progress
                 self.alive()
@@ -185,6 +186,13 @@ class CheckpointSaver:
             self._report(self.jobs.pop(0), reply["seconds"])
         if self.copier and self.copier.poll() and not self.jobs:
             self.rotate()  # the checkpoint was kept while it was copied
+
+    def before_update(self, *_: Any) -> None:
+        """Wait until the last save is copied. Call this before weights or states of the optimizer change."""
+        if self.memory is not None:
+            began = time.perf_counter()
+            self.memory.wait()
+            self.paused += time.perf_counter() - began
 
     def finish(self) -> None:
         """Wait until the last save is complete on all ranks. Call this on all ranks."""
@@ -205,6 +213,7 @@ class CheckpointSaver:
     def close(self) -> None:
         """Tell the writer process to exit when its last save is complete."""
         if self.writer is not None:
+            self.before_update()
             self.writer.end()
             if not self.jobs:
                 self.writer.process.wait()
@@ -242,10 +251,11 @@ class CheckpointSaver:
         job |= {"run": str(self.run.resolve()), "rotation": self.settings.rotation, "also": also}
         job["trainer"] = os.getpid()
         job |= {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
-        if self.writer is None:
+        if self.writer is None or self.memory is None:
             return self._report(job, writer.perform(job, memoryview(b""), self.alive))
+        self.before_update()
         self.jobs.append(job)
-        return self.writer.submit(job)
+        return self.memory.begin(functools.partial(self.writer.submit, job))
 
     def _report(self, job: dict[str, Any], seconds: float) -> None:
         if "staged" not in job or job["rank"]:

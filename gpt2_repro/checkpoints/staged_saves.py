@@ -36,14 +36,16 @@ class StagingMemory:
         self.descriptor = os.memfd_create("checkpoint")
         self.size = self.used = 0
         self.skipped: list[tuple[int, int]] = []  # start and size of the parts that torch.save has left out
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # targets and sources
         self._pinned_at = 0
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._allocate(size + size // 50 + (1 << 20))  # and the headers of the files
-        self._ready = ThreadPoolExecutor(1).submit(self._prepare)  # 2 GB take a second
+        self._thread = ThreadPoolExecutor(1)
+        self._work = self._thread.submit(self._prepare)  # 2 GB take a second
 
     def clear(self) -> None:
         """Begin again at the start. The first call waits until the memory can be used."""
-        self._ready.result()
+        self.wait()
         self.used = 0
 
     def reserve(self, size: int) -> int:
@@ -71,15 +73,34 @@ class StagingMemory:
         """Do nothing. torch.save calls this method."""
 
     def copy(self, data: torch.Tensor, start: int) -> None:
-        """Begin to copy a tensor of bytes to `start`. `finish` waits for copies from a GPU."""
+        """Let `begin` copy a tensor of bytes to `start`."""
         if data.numel():
             target = torch.frombuffer(self.view, dtype=torch.uint8, count=data.numel(), offset=start)
-            target.copy_(data, non_blocking=True)
+            self._copies.append((target, data))
 
-    def finish(self) -> None:
-        """Wait until all copies have ended."""
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+    def begin(self, then: Callable[[], None]) -> None:
+        """Copy the tensors in the background, and then call `then`. Until `wait` returns, they may not change."""
+        copies, self._copies = self._copies, []
+        stream = torch.cuda.Stream() if self._device is not None else None
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for target, source in copies:
+                    target.copy_(source, non_blocking=True)
+
+        def finish() -> None:
+            if stream is not None:
+                stream.synchronize()
+            for target, source in copies if stream is None else ():
+                target.copy_(source)
+            copies.clear()  # not earlier: the memory of these tensors would be used again
+            then()
+
+        self._work = self._thread.submit(finish)
+
+    def wait(self) -> None:
+        """Wait until all tensors are copied and `then` has returned. Raises its error."""
+        self._work.result()
 
     def _allocate(self, size: int) -> None:
         try:
@@ -88,7 +109,6 @@ class StagingMemory:
             problem = f"Copying a checkpoint needs {size_text(size)} of memory ({error.strerror})"
             raise RunFailed(f"{problem}. Pass --no_background_save, or use a machine with more memory.") from None
         if self._pinned_at:
-            self.finish()  # the copies into the old mapping
             torch.cuda.cudart().cudaHostUnregister(self._pinned_at)
         self.size, self.view = size, memoryview(mmap.mmap(self.descriptor, size))
 

@@ -151,6 +151,7 @@ class PretrainingTrainer(Trainer):
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
         engine.check_engine(facts, self.environment, max_grad_norm=self.args.max_grad_norm)
+        optimizer.register_step_pre_hook(self.saver.before_update)
         self.guard.attach(optimizer, zero, loss_scale=engine.loss_scale(self.accelerator, zero))
         self.average.attach(optimizer, zero)
         chunk = tokens_per_chunk(self.model.config.vocab_size, self.environment.accelerator.memory_bytes or 0)
@@ -227,6 +228,7 @@ class PretrainingTrainer(Trainer):
             grad_norm = self.model_wrapped.get_global_grad_norm()
         elif grad_norm is None:
             grad_norm = engine.clip_gradients(self.accelerator, self.optimizer, math.inf)
+        self.saver.before_update()  # an average of weights changes even if the optimizer skips the step
         norm = whole(grad_norm)
         self.guard.see_norm(norm)
         return norm
@@ -312,6 +314,7 @@ class PretrainingTrainer(Trainer):
             try:
                 metrics = measure(model, step=step, after_batch=after_batch)
                 if self.average.exists:
+                    self.saver.before_update()
                     with self.average.applied():
                         metrics |= measure(model, step=step, after_batch=after_batch, averaged=True)
             except Interrupted:
@@ -368,8 +371,6 @@ class PretrainingTrainer(Trainer):
             if self.args.should_save:
                 self.processing_class.save_pretrained(staged)  # 0.03 s, while a GPU copies
             self.run.sync()
-            if self.saver.memory is not None:
-                self.saver.memory.finish()
             losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
             return self.staged.files, {
                 "run_identity": self.environment.run_identity,

@@ -13,6 +13,7 @@ import os
 import pkgutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,10 @@ def ends_at(self: Any, args: Any, state: Any, *_: Any, **kwargs: Any) -> bool:
 
 def at_step(self: Any, *args: Any, **kwargs: Any) -> bool:
     return self.state.global_step + 1 in STEPS
+
+
+def in_thread(*args: Any, **kwargs: Any) -> bool:
+    return threading.current_thread() is not threading.main_thread()
 
 
 def always(*args: Any, **kwargs: Any) -> bool:
@@ -178,6 +183,7 @@ OF_TRAINER: dict[str, Fault] = {
     "no_foresight": ("checkpoints.saving.CheckpointSaver._missing", lambda *_, **__: 0.0, always),
     "flipped_bit": ("training.when.StepControl.on_step_end", flip, ends_at),
     "nan": (f"{TRAINER}.compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
+    "slow_memory": ("checkpoints.staged_saves.torch.Tensor.copy_", waits(0.02), in_thread),
     "hang": (f"{TRAINER}.compute_loss", waits(3600), at_step),
     "small_device": (f"{TRAINER}.training_step", fail, lambda self, model, inputs, *_: len(inputs["input_ids"]) > 1),
     "slow_validation": ("training.callbacks.ProgressBar.on_prediction_step", waits(0.5), always),

@@ -42,6 +42,15 @@ def test_a_kill_in_a_save_costs_the_steps_since_the_last(resumes_exactly, fault,
     assert not (run / "staging").exists()
 
 
+@pytest.mark.parametrize("launcher", [("launch", 2), ("python",)], ids=["zero1", "one"])
+def test_an_update_waits_until_the_last_save_is_copied(fault, golden, launcher, run: Path) -> None:
+    options = (*SAVES, "--eval_steps", 3, "--bf16", "true", "--ema_steps", 2, "--keep_checkpoints", 0)
+    assert fault("slow_memory", 1, run, *options, launcher=launcher)[0] == 0
+    straight = golden(*options, launcher=launcher)
+    for path in [*straight.glob("checkpoint-*/**/*.pt"), *straight.glob("checkpoint-*/*.safetensors")]:
+        assert path.read_bytes() == (run / path.relative_to(straight)).read_bytes(), path
+
+
 def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, run) -> None:
     """After SIGTERM during a save, the save is completed before the run stops."""
     code, text = fault("term_while_saving", 4, run, *SAVES)
