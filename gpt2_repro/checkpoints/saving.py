@@ -153,9 +153,11 @@ class CheckpointSaver:
         with checkpoints.disk_faults_in_words(self.run, target.name, self.staging):
             files, facts = write(staged)
             facts |= {"rolling": True} if rolling else {}
+            self.paused = time.perf_counter() - began
             paths = {"staged": str(staged.resolve()), "target": str(target.resolve())}
             self._submit(paths | {"files": files, "facts": facts})
-            self.paused = time.perf_counter() - began
+            if self.writer is not None:
+                self.paused = time.perf_counter() - began
         if stops or self.writer is None:
             self.finish()
         return True
@@ -293,11 +295,9 @@ class CheckpointSaver:
             return broadcast_object_list([0.0])[0]
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
-        expected = checkpoints.size(complete[0]) if complete else self.total_bytes
-        needed = SPARE * expected
+        needed = SPARE * (checkpoints.size(complete[0]) if complete else self.total_bytes)
         if shutil.disk_usage(self.run).free < needed and not rolling:
-            rotation = self.settings.rotation
-            checkpoints.rotate(self.run, rotation._replace(keep=min(1, rotation.keep)))
+            checkpoints.rotate(self.run, self.settings.rotation._replace(keep=min(1, self.settings.rotation.keep)))
             if deleted := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
                 logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
         return broadcast_object_list([needed - shutil.disk_usage(self.run).free])[0]

@@ -172,7 +172,7 @@ def test_a_save_in_the_foreground_restarts_the_watchdog_for_each_piece(saver, mo
     saver.alive = lambda: alive.append(1)
     monkeypatch.setattr(writer, "PIECE", 100)
     saver.step(1)
-    assert len(alive) > 5
+    assert len(alive) > 5 and saver.paused == saver.seconds > 0
 
 
 @pytest.mark.parametrize("code", [0, 2])
