@@ -13,6 +13,9 @@ profile    The kernels of one step, by group.
 variants   The same training with other options, see VARIANTS, until the time is over.
 paired     train.py on one process, train.py under ZeRO-1 and nanoGPT in turn, for --rounds rounds. Not by default.
 
+The variants hopper, quack_loss, quack_mlp, quack_mlp_tuned and flash_attention_4 need
+`pip install 'flash-attn-4[cu13]==4.0.0b36'`, into the folder of flash-attn 2 if that is installed. It brings QuACK.
+
 Each result is printed and appended to results.jsonl in --out at once, and so are the logs. The tables at the end are
 also in gpu.md. Runs and checkpoints of 2 GB are in a temporary folder (TMPDIR). If a part fails, its error is its
 result. Options after `--` are passed to train.py and prepare_data.py.

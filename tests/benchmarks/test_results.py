@@ -27,13 +27,6 @@ def printed(text: str) -> Iterator[Row]:
         yield from (dict(zip(columns, row, strict=True)) for row in rows)
 
 
-def saves(text: str) -> Iterator[Row]:
-    for commit, background, lines in re.findall(r"commit (\w+), --background_save (\w+)\n((?:saved .*\n)+)", text):
-        totals, pauses = zip(*re.findall(r"in ([\d.]+) s, training paused for ([\d.]+) s", lines), strict=True)
-        row = {"training pauses for": f"{', '.join(pauses)} s", "complete after": f"{', '.join(totals)} s"}
-        yield {"commit": commit, "background_save": background, **row}
-
-
 def optimizers(text: str) -> Iterator[Row]:
     """Yield the rows of the optimizer study, and of its extrapolation to GPT-2 124M."""
     arms: dict[tuple[str, str], dict[tuple[float, int], Curve]] = {}
@@ -79,7 +72,7 @@ def at_124m(points: list[tuple[str, float]]) -> tuple[float, float]:
 
 
 # How rows are computed from a raw file. All other files have printed tables, of which RESULTS.md shows some cells.
-COMPUTED: dict[str, Callable[[str], Iterator[Row]]] = {"optimizers.jsonl": optimizers, "saves-2026-11-26.txt": saves}
+COMPUTED: dict[str, Callable[[str], Iterator[Row]]] = {"optimizers.jsonl": optimizers}
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.partition("\n")[0])
