@@ -46,7 +46,7 @@ class StagingMemory:
     def clear(self) -> None:
         """Begin again at the start. The first call waits until the memory can be used."""
         self.wait()
-        self.used = 0
+        self.used, self._copies = 0, []
 
     def reserve(self, size: int) -> int:
         """Append `size` bytes, and return their start."""
