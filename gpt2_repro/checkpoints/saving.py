@@ -191,7 +191,7 @@ class CheckpointSaver:
 
     def before_update(self, *_: Any) -> None:
         """Wait until the last save is copied. Call this before weights or states of the optimizer change."""
-        if self.memory is not None:
+        if self.memory is not None and self.jobs:
             began = time.perf_counter()
             self.memory.wait()
             self.paused += time.perf_counter() - began
@@ -199,7 +199,6 @@ class CheckpointSaver:
     def finish(self) -> None:
         """Wait until the last save is complete on all ranks. Call this on all ranks."""
         self.poll(wait=True)
-        self.alive()
         if self.saved_step >= 0:
             self.wait_for(checkpoint_path(self.run, self.saved_step))
         self.accelerator.wait_for_everyone()
@@ -215,7 +214,8 @@ class CheckpointSaver:
     def close(self) -> None:
         """Tell the writer process to exit when its last save is complete."""
         if self.writer is not None:
-            self.before_update()
+            with contextlib.suppress(Exception):  # the run has ended with it, or with another error
+                self.before_update()
             self.writer.end()
             if not self.jobs:
                 self.writer.process.wait()

@@ -310,11 +310,11 @@ class PretrainingTrainer(Trainer):
             report = self.callback_handler.on_prediction_step
             after_batch = functools.partial(report, self.args, self.state, self.control)
             # Trainer would average the means of batches and count padded duplicates.
+            self.saver.before_update()  # so that a kill during a validation does not lose the save before it
             model, measure = self.model.eval(), self.validation.measure
             try:
                 metrics = measure(model, step=step, after_batch=after_batch)
                 if self.average.exists:
-                    self.saver.before_update()
                     with self.average.applied():
                         metrics |= measure(model, step=step, after_batch=after_batch, averaged=True)
             except Interrupted:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import mmap
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
@@ -63,6 +64,7 @@ def test_saved_files_are_hashed_and_unchanged(memory_bytes: int | None, tmp_path
 def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(saving, "broadcast_object_list", lambda objects: objects)
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None, process_index=0, num_processes=1)
+    alone.device, alone.local_process_index = torch.device("cpu"), 0
     sizes = {"total_bytes": 800, "own_bytes": 800}
     made = CheckpointSaver(RunRecord(tmp_path), alone, SavingSettings(Rotation(keep=2)), **sizes, alive=lambda: None)
 
@@ -97,18 +99,16 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
     quota = 0
     with pytest.raises(UserError, match="more disk space"):
         saver.check_disk()
-    with pytest.raises(RunFailed, match="SIGTERM"):  # a stop without a checkpoint is a failure
-        saver.step(8, stops="SIGTERM")
+    pytest.raises(RunFailed, saver.step, 8, stops="SIGTERM").match("SIGTERM")  # a stop without a checkpoint
     assert not saver.step(8)
-    with pytest.raises(RunFailed):  # the third save in a row
-        saver.step(9)
+    pytest.raises(RunFailed, saver.step, 9)  # the third save in a row
     assert defect(tmp_path / "checkpoint-7", read_files=True) is None
 
 
 @pytest.mark.parametrize(("device", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])
 def test_a_training_on_a_cpu_needs_memory_besides_the_copy(saver, device: str, copies: bool, monkeypatch) -> None:
     monkeypatch.setattr(saving, "available_memory", lambda: 2000)  # a checkpoint has 800 bytes
-    saver.accelerator.device, saver.accelerator.local_process_index = torch.device(device), 0
+    saver.accelerator.device = torch.device(device)
     saver._start_writer()
     saver.close()
     assert (saver.memory is not None) == copies
@@ -117,14 +117,12 @@ def test_a_training_on_a_cpu_needs_memory_besides_the_copy(saver, device: str, c
 def test_the_checkpoint_that_is_being_copied_is_not_deleted(saver, tmp_path: Path) -> None:
     saver.step(1)
     saver.copier = SimpleNamespace(job="checkpoint-1", poll=lambda: False, refresh=lambda: None)
-    for step in (2, 3, 4):
-        saver.step(step)
+    assert all(map(saver.step, (2, 3, 4)))
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3", "checkpoint-1"]
 
 
 def test_every_file_is_on_disk_before_the_checkpoint_has_its_name(saver, tmp_path: Path, monkeypatch) -> None:
-    synced: list[str] = []
-    original = os.fsync
+    synced, original = [], os.fsync
 
     def fsync(descriptor: int) -> None:
         synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
@@ -173,6 +171,18 @@ def test_a_save_in_the_foreground_restarts_the_watchdog_for_each_piece(saver, mo
     monkeypatch.setattr(writer, "PIECE", 100)
     saver.step(1)
     assert len(alive) > 5 and saver.paused == saver.seconds > 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_of_a_run_waits_until_its_last_save_is_copied(saver, fails: bool, monkeypatch) -> None:
+    saver._start_writer()
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *_: time.sleep(0.2) or 1 / (not fails))
+    saver.step(1)
+    if fails:
+        pytest.raises(ZeroDivisionError, saver.poll, wait=True)
+    saver.close()  # as after another error
+    saver.writer.process.wait()
+    assert (saver.paused >= 0.2) == (saver.run / "checkpoint-1").exists() == (not fails)
 
 
 @pytest.mark.parametrize("code", [0, 2])
