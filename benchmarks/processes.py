@@ -72,7 +72,9 @@ def run_logged(
 
 def logged(run: Path, key: str = "loss") -> dict[int, dict[str, Any]]:
     """Return the entries of the metrics of a run that have this key, by step."""
-    path = run / "metrics.jsonl"
+    from gpt2_repro.run_record.layout import METRICS  # not needed by the contenders of data_preparation.py
+
+    path = run / METRICS
     # The last line may be incomplete.
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
     return {event["step"]: event for event in map(json.loads, lines) if key in event}
