@@ -132,7 +132,7 @@ class CheckpointSaver:
         """Save checkpoint-`step`. Return False if the disk has too little space.
 
         This is a collective: call it on all ranks. If a process writes in the background, this method returns before
-        the tensors are copied: call `before_update` before they change. Without this process, or if `stops` is not
+        the tensors are copied: call `wait_for_copy` before they change. Without this process, or if `stops` is not
         None, it returns when the checkpoint is complete.
 
         Args:
@@ -173,7 +173,7 @@ class CheckpointSaver:
         if not self.is_warm:
             threading.Thread(target=_prepare_first_save, daemon=True).start()
             self.is_warm = True
-        self.before_update()
+        self.wait_for_copy()
         while self.jobs and self.writer and (reply := self.writer.reply(None if wait else 0.0)) is not None:
             if not reply:  # the writer makes progress
                 self.alive()
@@ -189,7 +189,7 @@ class CheckpointSaver:
         if self.copier and self.copier.poll() and not self.jobs:
             self.rotate()  # the checkpoint was kept while it was copied
 
-    def before_update(self, *_: Any) -> None:
+    def wait_for_copy(self, *_: Any) -> None:
         """Wait until the last save is copied. Call this before weights or states of the optimizer change."""
         if self.memory is not None and self.jobs:
             began = time.perf_counter()
@@ -215,7 +215,7 @@ class CheckpointSaver:
         """Tell the writer process to exit when its last save is complete."""
         if self.writer is not None:
             with contextlib.suppress(Exception):  # the run has ended with it, or with another error
-                self.before_update()
+                self.wait_for_copy()
             self.writer.end()
             if not self.jobs:
                 self.writer.process.wait()
@@ -255,7 +255,7 @@ class CheckpointSaver:
         job |= {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
         if self.writer is None or self.memory is None:
             return self._report(job, writer.perform(job, memoryview(b""), self.alive))
-        self.before_update()
+        self.wait_for_copy()
         self.jobs.append(job)
         return self.memory.begin(functools.partial(self.writer.submit, job))
 

@@ -151,7 +151,7 @@ class PretrainingTrainer(Trainer):
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
         engine.check_engine(facts, self.environment, max_grad_norm=self.args.max_grad_norm)
-        optimizer.register_step_pre_hook(self.saver.before_update)
+        optimizer.register_step_pre_hook(self.saver.wait_for_copy)
         self.guard.attach(optimizer, zero, loss_scale=engine.loss_scale(self.accelerator, zero))
         self.average.attach(optimizer, zero)
         chunk = tokens_per_chunk(self.model.config.vocab_size, self.environment.accelerator.memory_bytes or 0)
@@ -228,7 +228,7 @@ class PretrainingTrainer(Trainer):
             grad_norm = self.model_wrapped.get_global_grad_norm()
         elif grad_norm is None:
             grad_norm = engine.clip_gradients(self.accelerator, self.optimizer, math.inf)
-        self.saver.before_update()  # an average of weights changes even if the optimizer skips the step
+        self.saver.wait_for_copy()  # an average of weights changes even if the optimizer skips the step
         norm = whole(grad_norm)
         self.guard.see_norm(norm)
         return norm
@@ -310,7 +310,7 @@ class PretrainingTrainer(Trainer):
             report = self.callback_handler.on_prediction_step
             after_batch = functools.partial(report, self.args, self.state, self.control)
             # Trainer would average the means of batches and count padded duplicates.
-            self.saver.before_update()  # so that a kill during a validation does not lose the save before it
+            self.saver.wait_for_copy()  # so that a kill during a validation does not lose the save before it
             model, measure = self.model.eval(), self.validation.measure
             try:
                 metrics = measure(model, step=step, after_batch=after_batch)
@@ -343,8 +343,7 @@ class PretrainingTrainer(Trainer):
         return self._save(output_dir, state_dict=weights)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        # Trainer would also write the tokenizer (see _save_checkpoint), and a pickle of its arguments (recipe.yaml has
-        # the settings).
+        # Trainer would also write a pickle of its arguments. recipe.yaml has the settings.
         if not self.args.should_save:
             return
         # save_pretrained has no argument for the function that writes the weights.
@@ -353,6 +352,7 @@ class PretrainingTrainer(Trainer):
             self.model.save_pretrained(str(output_dir), state_dict=state_dict)
         finally:
             modeling_utils.safe_save_file = save_file
+        self.processing_class.save_pretrained(str(output_dir))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
@@ -368,8 +368,6 @@ class PretrainingTrainer(Trainer):
             engine.require_same_weights(self.model, step=self.state.global_step)
             self.staged = StagedFiles(staged, self.saver.memory, self.watchdog.arm)
             save()
-            if self.args.should_save:
-                self.processing_class.save_pretrained(staged)  # 0.03 s, while a GPU copies
             self.run.sync()
             losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
             return self.staged.files, {
