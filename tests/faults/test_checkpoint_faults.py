@@ -55,8 +55,8 @@ def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, run) -
     """After SIGTERM during a save, the save is completed before the run stops."""
     code, text = fault("term_while_saving", 4, run, *SAVES)
     assert code == 0 and status(run)["state"] == "stopped", text
-    # The validation after the save is interrupted, and the checkpoint is not saved again.
-    assert {path.name for path in run.glob("checkpoint-*")} >= {"checkpoint-4"} and text.count("saved ") == 2
+    # The validation after the save is interrupted, unless it has ended. The checkpoint is not saved again.
+    assert (run / "checkpoint-4").is_dir() and text.count("/checkpoint-4: ") == 1
     assert losses(train(run, *SAVES)) == losses(golden(*SAVES))
 
 
