@@ -99,6 +99,7 @@ def import_build(run: RunRecord) -> None:
     utils.is_scipy_available = lambda: False
     import gpt2_repro.training.build  # noqa: F401
 
+    gc.freeze()  # collections do not visit the objects of imports. Here, because frozen garbage is never freed
     run.end_phase("imports")
 
 
@@ -140,7 +141,6 @@ def lifecycle(trainer: "PretrainingTrainer", start: Start) -> Iterator[str | Non
         saver.start(trainer.environment, is_new=start.checkpoint is None)
         shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
-        gc.freeze()  # collections do not visit the objects that imports have created
         gc.set_threshold(700, 10, 10)  # Python's default, see cli.run
         run.end_phase("building the Trainer")
         yield folder
