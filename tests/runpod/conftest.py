@@ -131,14 +131,17 @@ class Pod:
     def log(self, name: str) -> str:
         return "".join(path.read_text(encoding="utf-8") for path in sorted((self.workspace / "logs").glob(name)))
 
-    def processes(self, words: str = "") -> list[int]:
-        """Return the ids of this pod's processes whose command line contains `words`."""
+    def processes(self, words: str = "", *, leads: bool = False) -> list[int]:
+        """Return the ids of this pod's processes whose command line contains `words`.
+
+        leads: only processes that lead a session. Before a shell's child starts its program, both have the same words.
+        """
         mark, ids = f"CALLS={self._calls}\0".encode(), []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 started = (process / "cmdline").read_bytes().replace(b"\0", b" ")
                 if mark in (process / "environ").read_bytes() and words.encode() in started:
-                    ids.append(int(process.name))
+                    ids += [pid for pid in [int(process.name)] if not leads or os.getsid(pid) == pid]
         return ids
 
 

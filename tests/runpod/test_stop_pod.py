@@ -85,7 +85,7 @@ def test_a_shell_without_the_pods_variables_takes_them_from_process_1(pod) -> No
 
 
 def deadlines(pod, purpose: str = "") -> list[int]:
-    return pod.processes(f"deadline.sh --armed {purpose}")
+    return pod.processes(f"deadline.sh --armed {purpose}", leads=True)
 
 
 # A run that was not copied may lie outside the volume, so a stop is tried first.
