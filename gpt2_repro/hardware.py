@@ -173,30 +173,44 @@ def choose_precision(requested: str, *, use_cpu: bool, accept_any_hardware: bool
 def choose_compile(requested: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:
     """Return whether to use torch.compile, which None in the recipe uses on CUDA GPUs only.
 
-    Raises UserError if it should be used but cannot work, except for None with `accept_any_hardware`.
+    None does not compile without the tools that `compiler_obstacle` looks for. Otherwise, raises UserError if it should
+    be used but cannot work, except for None with `accept_any_hardware`.
     """
     if requested is False or (requested is None and (use_cpu or gpu_kind() == "mps")):
         return False
-    obstacle = _compile_obstacle(use_cpu=use_cpu)
-    if obstacle and (requested or not accept_any_hardware):
-        fix = "or pass --torch_compile false. Without torch.compile, a GPU trains about half as fast."
-        raise UserError(f"{obstacle}, {fix}")
+    fix = "or pass --torch_compile false. Without torch.compile, a GPU trains about half as fast."
+    if computes_nan_if_compiled(use_cpu=use_cpu):
+        if requested or not accept_any_hardware:
+            problem = "Code compiled by torch 2.10 computes NaN on A100 GPUs. Install torch 2.9 or 2.11"
+            raise UserError(f"{problem}, {fix}")
+        return False
+    obstacle = compiler_obstacle(use_cpu=use_cpu)
+    if obstacle is not None and requested:
+        raise UserError(f"torch.compile needs {obstacle}, {fix}")
     return obstacle is None
 
 
-def _compile_obstacle(*, use_cpu: bool) -> str | None:
+def computes_nan_if_compiled(*, use_cpu: bool) -> bool:
+    """Return whether compiled code computes NaN on this GPU with this version of torch."""
     import torch
 
-    if torch.__version__.startswith("2.10.") and "A100" in find_accelerator(use_cpu=use_cpu).name:
-        return "Code compiled by torch 2.10 computes NaN on A100 GPUs. Install torch 2.9 or 2.11"
+    return torch.__version__.startswith("2.10.") and "A100" in find_accelerator(use_cpu=use_cpu).name
+
+
+def compiler_obstacle(*, use_cpu: bool) -> str | None:
+    """Return what torch.compile and Triton need and this machine lacks, and how to install it, or None."""
     # On a CPU, inductor compiles C++. On a GPU, Triton compiles its launchers in C.
-    compilers, variable = (("g++",), "CXX") if use_cpu else (("gcc", "clang"), "CC")
+    compilers = ["gcc", "clang"]
+    variable = "CC"
+    if use_cpu:
+        compilers = ["g++"]
+        variable = "CXX"
     if not any(map(shutil.which, compilers)) and not os.environ.get(variable):
-        return f"torch.compile needs a compiler. Install {' or '.join(compilers)}"
+        return f"a compiler. Install {' or '.join(compilers)}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        return "torch.compile needs Python's headers. Install python3-dev"
+        return "Python's headers. Install python3-dev"
     if not use_cpu and gpu_kind() == "cuda" and importlib.util.find_spec("triton") is None:
-        return "torch.compile needs triton. Install triton"
+        return "triton. Install triton"
     return None
 
 

@@ -78,6 +78,32 @@ def test_gpus_compile_except_where_torch_is_wrong(monkeypatch: pytest.MonkeyPatc
             chosen(requested)
 
 
+@pytest.mark.parametrize("missing", ["compiler", "headers", "triton"])
+def test_a_gpu_without_a_compiler_does_not_compile(
+    missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "Python.h").touch()
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(hardware.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
+
+    def chosen(requested: bool | None) -> bool:
+        return hardware.choose_compile(requested, use_cpu=False, accept_any_hardware=False)
+
+    assert chosen(None) is True
+    if missing == "compiler":
+        monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
+    elif missing == "headers":
+        (tmp_path / "Python.h").unlink()
+    else:
+        monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
+    assert chosen(None) is False and chosen(False) is False
+    with pytest.raises(UserError, match="--torch_compile false"):
+        chosen(True)
+
+
 @pytest.fixture
 def apple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)

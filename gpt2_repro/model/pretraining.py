@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from gpt2_repro.batch_plan import IGNORED
+from gpt2_repro.errors import in_a_line
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.size import experts_of, tokens_per_chunk
 
@@ -47,7 +48,7 @@ AttentionInterface.register("causal_cudnn", _cudnn)
 
 
 # Types of devices on which the softmax of the loss is a Triton kernel. Not tried with ROCm.
-TRITON_DEVICES = ("cuda",) if torch.version.cuda and importlib.util.find_spec("triton") else ()
+TRITON_DEVICES: tuple[str, ...] = ("cuda",) if torch.version.cuda and importlib.util.find_spec("triton") else ()
 
 
 @torch.library.custom_op("gpt2_repro::softmax_gradient", mutates_args=("logits",))
@@ -61,6 +62,30 @@ def softmax_gradient(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
 @softmax_gradient.register_fake
 def _losses(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
     return logits.new_empty(len(logits), dtype=torch.float32)
+
+
+def launch_softmax_kernel(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Launch the Triton kernel of the loss on one row, if it would be used, and return the error or None.
+
+    `config` is the configuration of a model for training. A successful launch has compiled the kernel for the run.
+    """
+    if device.type not in TRITON_DEVICES:
+        return None
+    logits = torch.zeros(1, config.vocab_size, dtype=dtype, device=device)
+    labels = torch.zeros(1, dtype=torch.long, device=device)
+    try:
+        softmax_gradient(logits, labels, config.true_vocab_size).item()  # a host sync: launches are asynchronous
+    # Triton raises errors of many kinds: RuntimeError without a compiler, CalledProcessError without Python.h, PTXASError
+    # for GPUs before sm_70, OSError for a cache that cannot be written.
+    except Exception as error:
+        return in_a_line(error)
+    return None
+
+
+def use_torch_softmax() -> None:
+    """Do not use the Triton kernel of the loss in this process."""
+    global TRITON_DEVICES
+    TRITON_DEVICES = ()
 
 
 # transformers' ForCausalLMLoss (5.23) holds the logits of a complete batch in fp32, and includes padding ids of the

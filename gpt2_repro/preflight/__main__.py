@@ -29,7 +29,7 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
 from gpt2_repro.planning.compute_optimal import choose
 from gpt2_repro.planning.plan import division, run_lines
-from gpt2_repro.planning.recipe import TrainingRecipe, load_recipe, output_dir_of
+from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, load_recipe, output_dir_of
 from gpt2_repro.planning.sizing import follow_data, plans_of
 from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
 from gpt2_repro.preflight import environment
@@ -238,7 +238,7 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
     from gpt2_repro.model.configuration import build_config
 
     training, model, length = recipe.training, recipe.model, recipe.data.sequence_length
-    asked, requested, accept = training.asked_precision, training.torch_compile, training.accept_any_hardware
+    asked, accept = training.asked_precision, training.accept_any_hardware
     version = f"ROCm {torch.version.hip}" if torch.version.hip else hardware.nvidia_driver()
     driver = Finding("✓" if version else "!", "driver", version or "no NVIDIA device")
     try:
@@ -251,17 +251,27 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
     device = hardware.find_accelerator(use_cpu=on_cpu)
     machine = Machine(device.kind == "cuda", is_bf16, length, document_mask=model.document_mask, fp16=is_fp16)
 
-    def compiles() -> str:
-        return "on" if hardware.choose_compile(requested, use_cpu=on_cpu, accept_any_hardware=accept) else "off"
-
     gpus = f"{device.count} x {device.name}, {(device.memory_bytes or 0) / 1e9:.0f} GB each"
     return [
         driver,
         Finding("✓", "device", f"the CPU, {hardware.cpu_cores()} cores" if on_cpu else gpus),
         _judge("precision", lambda: hardware.choose_precision(asked, use_cpu=on_cpu, accept_any_hardware=accept)[1]),
-        _judge("torch.compile", compiles),
+        _check_compile(training, on_cpu=on_cpu),
         _judge("attention", lambda: choose_attention(attention, machine, config, rows=rows)),
     ]
+
+
+def _check_compile(training: TrainingSection, *, on_cpu: bool) -> Finding:
+    """Check whether torch.compile can be used, and warn if a GPU trains without it because something is missing."""
+    requested, accept = training.torch_compile, training.accept_any_hardware
+    try:
+        compiles = hardware.choose_compile(requested, use_cpu=on_cpu, accept_any_hardware=accept)
+    except UserError as error:
+        return Finding("✗", "torch.compile", str(error))
+    missing = hardware.compiler_obstacle(use_cpu=on_cpu)
+    if hardware.gpu_kind() == "cuda" and not on_cpu and missing is not None:
+        return Finding("!", "torch.compile", f"off: Triton needs {missing}. A GPU trains about half as fast without")
+    return Finding("✓", "torch.compile", "on" if compiles else "off")
 
 
 def _judge(about: str, rule: Callable[[], object]) -> Finding:

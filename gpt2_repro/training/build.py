@@ -1,20 +1,26 @@
 """Build the Trainer of a run: data, model, attention kernel, environment and callbacks."""
 
+import dataclasses
+import logging
+
+import torch
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedConfig, PrinterCallback, set_seed
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils.logging import disable_progress_bar
 
-from gpt2_repro import ranks
+from gpt2_repro import hardware, ranks
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.model.architecture import check_architecture
 from gpt2_repro.model.attention import Choice, Machine, choose_attention
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.document_mask import Documents
+from gpt2_repro.model.pretraining import launch_softmax_kernel, use_torch_softmax
 from gpt2_repro.planning.recipe import TrainingRecipe
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.announce import announce, describe_run
@@ -23,6 +29,9 @@ from gpt2_repro.training.inputs import open_inputs
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_tracking
 from gpt2_repro.training.trainer import PretrainingArguments, PretrainingTrainer
+
+
+logger = logging.getLogger(__name__)
 
 
 def build_trainer(
@@ -41,6 +50,7 @@ def build_trainer(
     config = build_config(model, sequence_length=length, vocab_size=vocab_size, tokenizer=tokenizer)
     check_architecture(config, document_mask=model.document_mask)
     run.end_phase("checking the architecture")
+    check_triton(args, config, requested=recipe.training.torch_compile)
     attention = _choose_kernel(args, recipe, config, run)
     run.end_phase("choosing the kernel")
     set_seed(args.seed)
@@ -66,6 +76,37 @@ def build_trainer(
     )
     add_callbacks(trainer)
     return trainer
+
+
+def check_triton(args: PretrainingArguments, config: PreTrainedConfig, *, requested: bool | None) -> None:
+    """Turn off torch.compile and the softmax kernel of the loss, after a warning, if Triton does not work on this GPU.
+
+    Args:
+        requested: the recipe's `torch_compile`.
+
+    Raises UserError if `requested` is True.
+    """
+    if args.device.type != "cuda":
+        return
+    missing = hardware.compiler_obstacle(use_cpu=False)
+    if missing is not None:
+        problem = f"Triton needs {missing}"
+    else:
+        dtype = torch.float32
+        if args.bf16:
+            dtype = torch.bfloat16
+        elif args.fp16:
+            dtype = torch.float16
+        failure = launch_softmax_kernel(config, args.device, dtype)
+        if failure is None:
+            return
+        problem = f"Triton cannot compile or launch a kernel on this GPU: {failure}"
+    if requested:
+        raise UserError(f"{problem}. torch.compile needs Triton. Pass --torch_compile false.")
+    use_torch_softmax()
+    args.settings = dataclasses.replace(args.settings, torch_compile=False)
+    text = "%s. The run uses torch's own kernels and no torch.compile, which may take twice as long."
+    logger.warning(text, problem)
 
 
 def _choose_kernel(
