@@ -53,6 +53,17 @@ def test_init_from_weights_with_a_padded_vocabulary(padded: int, tmp_path: Path)
     assert not torch.equal(ours[90:96], table[90:96])
 
 
+def test_a_model_that_will_be_loaded_has_no_usable_weight() -> None:
+    """A weight that a resume leaves out would otherwise be a random or an old one, and train unnoticed."""
+    model = build_model(configuration("gpt2"), attention="causal_sdpa", init_from=None)
+    assert all(weight.isnan().all() for weight in model.parameters())
+    ids = torch.arange(12).view(1, 12)
+    loaded = build_model(configuration("gpt2"), attention="causal_sdpa", init_from="").state_dict()
+    del loaded["transformer.h.1.ln_2.bias"]
+    model.load_state_dict(loaded, strict=False)
+    assert model(input_ids=ids[:, :-1], shift_labels=ids[:, 1:]).loss.isnan()
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_bias_sums_by_row_change_no_gradient(bf16: bool) -> None:
     ids = torch.arange(3 * 64).view(3, 64)

@@ -3,6 +3,7 @@
 Autocast, torch's gradient scaler and DeepSpeed's loss scaling work on a CPU, only slowly.
 
 Environment variables:
+    SLOW_COPIES: if set, saves in the background wait for a second before they copy a tensor.
     OVERFLOW_AT: step at which the first gradient of rank 1 (or of the only process) becomes infinite.
 """
 
@@ -17,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from gpt2_repro import cli, hardware
+from tests.training.gpu_train import slow_copies
 
 
 def choose(asked: str, **rules: Any) -> tuple[str, str]:
@@ -62,4 +64,6 @@ if __name__ == "__main__":
     hardware.choose_precision = choose
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     turn_on()
+    if "SLOW_COPIES" in os.environ:
+        slow_copies()
     cli.run(train.main)
