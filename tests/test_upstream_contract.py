@@ -5,6 +5,7 @@
 
 import ast
 import functools
+import importlib
 import importlib.util
 import inspect
 import re
@@ -18,28 +19,41 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "gpt2_repro"
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = [ast.parse(source) for source in SOURCES.values()]
-# Folders and files with the sources in which private names are looked up.
-LIBRARIES = ("transformers", "accelerate", "deepspeed", "lm_eval", "tqdm")
-LIBRARIES += ("torch/optim", "torch/distributed/fsdp", "torch/storage.py")
 STANDARD_LIBRARY = {"_asdict", "_exit", "_fields", "_replace"}
-# Public attributes without documentation, and the modules whose source contains them.
-UNDOCUMENTED: dict[str, tuple[str, ...]] = {
-    "clip_grad": ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3", "deepspeed.runtime.bf16_optimizer"),
-    "fp32_partitioned_groups_flat": ("deepspeed.runtime.zero.stage3",),
+BF16 = "deepspeed.runtime.bf16_optimizer:BF16_Optimizer"
+ZERO_1 = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
+ZERO_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
+# Private names, and public ones without documentation, with the classes, functions and modules that define them, as
+# "module:object" or "module". A function contains the name in its code.
+PLACES: dict[str, tuple[str, ...]] = {
+    "_attn_implementation": ("transformers:PreTrainedConfig",),
+    "_cdata": ("torch:UntypedStorage",),
+    "_dynamo": ("torch._dynamo:config",),
+    "_functorch": ("torch._functorch:config",),
+    "_get_fsdp_state": ("torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule._get_fsdp_state",),
+    "_global_grad_norm": (f"{BF16}.step", f"{ZERO_1}.step", ZERO_3),
+    "_hp_mapping": ("deepspeed.utils.mixed_precision_linkage:link_hp_params",),
+    "_inductor": ("torch._inductor:config",),
+    "_instances": ("tqdm:tqdm",),
+    "_mp_policy": ("torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState",),
+    "_n_gpu": ("transformers:TrainingArguments",),
+    "_shared_state": ("accelerate:PartialState",),
+    "_update_hp_grad": (f"{BF16}.update_hp_grads", f"{BF16}.accumulate_hp_grads_and_remove_lp"),
+    "_z3_optimizer": (ZERO_3,),
     "__compatible_ops__": ("deepspeed.ops",),
-    "get_full_hp_param": ("deepspeed.utils.tensor_fragment", "deepspeed.utils.mixed_precision_linkage"),
+    "clip_grad": (ZERO_1, ZERO_3, BF16),
+    "clip_tensors_by_global_norm": (f"{BF16}.step",),
+    "compute_steps": ("transformers:TrainerState",),
+    "ds_id": ("deepspeed.runtime.zero.partition_parameters:Init._convert_to_deepspeed_param",),
+    "found_inf": ("torch.optim:Adam.step",),
+    "fp32_partitioned_groups_flat": (ZERO_3,),
+    "get_full_hp_param": (ZERO_3, "deepspeed.utils.mixed_precision_linkage:_init_lp_to_hp_mapping"),
+    "is_invalid_grad_norm": (f"{BF16}.step",),
+    "is_lomo_available": ("accelerate.optimizer:AcceleratedOptimizer.step",),
     "load_universal": ("deepspeed.runtime.constants",),
-    "ds_id": ("deepspeed.runtime.zero.partition_parameters",),
-    "compute_steps": ("transformers.trainer_callback",),
-    "safe_save_file": ("transformers.modeling_utils",),
-    "pytorch_model_fsdp": ("accelerate.utils.constants",),
-    "_model_states": ("deepspeed.runtime.engine",),
-    "found_inf": ("torch.optim.adamw",),
-    "is_lomo_available": ("accelerate.optimizer",),
-    "is_invalid_grad_norm": ("deepspeed.runtime.bf16_optimizer",),
-    "clip_tensors_by_global_norm": ("deepspeed.runtime.bf16_optimizer",),
-    "mask_nan_or_inf_with_val_inplace": ("deepspeed.runtime.utils",),
-}  # fmt: skip
+    "mask_nan_or_inf_with_val_inplace": ("deepspeed.runtime.utils:get_global_norm_of_tensors",),
+    "safe_save_file": ("transformers:PreTrainedModel.save_pretrained",),
+}
 
 
 def source_of(module: str) -> str:
@@ -48,14 +62,21 @@ def source_of(module: str) -> str:
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
-@functools.cache
-def upstream() -> list[str]:
-    root = Path(importlib.util.find_spec("torch").submodule_search_locations[0]).parent  # type: ignore[union-attr,index]
-    folders = (root / library for library in LIBRARIES)
-    # The models of transformers are most of its files, and the package touches none of their private names.
-    files = (path for folder in folders for path in [*folder.rglob("*.py"), folder] if path.is_file())
-    paths = (path for path in files if "transformers/models" not in str(path))
-    return [line for path in paths for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+def defines(place: str, name: str) -> bool:
+    """Return whether a class, function or module of another library defines or uses a name."""
+    module_name, _, path = place.partition(":")
+    if not path:
+        return re.search(rf"\b{re.escape(name)}\b", source_of(module_name)) is not None
+    owner = importlib.import_module(module_name)
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    if inspect.ismodule(owner):
+        return name in module_name.split(".")
+    if inspect.isclass(owner) and name in names_in(owner):
+        return True
+    if not inspect.isclass(owner) or owner.__module__.startswith("deepspeed"):
+        return re.search(rf"\b{re.escape(name)}\b", inspect.getsource(owner)) is not None
+    return False
 
 
 def attributes(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -76,22 +97,39 @@ def called() -> set[str]:
 
 
 def private_names() -> set[str]:
-    """Return the private names of other libraries' objects and modules."""
+    """Return the private names of other libraries' objects and modules.
+
+    Those of our base classes (`super()._name`) are looked up in these classes, see `problems`.
+    """
     names = set()
     for tree in TREES:
-        names |= {name for owner, name in attributes(tree) if owner not in ("self", "cls")}
+        names |= {name for owner, name in attributes(tree) if owner not in ("self", "cls", "super()")}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 names |= {*(node.module or "").split("."), *(alias.name for alias in node.names)}
     return {name for name in names if re.match(r"_[a-z]", name)} - STANDARD_LIBRARY
 
 
-@pytest.mark.parametrize("name", sorted(private_names()))
+def test_each_private_name_has_a_place() -> None:
+    assert private_names() <= PLACES.keys()
+    used = called() | {name for tree in TREES for _, name in attributes(tree)}
+    words = {word for text in used for word in re.findall(r"\w+", text)}
+    assert PLACES.keys() <= words | private_names(), "a place without a user"
+
+
+@pytest.mark.parametrize("name", PLACES)
 def test_upstream_still_defines(name: str) -> None:
-    if importlib.util.find_spec(f"torch.{name}"):
-        return
-    definition = rf"(def|class) {name}\b|\b{name}(: [^=\n]+)? = |[\"']{name}[\"']"
-    assert any(re.search(definition, line) for line in upstream() if name in line), f"{name} is gone"
+    missing = [place for place in PLACES[name] if not defines(place, name)]
+    assert not missing, f"{name} is gone from {missing}"
+
+
+def test_a_common_name_is_looked_up_in_its_place() -> None:
+    """`_state` and `_config` are somewhere in each library."""
+    for name, places in PLACES.items():
+        for place in places:
+            module, _, path = place.partition(":")
+            if path and not inspect.ismodule(getattr(importlib.import_module(module), path, None)):
+                assert not defines(place, "_state") and not defines(place, "_config"), (name, place)
 
 
 def base_of(node: ast.ClassDef, tree: ast.Module) -> type | None:
@@ -123,7 +161,7 @@ def problems(source: str) -> list[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.ClassDef) or (base := base_of(node, tree)) is None:
             continue
-        known = names_in(base) | {*UNDOCUMENTED}
+        known = names_in(base)
         methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
         assigned = {name.id for each in node.body if isinstance(each, ast.Assign) for name in each.targets}  # type: ignore[attr-defined]
         # Upstream calls an override. A method that only we define must be called by us.
@@ -171,12 +209,6 @@ def test_a_name_that_upstream_lacks_is_found() -> None:
     changes |= {"def get_batch_samples(self, epoch_iterator: Any,": "def get_batch_samples(self, iterator: Any,"}
     for old, new in changes.items():
         assert old in source and problems(source.replace(old, new)), old
-
-
-@pytest.mark.parametrize("name", UNDOCUMENTED)
-def test_upstream_still_has(name: str) -> None:
-    for module in UNDOCUMENTED[name]:
-        assert re.search(rf"\b{re.escape(name)}\b", source_of(module)), f"{module} has no {name}"
 
 
 def test_models_are_listed_once_and_scipy_is_not_imported(type_command) -> None:
