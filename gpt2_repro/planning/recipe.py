@@ -49,7 +49,11 @@ class TrainingSection:
     lr_scheduler_type: Schedule = changeable("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = changeable(0.0, "Final learning rate, as a fraction of the peak.", FRACTION)
     decay_fraction: float = changeable(0.2, "For warmup_stable_decay: share of steps that decay.", FRACTION)
-    optim: str = fixed("adamw_torch_fused", "An optimizer of transformers, or muon (not under ZeRO-3 or FSDP).")
+    optim: str = fixed(
+        "adamw_torch_fused",
+        "An optimizer of transformers (not schedule_free_*, *lomo, galore_* and apollo_*), or muon (not under ZeRO-3 or "
+        "FSDP).",
+    )
     muon_momentum: float = fixed(0.95, "Momentum of Muon. Small steps can need less.", FRACTION)
     ema_steps: int = fixed(0, "Also average the weights over about N steps; final/ is the average. 0: never.")
     adam_beta1: float = fixed(0.9, "AdamW's first beta.", FRACTION)

@@ -32,6 +32,19 @@ logger = logging.getLogger(__name__)
 REMOVED = ("skip_loss_z", "skip_grad_z")  # earlier versions could skip outliers, and recorded these options
 
 
+def check_optimizer(optim: str) -> None:
+    """Raise UserError for optimizers of transformers (5.23) that PretrainingTrainer would use wrongly."""
+    reason = None
+    if optim.startswith("schedule_free_"):
+        reason = "validation, checkpoints and final/ would not use its average of the weights. --ema_steps has one"
+    elif optim in ("lomo", "adalomo") or optim.endswith("_layerwise"):
+        reason = "it updates weights in the backward pass, before gradients are accumulated, clipped and checked"
+    elif optim.startswith(("galore_", "apollo_")):
+        reason = "transformers would ignore --weight_decay with it"  # trainer_optimizer.py, _setup_low_rank_optimizer
+    if reason is not None:
+        raise UserError(f"--optim {optim} is not supported: {reason}.")
+
+
 def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan]:
     """Return the settings for this machine and launcher, and the batch plan.
 
@@ -58,6 +71,7 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     if not launcher.whole_weights and (refused := [option for option, is_set in options.items() if is_set]):
         fix = f"Launch with --config_file {RECOMMENDED.config}."
         raise UserError(f"{refused[0]} needs complete weights, but {launcher.name} shards the weights. {fix}")
+    check_optimizer(training.optim)
     if launcher.deepspeed_json and training.optim not in (*KEYS["elementwise"], MUON):
         fix = f"Pass --optim {KEYS['elementwise'][0]}, or launch with --config_file accelerate_configs/ddp.yaml."
         problem = f"DeepSpeed flattens the weights, and --optim {training.optim} may depend on their shapes"

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
+from transformers import trainer_optimizer
+from transformers.training_args import OptimizerNames
 
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
@@ -18,7 +20,7 @@ from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import settings
 from gpt2_repro.training.engine import check_engine
 from gpt2_repro.training.launch_checks import check_deepspeed_json, check_launcher
-from gpt2_repro.training.settings import resolve_settings
+from gpt2_repro.training.settings import check_optimizer, resolve_settings
 
 
 ROOT = Path(__file__).parents[2]
@@ -123,3 +125,28 @@ def test_an_optimizer_that_sees_shapes_is_refused_under_deepspeed(tiny_recipe: P
     monkeypatch.setattr(settings, "current_launcher", lambda: LAUNCHERS["zero1"])
     with pytest.raises(UserError, match="--optim"):
         resolve_settings(recipe)
+
+
+def test_optimizers_that_the_trainer_would_use_wrongly_are_refused() -> None:
+    """An average needs optimizer.eval(), others update in the backward pass or replace the groups of weight decay."""
+    families = (
+        trainer_optimizer._SCHEDULE_FREE_OPTIMIZERS,
+        trainer_optimizer._GALORE_OPTIMIZERS,
+        trainer_optimizer._APOLLO_OPTIMIZERS,
+        [OptimizerNames.LOMO, OptimizerNames.ADALOMO],
+    )
+    expected = {name.value for family in families for name in family}
+    refused = set()
+    for name in OptimizerNames:
+        try:
+            check_optimizer(name.value)
+        except UserError as error:
+            assert f"--optim {name.value}" in str(error) and "\n" not in str(error)
+            refused.add(name.value)
+    assert refused == expected and len(expected) > 10
+
+
+def test_a_refused_optimizer_writes_nothing(typed, tmp_path: Path) -> None:
+    done = typed(tmp_path / "run", "--optim", "schedule_free_adamw")
+    assert done.returncode == 2 and "--optim schedule_free_adamw" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "run").exists()
