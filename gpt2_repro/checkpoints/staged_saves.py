@@ -53,7 +53,7 @@ class StagingMemory:
         start = self.used
         if start + size > self.size:
             self._allocate(start + size + (start + size) // 8)
-            self._prepare()
+            self._thread.submit(self._prepare).result()
         self.used += size
         return start
 
@@ -109,17 +109,25 @@ class StagingMemory:
             problem = f"Copying a checkpoint needs {size_text(size)} of memory ({error.strerror})"
             raise RunFailed(f"{problem}. Pass --no_background_save, or use a machine with more memory.") from None
         if self._pinned_at:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned_at)
+            self._thread.submit(torch.cuda.cudart().cudaHostUnregister, self._pinned_at).result()
+            self._pinned_at = 0
         self.size, self.view = size, memoryview(mmap.mmap(self.descriptor, size))
 
     def _prepare(self) -> None:
+        """Map and pin the memory. Call this in `_thread`.
+
+        CUDA keeps the last error of each thread, and torch (2.13) does not clear the error of cudaHostRegister and
+        cudaHostUnregister. In the main thread, it would be raised by the next kernel. `_thread` launches none.
+        """
         pages = torch.frombuffer(self.view, dtype=torch.uint8)
         pages[self.used :].zero_()  # maps each page; unlike with MAP_POPULATE, other threads continue meanwhile
         if self._device is not None:
             torch.cuda.set_device(self._device)  # in this thread
-            self._pinned_at = pages.data_ptr()
-            if code := int(torch.cuda.cudart().cudaHostRegister(self._pinned_at, self.size, 1)):
-                self._pinned_at = 0
+            address = pages.data_ptr()
+            code = int(torch.cuda.cudart().cudaHostRegister(address, self.size, 1))
+            if code == 0:
+                self._pinned_at = address
+            else:
                 logger.warning("Saves pause the training for longer: memory cannot be pinned (CUDA error %d).", code)
 
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import mmap
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,47 @@ def test_saved_files_are_hashed_and_unchanged(memory_bytes: int | None, tmp_path
         assert tree_flatten(loaded)[1] == tree_flatten(state)[1]
         assert all(map(torch.equal, *([*map(torch.as_tensor, tree_flatten(tree)[0])] for tree in (loaded, state))))
     assert (staging / "model.safetensors").read_bytes() == (elsewhere / "model.safetensors").read_bytes()
+
+
+class Cudart:
+    """The functions of CUDA that pin memory. CUDA keeps the last error of each thread."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.registered: set[int] = set()
+        self.last_errors: dict[int, int] = {}  # by thread
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if self.code:
+            self.last_errors[threading.get_ident()] = self.code
+        else:
+            self.registered.add(address)
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        if address not in self.registered:
+            self.last_errors[threading.get_ident()] = 713
+            return 713
+        self.registered.remove(address)
+        return 0
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_memory_that_cannot_be_pinned_leaves_no_error_behind(code: int, monkeypatch, caplog) -> None:
+    """An error in the thread of the training would be raised by its next kernel."""
+    cudart = Cudart(code)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    memory = StagingMemory(1)
+    memory.clear()
+    first = set(cudart.registered)
+    memory.reserve(memory.size + 1)  # allocates and pins larger memory
+    assert threading.get_ident() not in cudart.last_errors
+    assert len(caplog.records) == (2 if code else 0)
+    assert len(cudart.registered) == len(first) == (0 if code else 1)
+    memory.view[memory.size - 1] = 7  # it can be used
 
 
 @pytest.fixture
