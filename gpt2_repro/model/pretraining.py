@@ -138,7 +138,7 @@ def _softmax(part: Tensor, weight: Tensor, labels: Tensor, vocab: int, trains: b
     # One pass of exponentials serves the loss and its gradient.
     odds = odds.sub_(largest).exp_()
     normalizer = odds.sum(dim=1, keepdim=True)
-    losses = (normalizer.log() + largest - logit).masked_fill(~counted, 0.0)
+    losses = (normalizer.log() - (logit - largest)).masked_fill(~counted, 0.0)
     if not trains:
         return losses, None
     return losses, _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(part.dtype)

@@ -32,7 +32,7 @@ def softmax_gradient_kernel(
     normalizer = tl.sum(total * tl.exp(largest - top), 0)
     is_target = label >= 0
     logit = tl.load(logits + tl.maximum(label, 0)).to(tl.float32)
-    tl.store(losses + row, tl.where(is_target, tl.log(normalizer) + top - logit, 0.0))
+    tl.store(losses + row, tl.where(is_target, tl.log(normalizer) - (logit - top), 0.0))
     scale = tl.where(is_target, 1.0 / normalizer, 0.0)
     tl.debug_barrier()  # all threads have read the label's logit
     for start in range(0, padded_size, BLOCK):

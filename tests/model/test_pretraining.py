@@ -75,6 +75,24 @@ def test_the_triton_kernel_computes_the_loss(dtype: torch.dtype, compiled: bool,
     assert "gpt2_repro.model.softmax_kernel" in sys.modules
 
 
+@pytest.mark.parametrize("kernel", ["torch", "triton"])
+@pytest.mark.parametrize("size", [1.0, 6e4, 1e7])
+def test_the_loss_of_large_logits_is_not_cancelled(kernel: str, size: float) -> None:
+    """The normalizer is small next to the largest logit: it would be rounded if both were added."""
+    generator = torch.Generator().manual_seed(0)
+    logits = size + torch.randn(64, PADDED, generator=generator)
+    labels = torch.randint(0, VOCABULARY, (64,), generator=generator)
+    expected = F.cross_entropy(logits[:, :VOCABULARY].double(), labels, reduction="none")
+    if kernel == "triton":
+        from gpt2_repro.model.softmax_kernel import replace_by_gradient
+
+        losses = replace_by_gradient(logits.clone(), labels, VOCABULARY)
+    else:
+        losses = pretraining._softmax(logits, torch.eye(PADDED), labels, VOCABULARY, True)[0].flatten()
+    assert losses.dtype == torch.float32
+    assert torch.allclose(losses.double(), expected, rtol=1e-6, atol=1e-6)
+
+
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
