@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import load_from_disk
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 import prepare_data
+from gpt2_repro.data import tokenizer as own
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.rows import open_rows
@@ -39,6 +40,52 @@ def test_a_trained_tokenizer_knows_every_byte_and_gives_transformers_ids(trained
     for document, ids in zip(documents, encoded, strict=True):
         assert reference.decode(ids) == document
         assert "<|endoftext|>" in document or ids.tolist() == reference(document)["input_ids"]
+
+
+def plain_merges(documents: list[str], vocab_size: int) -> list[list[str]]:
+    """Train a byte-level BPE on complete documents, and return its merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(documents, trainer)
+    return json.loads(tokenizer.to_str())["model"]["merges"]
+
+
+@pytest.mark.parametrize("piece", [1, 40, 2**20])
+def test_pieces_of_text_with_spaces_give_the_same_tokenizer(trained: Path, documents, monkeypatch, piece: int) -> None:
+    monkeypatch.setattr(own, "PIECE", piece)
+    spaces = ["  two\u3000and  three\n\n\tfour\x1c five's  ", "\n  " * 30, "x" * 900 + " a\n b " * 9]
+    tokenizer = own.train_tokenizer(own.training_text(documents + spaces), 400)
+    assert json.loads(tokenizer.to_str())["model"]["merges"] == plain_merges(documents + spaces, 400)
+    assert len([*own.training_text(documents)]) > len(documents) or piece > 40
+
+
+def words_of_trainer(texts: list[str]) -> list[str]:
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+    return [word for text in texts for word, _ in split(text)]
+
+
+def test_text_without_spaces_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    draw = np.random.default_rng(0)
+    paragraphs = ["".join(map(chr, draw.integers(0x4E00, 0x9FA5, 400))) for _ in range(200)]
+    long = "".join(paragraphs[:50])  # 20,000 characters without a space
+    monkeypatch.setattr(own, "PIECE", 3000)
+    texts = [*own.training_text([long, *paragraphs])]
+    words = words_of_trainer(texts)
+    assert "".join(texts) == long + "".join(paragraphs)  # below both limits, all text is used
+    assert max(map(len, words)) <= 3 * own.LONGEST_WORD  # a character has three bytes
+    monkeypatch.setattr(own, "DISTINCT_BYTES", 30_000)
+    texts = [*own.training_text([long, *paragraphs])]
+    distinct = sum(map(len, set(words_of_trainer(texts))))
+    assert 30_000 <= distinct < 30_000 + 3 * own.LONGEST_WORD
+    assert "".join(texts) == long[: len("".join(texts))]  # the limit also holds within a document
+    repeated = [*own.training_text([paragraphs[0]] * 300)]
+    assert repeated == [paragraphs[0]] * 300  # only distinct words need memory
+    monkeypatch.setattr(own, "TRAINING_BYTES", 50_000)
+    texts = [*own.training_text([paragraphs[0]] * 300)]
+    assert 50_000 <= len("".join(texts).encode()) < 50_000 + 1200  # bytes, not characters
 
 
 def test_ids_without_text(tmp_path: Path) -> None:
