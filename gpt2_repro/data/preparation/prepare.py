@@ -20,7 +20,7 @@ from gpt2_repro.data.sources.base import Source, SourceFile
 from gpt2_repro.data.sources.local_files import LocalFile, paths_of
 from gpt2_repro.data.sources.opening import SourceOpener, Sources
 from gpt2_repro.data.sources.token_files import CHECKED_IDS, TOKENS, read_header, separator_shown
-from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
+from gpt2_repro.data.tokenizer import TRAINING_BYTES, Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.manifest import MANIFEST
@@ -136,7 +136,7 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     """Write all files of a prepared folder into the subfolder "folder" of `staging`."""
     sources = _open_sources(staging, args, options)
     tokenizer = staging / "tokenizer"
-    texts = functools.partial(_training_text, sources.training, args)
+    texts = functools.partial(_text_for_tokenizer, sources.training, args)
     obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, sources.training.files)))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
     _check_tokens(sources, args, encoder)
@@ -187,15 +187,20 @@ def _remove(staging: Path) -> None:
     staging.rmdir()
 
 
-def _training_text(source: Source, args: DataArguments) -> Iterator[str]:
+def _text_for_tokenizer(source: Source, args: DataArguments) -> Iterator[str]:
     """Yield the documents from which a tokenizer is made."""
     every = args.tokenizer == "char"
     files = [*source.files, *(source.validation_files if every else [])]
-    for file in Progress(files, desc="read for the tokenizer", unit="file"):
-        file.fetch()
-        for document in itertools.chain.from_iterable(part.documents() for part in file.parts()):
-            if every or args.split != "hash" or not is_held_out(document, args):
-                yield document
+    total = sum(map(_text_bytes, files))
+    if not every:
+        total = min(total, TRAINING_BYTES)
+    with Progress(total=total, desc="read for the tokenizer", unit="B", unit_scale=True, unit_divisor=1000) as bar:
+        for file in files:
+            file.fetch()
+            for document in itertools.chain.from_iterable(part.documents() for part in file.parts()):
+                if every or args.split != "hash" or not is_held_out(document, args):
+                    yield document
+                    bar.update(len(document.encode()))
 
 
 def _text_bytes(file: SourceFile) -> float:

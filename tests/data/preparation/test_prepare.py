@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpt2_repro import cli
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import exclusive_lock
@@ -21,6 +22,16 @@ from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from tests.commands import ROOT
 from tests.reference import write_jsonl, write_llmc_shard
+
+
+def test_the_progress_of_one_large_file_is_shown(arguments, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli, "LINE_SECONDS", 0)
+    for tokenizer, separator in (("train:300", "before"), ("char", "none")):
+        path = write_jsonl(tmp_path / f"{tokenizer[:4]}.jsonl", ["one two three " * 100] * 50)
+        prepare(arguments(tokenizer[:4], data_files=[path], tokenizer=tokenizer, separator=separator))
+        lines = re.findall(r"read for the tokenizer: (\d+)%", capsys.readouterr().err)
+        percent = [int(line) for line in lines]
+        assert percent == sorted(percent) and percent[0] < 10 and 80 < percent[-1] <= 100
 
 
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 12, "max_tokens": 3000}])
