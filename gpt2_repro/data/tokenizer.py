@@ -81,7 +81,10 @@ def count_characters(documents: Iterable[str]) -> "Tokenizer":
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    characters = sorted(set().union(*map(set, documents)))
+    found: set[str] = set()
+    for document in documents:
+        found.update(document)
+    characters = sorted(found)
     if not characters:
         raise UserError("--tokenizer char found no text in the source.")
     tokenizer = Tokenizer(models.WordLevel({character: place for place, character in enumerate(characters)}, ""))

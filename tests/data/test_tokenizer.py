@@ -6,6 +6,7 @@ token ids equals that of nanoGPT.
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,21 @@ def test_text_without_spaces_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog:
     monkeypatch.setattr(own, "TRAINING_BYTES", 50_000)
     texts = [*own.training_text([paragraphs[0]] * 300)]
     assert 50_000 <= len("".join(texts).encode()) < 50_000 + 1200  # bytes, not characters
+
+
+def test_characters_are_counted_in_constant_memory() -> None:
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 400)))
+
+    def peak(count: int) -> int:
+        documents = (text[number % 7 :] for number in range(count))
+        tracemalloc.start()
+        own.count_characters(documents)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(10)  # imports
+    assert peak(2000) < peak(20) + 20_000
 
 
 def test_ids_without_text(tmp_path: Path) -> None:
