@@ -108,8 +108,10 @@ def run_identity_of(
     fields, overrides = settings_of(settings, model), model.config_overrides.values
     del fields["total_tokens"]  # max_steps follows from it
     fields = {name: setting for name, setting in fields.items() if setting.is_trajectory}
+    validation = {split: sha256 for split, sha256 in data.sha256.items() if split != "train"}
     values = {name: value for name, value in (values_of(settings) | values_of(model)).items() if name in fields} | {
         "data": data.sha256["train"],
+        "validation": validation,  # otherwise the losses of two texts would be in one curve
         "tokenizer": data.tokenizer_sha256,
         "sequence_length": plan.sequence_length,
         "tokens_per_step": plan.tokens_per_step,
@@ -119,7 +121,12 @@ def run_identity_of(
         # Text, as earlier versions recorded it.
         "config_overrides": json.dumps(overrides, sort_keys=True) if overrides else "",
     }
-    can_change = {"data", *REMOVED, *(name for name, setting in fields.items() if setting.role == "changeable")}
+    can_change = {
+        "data",
+        "validation",
+        *REMOVED,
+        *(name for name, setting in fields.items() if setting.role == "changeable"),
+    }
     return RunIdentity(values, can_change, settings.allow_resume_change)
 
 

@@ -3,13 +3,18 @@
 import json
 import shutil
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+import yaml
 
 from gpt2_repro.checkpoints import manifest_hash
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.optim.schedule import learning_rate_factor
 from tests.faults.runs import status, weights
+from tests.reference import write_jsonl
 
 
 def rates(events, run: Path) -> dict[int, float]:
@@ -55,6 +60,45 @@ def test_finished_run_can_become_longer_and_go_back(finished: Path, straight: Pa
     told = status(finished)
     assert told["time_breakdown"]["redone"] > 0 and told["max_steps"] == 8 == events(finished)[-1]["step"]
     assert sum(told["time_breakdown"].values()) == pytest.approx(told["seconds"], abs=0.05)
+
+
+def test_another_validation_text_is_another_run(tiny_recipe: Path, type_warm, tmp_path: Path) -> None:
+    """Losses of two texts never form one curve unnoticed, for the split validation and for further sets."""
+    data = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))["data"]
+    section = data | {"split": "source", "tokenizer": f"{data['dataset_dir']}/tokenizer"}
+    train_text = write_jsonl(tmp_path / "train.jsonl", ["one two three four " * 30] * 40)
+    held_out = tmp_path / "val.jsonl"
+    books = tmp_path / "books.jsonl"
+    section["data_files"] = [train_text, str(held_out)]
+    section["validation_sets"] = [f"books={books}"]
+    section["dataset_dir"] = str(tmp_path / "data")
+    recipe = yaml.safe_load(tiny_recipe.read_text(encoding="utf-8"))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"data": section}), encoding="utf-8")
+    run = tmp_path / "two_texts"
+
+    def start(*options: object) -> CompletedProcess[str]:
+        words = ("train.py", tmp_path / "recipe.yaml", "--output_dir", run, "--stop_at_step", 4, *options)
+        return type_warm("python", *words)
+
+    def prepare_with(validation: str, further: str) -> dict[str, str]:
+        write_jsonl(held_out, [validation * 30] * 5)
+        write_jsonl(books, [further * 30] * 5)
+        return prepare(DataArguments(**section), PreparationOptions(overwrite=True)).manifest.sha256
+
+    first = prepare_with("five six ", "seven eight ")
+    assert start().returncode == 0
+    for texts, split in ((("six six ", "seven eight "), "validation"), (("five six ", "eight "), "validation_books")):
+        changed = prepare_with(*texts)
+        assert changed["train"] == first["train"] and changed[split] != first[split]
+        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        done = start()
+        assert done.returncode == 2 and "--allow_resume_change" in done.stderr
+        assert split in done.stderr and first[split][:8] in done.stderr and changed[split][:8] in done.stderr
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert start("--allow_resume_change", "--stop_at_step", 8).returncode == 0
+    assert json.loads((run / "environment.json").read_text(encoding="utf-8"))["run_identity"]["validation"] == {
+        split: sha256 for split, sha256 in changed.items() if split != "train"
+    }
 
 
 def test_run_stops_at_its_budget_and_resumes_with_a_larger_one(train, typed, events, tmp_path: Path) -> None:
