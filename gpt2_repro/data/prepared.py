@@ -143,12 +143,18 @@ class PreparedData:
         self.check_tokenizer()
 
     def check_shards(self, split: str) -> None:
-        """Raise UserError if file names or sizes of a split do not match the manifest."""
+        """Raise UserError if file names, sizes or the fingerprint of a split do not match the manifest."""
         sizes_on_disk = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}
         expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
         for name, _ in sorted(sizes_on_disk.items() ^ expected.items()):
             sizes = f"{sizes_on_disk.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
             raise UserError(f"{self.path / split / name} has {sizes}. {COPY_AGAIN}")
+        # A folder of rows from another preparation may have files of the same sizes.
+        recorded = fingerprint_of(self.manifest.sha256[split])
+        found = read_object(self.path / split / "state.json").get("_fingerprint")
+        if found != recorded:
+            problem = f"{self.path / split}/state.json has the fingerprint {found}, but the manifest has {recorded}"
+            raise UserError(f"{problem}. {COPY_AGAIN}")
 
     def check_tokenizer(self) -> None:
         """Raise UserError if a file of the tokenizer is missing, or if another version made the ids."""
@@ -168,6 +174,11 @@ class PreparedData:
             file = self.path / name
             if not file.is_file() or sha256_of(file) != sha256:
                 raise UserError(f"{file} is missing or differs from the manifest. {COPY_AGAIN}")
+
+
+def fingerprint_of(sha256: str) -> str:
+    """Return the fingerprint that `datasets` has in the folder of a split, from the hash in the manifest."""
+    return sha256[:16]
 
 
 @contextlib.contextmanager

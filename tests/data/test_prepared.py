@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,34 @@ def test_validation_is_the_first_rows_that_make_enough_targets(
             cut = [row for row, start in zip(wanted[name], before, strict=True) if start < tokens or not tokens]
             assert [row.tolist() for row in rows[range(len(rows))]["input_ids"]] == cut
     assert len(data.rows("train")) == data.manifest.counts["train"].rows and len(data.tokenizer) == 300
+
+
+def test_rows_of_another_preparation_are_refused(arguments, documents: list[str], tmp_path: Path) -> None:
+    """Files of the same size are noticed too, in each split, before a training reads them."""
+    form = {"packing": "wrap", "validation_tokens": 900}
+    splits = ("train", "validation", "validation_more")
+    folders = []
+    for name in ("one", "two"):
+        texts = documents if name == "one" else documents[60:] + documents[:60]
+        files = [write_jsonl(tmp_path / f"{name}.jsonl", texts)]
+        more = write_jsonl(tmp_path / f"more_{name}.jsonl", [texts[1]])
+        args = arguments(name, **form, data_files=files, validation_sets=[f"more={more}"])
+        folders.append(prepare(args).path)
+    data = PreparedData.read(folders[0])
+    data.check()
+    for split in splits:
+        own, other = (folder / split for folder in folders)
+        kept = own.rename(tmp_path / f"kept_{split}")
+        for replacement in (other, None):
+            if replacement is not None:
+                shutil.copytree(replacement, own)
+                size = (kept / "data-00000.arrow").stat().st_size
+                os.truncate(own / "data-00000.arrow", size)
+            with pytest.raises(UserError, match=f"{own}.*--overwrite"):
+                data.rows(split)
+            shutil.rmtree(own, ignore_errors=True)
+        kept.rename(own)
+        assert len(data.rows(split)) == data.manifest.counts[split].rows
 
 
 def test_files_that_are_missing_short_new_or_changed_are_named(arguments) -> None:

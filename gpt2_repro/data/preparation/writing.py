@@ -19,7 +19,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
 from gpt2_repro.data.preparation.splits import Group
 from gpt2_repro.data.preparation.staging import EXAMPLES
-from gpt2_repro.data.prepared import request_of
+from gpt2_repro.data.prepared import fingerprint_of, request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.opening import Sources
@@ -187,7 +187,10 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
         of_shard = itertools.chain([block], itertools.islice(remaining, SHARD_BLOCKS - 1))
         shards.append(_write_shard(folder / f"data-{len(shards):05d}.arrow", of_shard, features.arrow_schema))
     state = folder / "state.json"
-    files = {"_data_files": [{"filename": shard.name} for shard in shards], "_fingerprint": split_hash(shards)[:16]}
+    files = {
+        "_data_files": [{"filename": shard.name} for shard in shards],
+        "_fingerprint": fingerprint_of(split_hash(shards)),
+    }
     write_whole(state, json.dumps(read_object(state) | files, indent=2))
     return shards
 
