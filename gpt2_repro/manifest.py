@@ -73,6 +73,7 @@ class Manifest:
     files: dict[str, str]  # path: sha256 of every other file
     versions: dict[str, str]
     reference_losses: dict[str, float] | None = None  # None for long texts
+    tokens_by_source: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)  # of each split
     encoding: int = 0  # `tokenization.ENCODING`; 0 in folders of earlier versions
 
     @property

@@ -18,6 +18,7 @@ from gpt2_repro import cli
 from gpt2_repro.data.arguments import PreparationOptions, name_folder
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.data.sources.local_files import MOST_SOURCES
 from gpt2_repro.data.sources.presets import table
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import cpu_cores
@@ -84,6 +85,7 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
         empty = f" (not counting {counts.empty_documents:,} empty documents)" if counts.empty_documents else ""
         text = f"{counts.documents:,} documents{empty}, {counts.tokens:,} tokens, {counts.rows:,} rows"
         print(f"{data.path / split}: {text}, {counts.dropped_tokens:,} tokens dropped (too few for a row)")
+        describe_sources(manifest.tokens_by_source.get(split, {}))
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
         print(f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut.")
     if bad := manifest.read.bad_documents:
@@ -91,6 +93,18 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
     if losses := manifest.reference_losses:
         models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"
         print(f"validation loss to beat, in nats per token: {models}")
+
+
+def describe_sources(tokens: dict[str, int]) -> None:
+    """Print the tokens of each source of a split, if there are several. The largest ones come first."""
+    if len(tokens) < 2:
+        return
+    total = max(1, sum(tokens.values()))
+    ordered = sorted(tokens.items(), key=lambda item: -item[1])
+    for source, number in ordered[:MOST_SOURCES]:
+        print(f"    {source}: {number:,} tokens ({number / total:.1%})")
+    if len(ordered) > MOST_SOURCES:
+        print(f"    and {len(ordered) - MOST_SOURCES} more sources, see manifest.json")
 
 
 if __name__ == "__main__":

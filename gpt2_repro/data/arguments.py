@@ -45,7 +45,7 @@ class DataArguments:
     split: Literal["head", "hash", "source"] = changeable(
         "head",
         "Validation documents: the first documents (head), those that a hash of the text chooses (hash), or the "
-        "validation files of the source, such as files with val in the name (source).",
+        "validation files of the source, such as files with val or validation in their name or folder (source).",
     )
     validation_tokens: TokenCount = changeable(
         TokenCount(100_000_000),

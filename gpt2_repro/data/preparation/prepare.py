@@ -99,7 +99,9 @@ def _finished(staging: Path, args: DataArguments) -> PreparedData:
     data.check()
     logger.info("%s is already prepared with these options", folder)
     paths = [path for pattern in args.data_files for path in paths_of(pattern)]
-    known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", [])}
+    source = data.manifest.source
+    files = [*source.get("files", []), *source.get("unused_files", [])]
+    known = {(file["path"], file["bytes"]) for file in files}
     # Deleted files cause no warning: their text is still in the folder.
     if changed := [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]:
         logger.warning("%s was prepared before %s changed. Pass --overwrite to prepare it again.", folder, changed[0])

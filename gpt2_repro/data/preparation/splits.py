@@ -71,6 +71,15 @@ class Group:
             sums |= {key: sums[key] + number for key, number in zip(COUNTED, numbers, strict=True)}
         return counts
 
+    def tokens_by_source(self) -> dict[str, dict[str, int]]:
+        """Count the tokens of each source per split."""
+        counts: dict[str, dict[str, int]] = {split: {} for split in self.splits}
+        for span in self.spans():
+            of_split = counts[span.split]
+            source = self.stream.parts[span.part].file.source
+            of_split[source] = of_split.get(source, 0) + int(span.lengths.sum())
+        return counts
+
 
 def check_split(args: DataArguments, sources: Sources) -> None:
     """Raise UserError if the source does not support --split, or a file is used for training and validation."""

@@ -49,7 +49,9 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
     folder.mkdir()
     counts: dict[str, SplitCounts] = {}
     shards: dict[str, list[Shard]] = {}
+    tokens_by_source: dict[str, dict[str, int]] = {}
     for group in groups:
+        tokens_by_source |= group.tokens_by_source()
         for split, counted in group.counts().items():
             counts[split], shards[split] = _write_split(folder / split, group, counted, args, encoder)
         if group.remark:
@@ -87,6 +89,7 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
         files={str(path.relative_to(folder)): sha256_of(path) for path in sorted(others)},
         versions={name: version(name) for name in sorted({*PACKAGES, encoder.engine})},
         reference_losses=losses,
+        tokens_by_source=tokens_by_source,
         encoding=ENCODING,
     )
     # Written last: the manifest marks the folder as complete.

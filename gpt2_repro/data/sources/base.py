@@ -55,6 +55,7 @@ class SourceFile(abc.ABC):
 
     name: str
     size: int  # bytes
+    source: str  # the name under which its tokens are counted, such as an entry of --data_files
 
     def identity(self) -> tuple[str, ...]:
         """Return a key that is equal for all SourceFile objects of the same file."""

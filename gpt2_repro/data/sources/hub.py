@@ -74,7 +74,11 @@ class Repository:
             infos = [self._api.get_paths_info(self.name, group, **self.where) for group in groups]
         info = {entry.path: entry for entry in itertools.chain(*infos)}
         form = dataclasses.replace(form, verbatim=True)  # the ids must equal those of other projects
-        return [HubFile(path, info[path].size, getattr(info[path].lfs, "sha256", None), self, form) for path in paths]
+        files: list[SourceFile] = []
+        for path in paths:
+            sha256 = getattr(info[path].lfs, "sha256", None)
+            files.append(HubFile(path, info[path].size, sha256, self, form, self.name))
+        return files
 
 
 @dataclasses.dataclass
@@ -86,6 +90,7 @@ class HubFile(SourceFile):
     sha256: str | None
     repository: Repository
     form: TextForm
+    source: str
     path: Path | None = None
 
     def identity(self) -> tuple[str, ...]:

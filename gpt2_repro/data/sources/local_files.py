@@ -2,14 +2,15 @@
 
 import dataclasses
 import glob
+import itertools
 import logging
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from gpt2_repro.data.sources.base import Batch, Part, Source, SourceFile, TextForm, WholeFile
 from gpt2_repro.data.sources.parquet_files import parquet_parts
+from gpt2_repro.data.sources.split_names import DESCRIPTIONS, TEST, TRAIN, VALIDATION, split_of
 from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart, is_json_array
 from gpt2_repro.data.sources.token_files import TOKENS, read_header
 from gpt2_repro.errors import UserError
@@ -19,8 +20,7 @@ from gpt2_repro.manifest import MANIFEST
 KINDS = (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet")
 PART_BYTES = 2**25  # bytes of text per part: a worker needs a quarter of a second
 FEW_PARTS = 100  # small files are not joined to fewer parts than this, so that all workers have work
-_VALIDATION_NAME = re.compile(r"(^|[_.-])(val|valid|validation)([_.-]|$)")
-_TEST_NAME = re.compile(r"(^|[_.-])test([_.-]|$)")
+MOST_SOURCES = 20  # entries of --data_files whose tokens are counted one by one
 logger = logging.getLogger(__name__)
 
 
@@ -36,6 +36,7 @@ class LocalFile(SourceFile):
     name: str
     size: int
     form: TextForm = TextForm()
+    source: str = ""
 
     def identity(self) -> tuple[str, ...]:
         """Return a key that is equal for all links to the same file."""
@@ -60,6 +61,7 @@ class JoinedFiles(WholeFile):
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
         self.files, self.size = files, sum(file.size for file in files)
+        self.source = files[0].source
         self.name = f"{files[0].name} to {files[-1].name}"
 
     def read(self) -> Iterator[Batch]:
@@ -78,14 +80,14 @@ def paths_of(pattern: str) -> list[Path]:
 
 
 def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """Return the files in order, with consecutive small text files joined."""
+    """Return the files in order, with consecutive small text files of one source joined."""
     limit = min(PART_BYTES, sum(file.size for file in files) // FEW_PARTS)
     groups: list[list[SourceFile]] = []
     group_size = 0
     for file in files:
         size = file.size if isinstance(file, LocalFile) and kind_of(Path(file.name)) != TOKENS else limit + 1
         group_size += size
-        if not groups or group_size > limit:
+        if not groups or group_size > limit or groups[-1][-1].source != file.source:
             groups.append([])
             group_size = size
         groups[-1].append(file)
@@ -95,38 +97,108 @@ def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
 def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: str) -> Source:
     """Return a source of local files.
 
-    Raises UserError if a pattern matches nothing, or if a file type is not supported.
+    Raises UserError if a pattern matches nothing, if a file type is not supported, or if a file is named twice.
 
     Args:
         patterns: files, folders and globs.
-        split: value of --split. With `source`, files with `val` in their name are validation files.
+        split: value of --split. With `source`, files that are named as validation files are validation files.
     """
-    paths: set[Path] = set()
+    found = _find(patterns)
+    for file in found:
+        if kind_of(file.path) not in KINDS and file.path.suffix != TOKENS:
+            raise UserError(f"{file.path} is not a file of {', '.join(KINDS)} (also as .gz, .zst) or .bin.")
+    with_train = {file.pattern for file in found if file.split == TRAIN}
+    source = Source({"name": name, "files": []}, [], [])
+    unused: list[_Found] = []
+    for file in found:
+        size = file.path.stat().st_size
+        local = LocalFile(str(file.path), size, form, _source_of(file, patterns))
+        described = {"path": str(file.path), "bytes": size}
+        if _is_unused(file, with_train, split):
+            unused.append(file)
+            source.description.setdefault("unused_files", []).append(described)
+            continue
+        source.description["files"].append(described)
+        is_validation = file.split == VALIDATION and (split == "source" or file.path.suffix == TOKENS)
+        (source.validation_files if is_validation else source.files).append(local)
+    if unused:
+        _report_unused(unused, split)
+    return source
+
+
+def _is_unused(file: "_Found", with_train: Collection[str], split: str) -> bool:
+    """Return whether a file belongs to a split that is not used.
+
+    `with_train` has the patterns that name training files.
+    """
+    used = {None, TRAIN}
+    if split == "source" or file.path.suffix == TOKENS:
+        used.add(VALIDATION)
+    if file.split in used:
+        return False
+    return file.pattern in with_train or (file.split == TEST and split == "source")
+
+
+def _report_unused(unused: Sequence["_Found"], split: str) -> None:
+    """Log which files are left out because of their names."""
+    names = ", ".join(str(file.path) for file in unused[:3])
+    more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+    own = [file for file in unused if file.split == VALIDATION]
+    fix = " To validate on the validation files, pass --split source." if own else ""
+    logger.info("files of other splits are not used with --split %s: %s%s.%s", split, names, more, fix)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """A file that a pattern names."""
+
+    path: Path
+    pattern: str
+    split: str | None  # that its name or folder names
+
+    def __str__(self) -> str:
+        return self.pattern if Path(self.pattern) == self.path else f"{self.path} (from {self.pattern})"
+
+
+def _find(patterns: Sequence[str]) -> list[_Found]:
+    """Return the files of all patterns, sorted by path. Raises UserError if there is none, or one twice."""
+    found: dict[tuple[int, int], _Found] = {}
     for pattern in patterns:
         files = [file for path in paths_of(pattern) for file in ([path] if path.is_file() else _text_files_in(path))]
         if not files:
             raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} file.")
-        paths.update(files)
-    # A file that is passed under two names is read once.
-    sizes = {path: path.stat().st_size for path in sorted({p.resolve(): p for p in sorted(paths)[::-1]}.values())}
-    if wrong := [path for path in sizes if kind_of(path) not in KINDS and path.suffix != TOKENS]:
-        raise UserError(f"{wrong[0]} is not a file of {', '.join(KINDS)} (also as .gz, .zst) or .bin.")
-    if split == "source" and (tests := [path for path in sizes if _TEST_NAME.search(path.name)]):
-        logger.info("test files are not used with --split source: %s", ", ".join(map(str, tests)))
-        sizes = {path: size for path, size in sizes.items() if path not in tests}
-    described = {"name": name, "files": [{"path": str(path), "bytes": size} for path, size in sizes.items()]}
-    source = Source(described, [], [])
-    for path, size in sizes.items():
-        held_out = (split == "source" or path.suffix == TOKENS) and _VALIDATION_NAME.search(path.name)
-        (source.validation_files if held_out else source.files).append(LocalFile(str(path), size, form))
-    return source
+        base = _fixed_part(pattern)
+        for path in files:
+            file = _Found(path, pattern, split_of(path.relative_to(base)))
+            status = path.stat()
+            identity = (status.st_dev, status.st_ino)  # equal for all links to a file
+            if identity in found:
+                raise UserError(f"{file} is the same file as {found[identity]}. Pass each file once.")
+            found[identity] = file
+    return sorted(found.values(), key=lambda file: file.path)
+
+
+def _fixed_part(pattern: str) -> Path:
+    """Return the folder that a pattern names: its part before the first wildcard."""
+    path = Path(pattern)
+    if path.exists():
+        return path if path.is_dir() else path.parent
+    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+
+
+def _source_of(file: _Found, patterns: Sequence[str]) -> str:
+    """Return the name under which the tokens of a file are counted: its pattern, or its folder.
+
+    A shell may replace a glob by thousands of names.
+    """
+    return file.pattern if len(patterns) <= MOST_SOURCES else str(file.path.parent)
 
 
 def _text_files_in(folder: Path) -> list[Path]:
     """Return the text files in a folder and its subfolders.
 
-    Links to folders are followed. Hidden files and prepared folders are omitted. A README.md is omitted if there are
-    other text files. Raises UserError if a folder cannot be read or a link is broken.
+    Links to folders are followed. Hidden files and prepared folders are omitted. Files that describe a data set, such
+    as README.md, are omitted if there are other text files. Raises UserError if a folder cannot be read or a link is broken.
     """
     found = _files_below(folder)
     if broken := [path for path in found if not path.exists()]:
@@ -134,7 +206,7 @@ def _text_files_in(folder: Path) -> list[Path]:
     files = [path for path in found if kind_of(path) in KINDS]
     if files and (others := [str(path) for path in found if kind_of(path) not in KINDS]):
         logger.info("%d files in %s are not used, because of their file types: %s …", len(others), folder, others[0])
-    return [path for path in files if path.name != "README.md"] or files  # a dataset card is not text
+    return [path for path in files if path.name not in DESCRIPTIONS] or files
 
 
 def _files_below(folder: Path) -> list[Path]:

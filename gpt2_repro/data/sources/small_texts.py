@@ -28,6 +28,7 @@ class Shakespeare(WholeFile):
     start: int
     stop: int
     folder: str
+    source: str = "tiny-shakespeare"
 
     def __post_init__(self) -> None:
         self.name, self.size = f"tiny-shakespeare from character {self.start}", self.stop - self.start
@@ -56,6 +57,7 @@ class PythonDocumentation(WholeFile):
 
     name: str = "documentation of Python"
     size: int = 2_500_000  # approximate, for the progress bar
+    source: str = "embedded"
     # Installed packages, tests, tools and demonstrations are skipped: they are not documentation of Python.
     skipped = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"})
 

@@ -11,7 +11,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from datasets import load_dataset
 
 from gpt2_repro import cli
 from gpt2_repro.data.arguments import PreparationOptions
@@ -20,6 +23,7 @@ from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
+from gpt2_repro.prepare import describe
 from tests.commands import ROOT
 from tests.reference import write_jsonl, write_llmc_shard
 
@@ -78,19 +82,115 @@ def test_too_little_text_is_refused_and_a_single_document_is_cut(arguments, tmp_
         assert held_out == round(0.1 * (held_out + rest))
 
 
-def test_files_by_several_names_are_read_once_and_links_are_followed(
+def test_a_file_that_is_passed_twice_is_refused(
     arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(corpus[0].parent)
+    first = corpus[0]
+    monkeypatch.chdir(first.parent)
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "soft [1].jsonl").symlink_to(first)
+    (links / "hard.jsonl").hardlink_to(corpus[1])
+    (links / "folder").symlink_to(first.parent)
+    for names in (
+        ["a.jsonl", "a.jsonl"],
+        ["a.jsonl", "./a.jsonl"],
+        ["a.jsonl", str(first)],
+        ["*.jsonl", "[a].jsonl"],
+        [".", f"../{first.parent.name}/*.jsonl"],
+        ["a.jsonl", str(links / "soft [1].jsonl")],
+        ["b.jsonl", str(links / "hard.jsonl")],
+        [str(links)],
+    ):
+        with pytest.raises(UserError, match=r"\.jsonl.*\.jsonl.* once"):
+            prepare(arguments("twice", data_files=names))
+        assert not any(path.name.startswith("twice") for path in tmp_path.iterdir())
+
+
+def test_tokens_of_each_source_are_counted(arguments, documents, tmp_path: Path, capsys) -> None:
+    """The counts are those of each source alone, whether files are passed as globs, folders or by name."""
+    tokenizer = f"{prepare(arguments('tokenizer')).path}/tokenizer"
+    for name, texts in (("web", documents[:80]), ("books", documents[80:])):
+        (tmp_path / name).mkdir()
+        for number, text in enumerate(texts):
+            write_jsonl(tmp_path / name / f"{number:03}.jsonl", [text])
+    form = {"tokenizer": tokenizer, "split": "hash", "validation_fraction": 0.1}
+    globs = [f"{tmp_path}/web/*.jsonl", f"{tmp_path}/books"]
+    alone = {}
+    for number, pattern in enumerate(globs):
+        counts = prepare(arguments(f"alone{number}", **form, data_files=[pattern])).manifest.counts
+        alone[pattern] = {split: of_split.tokens for split, of_split in counts.items()}
+    together = prepare(arguments("together", **form, data_files=globs), PreparationOptions(num_proc=2))
+    describe(together, max_tokens=0)
+    printed = capsys.readouterr().out
+    named = [str(path) for folder in ("web", "books") for path in (tmp_path / folder).glob("*.jsonl")]
+    by_name = prepare(arguments("by_name", **form, data_files=named))
+    assert by_name.manifest.sha256 == together.manifest.sha256
+    for split, counted in together.manifest.tokens_by_source.items():
+        assert counted == {pattern: of_split[split] for pattern, of_split in alone.items()}
+        assert sum(counted.values()) == together.manifest.counts[split].tokens
+        for source, tokens in counted.items():
+            assert f"{source}: {tokens:,} tokens ({tokens / sum(counted.values()):.1%})" in printed
+        folders = {str(tmp_path / "web"): counted[globs[0]], str(tmp_path / "books"): counted[globs[1]]}
+        assert by_name.manifest.tokens_by_source[split] == folders
+
+
+def parquet_file(path: Path, texts: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": texts}), path)
+
+
+# Files of data sets of the Hub after `git clone`: in data/, in a folder per split, and of other formats.
+CLONES = [
+    ["data/{}-00000-of-00001.parquet", "data/unsupervised-00000-of-00001.parquet"],
+    ["en/{}/part.0.parquet"],
+    ["{}.parquet"],
+    ["corpus_{}_v2.parquet"],
+]
+
+
+@pytest.mark.parametrize("names", CLONES, ids=[names[0] for names in CLONES])
+def test_the_splits_of_a_cloned_dataset_are_not_mixed(arguments, documents, tmp_path: Path, names, caplog) -> None:
+    """The rows are those of the files that `datasets` puts into the split train, for each --split."""
+    caplog.set_level("INFO")
+    clone = tmp_path / "test" / "clone"  # the names of folders above the clone mean nothing
+    parts = {"test": documents[:30], "train": documents[30:90], "validation": documents[90:]}
+    for split, texts in parts.items():
+        parquet_file(clone / names[0].format(split), texts)
+    for name in names[1:]:
+        parquet_file(clone / name, ["not used"])
+    (clone / "dataset_infos.json").write_text("{}", encoding="utf-8")
+    (clone / "README.md").write_text("# A card", encoding="utf-8")
+    loaded = load_dataset(str(clone), cache_dir=str(tmp_path / "cache"))
+    assert {split: loaded[split]["text"][:] for split in parts} == parts
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    plain = {split: write_jsonl(alone / f"{split}.jsonl", texts) for split, texts in parts.items()}
+    tokenizer = f"{prepare(arguments('tokenizer')).path}/tokenizer"
+    for split in ("head", "hash", "source"):
+        form = {"tokenizer": tokenizer, "split": split, "validation_fraction": 0.1}
+        used = ["train", "validation"] if split == "source" else ["train"]
+        wanted = prepare(arguments(f"wanted_{split}", **form, data_files=[plain[name] for name in used]))
+        for kind, pattern in (("folder", str(clone)), ("glob", f"{clone}/**/*.parquet")):
+            caplog.clear()
+            data = prepare(arguments(f"{kind}_{split}", **form, data_files=[pattern]))
+            assert data.manifest.sha256 == wanted.manifest.sha256
+            assert str(clone / names[0].format("test")) in caplog.text
+            assert ("--split source." in caplog.text) == (split != "source")
+            caplog.clear()
+            prepare(arguments(f"{kind}_{split}", **form, data_files=[pattern]))
+            assert "changed" not in caplog.text
+
+
+def test_links_are_followed_and_damaged_folders_refused(
+    arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = prepare(arguments("wanted")).manifest.sha256
     folder = tmp_path / "text"
     folder.mkdir()
-    (folder / "more").symlink_to(corpus[1].parent)
-    (folder / "more [1].jsonl").symlink_to(corpus[0])
+    (folder / "more").symlink_to(corpus[0].parent)
     (folder / "loop").symlink_to(folder)
-    names = ["a.jsonl", *map(str, corpus), str(folder / "more [1].jsonl"), f"../{corpus[0].parent.name}/[a].jsonl"]
-    for name, files in (("names", names), ("folder", [str(folder)])):
-        assert prepare(arguments(name, data_files=files)).manifest.sha256 == wanted
+    assert prepare(arguments("folder", data_files=[str(folder)])).manifest.sha256 == wanted
     (folder / "gone").symlink_to(tmp_path / "missing")
     with pytest.raises(UserError, match="text/gone"):
         prepare(arguments("gone", data_files=[str(folder)]))

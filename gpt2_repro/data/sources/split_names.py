@@ -1,0 +1,35 @@
+"""Recognize the split that the name of a file or of its folder names, as the library `datasets` does."""
+
+import re
+from pathlib import Path
+
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+# datasets 5 (data_files.py, SPLIT_KEYWORDS and NON_WORDS_CHARS). A word stands between separators or digits.
+WORDS = {
+    TRAIN: ("train", "training"),
+    VALIDATION: ("validation", "valid", "dev", "val"),
+    TEST: ("test", "testing", "eval", "evaluation"),
+}
+SEPARATOR = "[-._ 0-9]"
+PATTERNS = {
+    split: re.compile(rf"(?:^|{SEPARATOR})(?:{'|'.join(words)})(?:{SEPARATOR}|$)") for split, words in WORDS.items()
+}
+# Also other splits, such as unsupervised-00000-of-00001.parquet.
+SHARD = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}")
+# Files of a data set that describe it (datasets, FILES_TO_IGNORE).
+DESCRIPTIONS = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+
+
+def split_of(path: Path) -> str | None:
+    """Return the split of a file: train, validation, test, another one of its shards, or None if none is named.
+
+    Args:
+        path: the path below the folder that the user passed. The names of its folders come before the file's name.
+    """
+    for name in path.parts:
+        for split, pattern in PATTERNS.items():
+            if pattern.search(name):
+                return split
+    shard = SHARD.match(path.name)
+    return shard[1] if shard else None
