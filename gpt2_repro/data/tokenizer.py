@@ -1,5 +1,6 @@
 """Fetch, train and save tokenizers, and encode documents as token ids."""
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -179,6 +180,15 @@ def expected_vocab_size(name: str) -> int | None:
     return int(size) if kind in ("train", "none") and size.isdecimal() else None
 
 
+@dataclasses.dataclass(frozen=True)
+class RoundTrip:
+    """A text after it was encoded and decoded."""
+
+    text: str
+    tokens: int
+    unknown: int  # tokens for unknown text
+
+
 class Encoder:
     """Encode documents as token ids, and add separators between documents.
 
@@ -210,6 +220,9 @@ class Encoder:
         if is_byte_level and (missing := {*pre_tokenizers.ByteLevel.alphabet()} - vocabulary.keys()):
             logger.warning("The tokenizer has no token for %d of 256 bytes, so characters are lost.", len(missing))
         self._reference, self.engine = Tokenizer.from_str(json.dumps(plain)), "tokenizers"
+        self._unknown = plain["model"].get("unk_id")  # of a Unigram model
+        if plain["model"].get("unk_token"):
+            self._unknown = self._reference.token_to_id(plain["model"]["unk_token"])
         # fastokens is 20 to 100 times as fast as `tokenizers`.
         if engine == "auto" and _is_byte_level_bpe(plain, vocabulary):
             # Each worker is a process, so threads within a worker would only compete for cores.
@@ -238,6 +251,12 @@ class Encoder:
         offsets = self._reference.encode(text, add_special_tokens=False).offsets
         tokens = length - (self.end_of_text is not None and self.separator == "before")
         return text[: offsets[tokens][0]] if tokens < len(offsets) else text
+
+    def round_trip(self, text: str) -> RoundTrip:
+        """Encode a text with `tokenizers`, and decode its ids."""
+        ids = self._reference.encode(text, add_special_tokens=False).ids
+        decoded = self._reference.decode(ids, skip_special_tokens=False)
+        return RoundTrip(decoded, len(ids), ids.count(self._unknown) if self._unknown is not None else 0)
 
     def check(self, documents: list[str], source: str) -> None:
         """Raise UserError if fastokens encodes a document differently from `tokenizers`."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.preparation.lost_text import describe_losses
 from gpt2_repro.data.preparation.splits import check_split, groups_of, stage_group
 from gpt2_repro.data.preparation.staging import STREAMS, Stream, is_held_out
 from gpt2_repro.data.preparation.writing import write_folder
@@ -142,6 +143,8 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, sources.training.files)))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
     _check_tokens(sources, args, encoder)
+    if not _has_tokens(staging):
+        _warn_of_losses(sources.training, args, encoder)
     groups = groups_of(sources, args)
     _check_disk(staging, [group.stream for group in groups], args, encoder.dtype.itemsize)
     for group in groups:
@@ -203,6 +206,17 @@ def _text_for_tokenizer(source: Source, args: DataArguments) -> Iterator[str]:
                 if every or args.split != "hash" or not is_held_out(document, args):
                     yield document
                     bar.update(len(document.encode()))
+
+
+def _warn_of_losses(source: Source, args: DataArguments, encoder: Encoder) -> None:
+    """Warn if the tokenizer does not keep the first documents of the text as they are."""
+    file = source.files[0]
+    if file.name.endswith(TOKENS):
+        return
+    file.fetch()
+    documents = itertools.chain.from_iterable(part.documents() for part in file.parts())
+    if lost := describe_losses(documents, encoder):
+        logger.warning("The tokenizer %s changes the text: %s.", args.tokenizer, lost)
 
 
 def _text_bytes(file: SourceFile) -> float:
