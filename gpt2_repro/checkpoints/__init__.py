@@ -145,7 +145,11 @@ def abandoned(run: Path) -> set[int]:
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint or final/, or {} if missing or damaged."""
-    manifest = read_object(checkpoint / CHECKPOINT_MANIFEST)
+    return intact_manifest(read_object(checkpoint / CHECKPOINT_MANIFEST))
+
+
+def intact_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest, or {} if it is damaged."""
     files, identity = manifest.get("files"), manifest.get("run_identity", {})
     if not isinstance(files, dict) or not isinstance(identity, dict):
         return {}

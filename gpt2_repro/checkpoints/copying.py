@@ -7,8 +7,6 @@ last, is intact.
 import contextlib
 import dataclasses
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -173,10 +171,9 @@ def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIde
     later = max((step for step, its in copies.items() if its), default=0)
     if later > last_step(record):  # for example, the place could not be read at the start
         raise RunFailed(f"it has the newer step {later} of another start of this run")
-    with tempfile.TemporaryDirectory() as still:  # training appends to the originals
-        for file in SMALL_FILES:
-            if Path(run, file).is_file():
-                place.put(Path(shutil.copyfile(Path(run, file), Path(still, file))), file)
+    for file in SMALL_FILES:
+        if Path(run, file).is_file():
+            place.write(Path(run, file).read_bytes(), file)  # not put: training appends to the originals
     manifest = checkpoints.read_manifest(folder) if name else {}
     if not manifest:  # it may be deleted by now, if a newer checkpoint is complete
         return 0.0

@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +58,7 @@ class Place:
             raise UserError(f"--sync_to {name} cannot be opened: {in_a_line(error)}.") from None
         self.name, self.root = name, root
         self.is_local = isinstance(self.fs, LocalFileSystem)
+        self.is_bucket = self.fs.protocol == "hf" and root.startswith("buckets/")
         self.progress, self.callback = progress, Callback(hooks={"progress": lambda *_: progress()})
 
     def names(self) -> list[str]:
@@ -74,10 +74,11 @@ class Place:
 
     def manifest(self, name: str) -> dict[str, Any]:
         """Return the manifest of a checkpoint or final/, or {} if it is missing or damaged."""
-        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            Path(folder, CHECKPOINT_MANIFEST).write_bytes(self.read(f"{name}/{CHECKPOINT_MANIFEST}"))
-            return checkpoints.read_manifest(Path(folder))
-        return {}
+        try:
+            content = self.read(f"{name}/{CHECKPOINT_MANIFEST}")
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return checkpoints.intact_manifest(parse_object(content) or {})
 
     def manifests(self) -> dict[int, dict[str, Any]]:
         """Return the manifests ({} if missing or damaged) of all checkpoints by step, newest first."""
@@ -113,14 +114,45 @@ class Place:
 
     def put(self, path: Path, name: str) -> None:
         """Copy a local file. It appears when it is complete."""
+        target = self._target(name)
+        if self.is_bucket:
+            self._add_to_bucket(path, target)
+        elif not self.is_local:
+            self.fs.put_file(str(path), target, callback=self.callback)
+        else:
+            partial = Path(f"{target}{PARTIAL}")
+            self._copy(path, partial)
+            partial.replace(target)
+            sync(partial.parent)
+
+    def write(self, content: bytes, name: str) -> None:
+        """Write a small file. It appears when it is complete."""
+        target = self._target(name)
+        if self.is_bucket:
+            self._add_to_bucket(content, target)
+        elif not self.is_local:
+            self.fs.pipe_file(target, content)
+        else:
+            partial = Path(f"{target}{PARTIAL}")
+            partial.write_bytes(content)
+            sync(partial)
+            partial.replace(target)
+            sync(partial.parent)
+
+    def _target(self, name: str) -> str:
+        """Return the path of a file at the place, whose folder then exists."""
         target = f"{self.root}/{name}"
         self.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        if not self.is_local:
-            return self.fs.put_file(str(path), target, callback=self.callback)
-        partial = Path(f"{target}{PARTIAL}")
-        self._copy(path, partial)
-        partial.replace(target)
-        return sync(partial.parent)
+        return target
+
+    def _add_to_bucket(self, source: Path | bytes, target: str) -> None:
+        # fsspec's methods (huggingface_hub 2.4) would first copy the file to TMPDIR, which can be small.
+        from huggingface_hub import HfApi
+
+        bucket = self.fs.resolve_path(target)
+        api = HfApi(endpoint=self.fs.endpoint, token=self.fs.token)
+        api.batch_bucket_files(bucket.bucket_id, add=[(source, bucket.path)])
+        self.fs.invalidate_cache(bucket.unresolve())
 
     def _copy(self, source: Path, target: Path) -> str:
         with source.open("rb") as read, target.open("wb") as written:

@@ -1,9 +1,12 @@
 """A run is copied to another place while it trains, and restored on an empty machine."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +16,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from huggingface_hub import HfApi, HfFileSystem
 
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints import copying, restoring
@@ -360,6 +364,45 @@ def test_a_checkpoint_deleted_while_it_is_copied_replaces_no_copy(run, place, me
         patch.setattr(Place, method, call)
         assert copy(run, 4, place, keep=1) == 0
     assert not (run / "checkpoint-4").exists() and steps_at(place) == [2]
+
+
+def fill_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every new temporary file fail, as on a full disk."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("mkdtemp", "mkstemp", "NamedTemporaryFile", "TemporaryFile"):
+        monkeypatch.setattr(tempfile, name, fail)
+
+
+def test_copies_need_no_temporary_folder(run: Path, place: str, monkeypatch) -> None:
+    save(run, 2)
+    fill_temporary_folder(monkeypatch)
+    assert copy(run, 2, place) > 0 and steps_at(place) == [2]
+    files = files_at(place).items()
+    assert len(files) == 6
+    for path, content in files:
+        assert (run / path.partition("place[1]/")[2]).read_bytes() == content
+
+
+def test_copies_to_a_bucket_of_the_hub_need_no_temporary_folder(tmp_path: Path, monkeypatch) -> None:
+    """fsspec's way to write to a bucket copies each file to TMPDIR first."""
+    added: list[tuple[str, bytes, str]] = []
+
+    def add_files(api: HfApi, bucket: str, add: list[tuple[Path | bytes, str]]) -> None:
+        for source, path in add:
+            added.append((bucket, source if isinstance(source, bytes) else source.read_bytes(), path))
+
+    monkeypatch.setattr(HfApi, "batch_bucket_files", add_files)
+    monkeypatch.setattr(HfApi, "bucket_info", lambda *args, **kwargs: None)  # it exists
+    monkeypatch.setattr(HfFileSystem, "makedirs", lambda *args, **kwargs: None)
+    fill_temporary_folder(monkeypatch)
+    (tmp_path / "weights").write_bytes(b"weights")
+    place = Place("hf://buckets/me/mine/run")
+    place.put(tmp_path / "weights", "final/weights")
+    place.write(b"log", "metrics.jsonl")
+    assert added == [("me/mine", b"weights", "run/final/weights"), ("me/mine", b"log", "run/metrics.jsonl")]
 
 
 def test_a_place_that_cannot_be_read_is_a_failure_that_is_retried(tmp_path: Path) -> None:
