@@ -108,7 +108,8 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
             # text, or as a mapping with the time that orders the failures.
-            Path(error_file).write_text(json.dumps({"message": line}), encoding="utf-8")
+            with contextlib.suppress(OSError):  # the folder of temporary files can be full
+                Path(error_file).write_text(json.dumps({"message": line}), encoding="utf-8")
         if is_local_main_process():
             if isinstance(error, UserError):
                 note(MISTAKE, message)  # before printing, because the supervisor then drops stderr

@@ -25,7 +25,7 @@ import psutil
 from gpt2_repro import checkpoints, cli
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.notes import ENDED, FOLDER, MISTAKE, RUN, SINCE, noted
+from gpt2_repro.run_record.notes import ENDED, FOLDER, MISTAKE, RUN, SINCE, note, noted
 from gpt2_repro.run_record.status import RunStatus
 from gpt2_repro.training.launch_checks import adopt_orphans
 
@@ -68,16 +68,17 @@ class Supervisor:
     def run(self) -> None:
         """Run the command, and restart it after each crash until a limit is reached."""
         adopt_orphans()
-        (self.notes / SINCE).write_text(str(time.time()), encoding="utf-8")
+        note(SINCE, str(time.time()), self.notes)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._pass_on)
         failures, newest = 0, -1
         while True:
             code = self._attempt()
-            (self.notes / ENDED).write_text(str(time.time()), encoding="utf-8")
+            note(ENDED, str(time.time()), self.notes)
             directory = noted(RUN, self.notes)
-            if directory and (note := os.environ.get(KEEP_RUN)):
-                Path(note).write_text(directory, encoding="utf-8")
+            kept = os.environ.get(KEEP_RUN)
+            if directory and kept:
+                Path(kept).write_text(directory, encoding="utf-8")
             run = RunRecord(directory or self.notes)  # without a run directory, the status is empty
             if self._is_over(code, run.status()):
                 return

@@ -1,8 +1,13 @@
 """Send short texts from a training command to the supervisor that restarts it."""
 
+import logging
 import os
 from pathlib import Path
 
+from gpt2_repro.files import write_whole
+
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "GPT2_REPRO_SUPERVISED"  # path of the supervisor's folder, which contains a file for each note
 # The notes: the run directory; the checkpoint of --resume_from, which only the first attempt resumes from; the mistake
@@ -10,10 +15,18 @@ FOLDER = "GPT2_REPRO_SUPERVISED"  # path of the supervisor's folder, which conta
 RUN, WENT_BACK, MISTAKE, SINCE, ENDED = "run", "went_back", "mistake", "since", "ended"
 
 
-def note(name: str, text: str) -> None:
-    """Write `text` to the file `name` for the supervisor, if there is a supervisor."""
-    if (folder := os.environ.get(FOLDER)) and Path(folder).is_dir():
-        Path(folder, name).write_text(text, encoding="utf-8")
+def note(name: str, text: str, folder: str | Path | None = None) -> None:
+    """Write `text` to the file `name` for the supervisor, if there is a supervisor.
+
+    By default, `folder` is $GPT2_REPRO_SUPERVISED. If its disk is full, the earlier note stays, and a warning is logged.
+    """
+    folder = folder or os.environ.get(FOLDER)
+    if not folder or not Path(folder).is_dir() or noted(name, folder) == text:
+        return
+    try:
+        write_whole(Path(folder, name), text)
+    except OSError as error:
+        logger.warning("%s cannot be written for the supervisor: %s", Path(folder, name), error)
 
 
 def noted(name: str, folder: str | Path | None = None) -> str | None:

@@ -2,13 +2,14 @@
 
 import shutil
 import signal
+import sys
 
 import psutil
 import pytest
 
 from gpt2_repro.checkpoints import newest_complete
 from gpt2_repro.checkpoints.place import Place
-from tests.faults.runs import results, status
+from tests.faults.runs import fill, results, status
 
 
 pytestmark = pytest.mark.faults
@@ -85,3 +86,20 @@ def test_a_stuck_copy_neither_blocks_the_training_nor_survives_it(start, run, tm
     (copier,) = (process for process in processes if "serve_copies" in " ".join(process.cmdline()))
     copier.parent().kill()
     assert not psutil.wait_procs([copier], timeout=10)[1]
+
+
+def test_a_full_temporary_folder_stops_neither_copies_nor_the_supervisor(
+    start, small_disk, golden, run, tmp_path
+) -> None:
+    """The folder is full from the start of the training on, and the supervisor restarts the run after a crash."""
+    options, place = (*SAVES, "--max_steps", 40), tmp_path / "place"
+    supervised = ("python", "-m", "gpt2_repro.supervise", "--wait", "0.1", "--", sys.executable)
+    command = start(run, *options, "--sync_to", place, launcher=supervised, TMPDIR=str(small_disk))
+    command.wait_until((run / "environment.json").is_file)
+    fill(small_disk, leave=0)
+    command.wait_until(lambda: command.step() > 4)
+    (trainer,) = psutil.Process(command.process.pid).children()
+    trainer.kill()
+    assert command.end() == 0, command.text()
+    assert "NOT COPIED" not in command.text() and newest_copy(str(place)) == 40
+    assert results(place) == results(golden(*options))
