@@ -3,25 +3,23 @@
 import contextlib
 import dataclasses
 import importlib.util
-import math
 import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import psutil
 
+from gpt2_repro import cgroups
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_table
 
 
 PEAK_FLOPS: dict[str, float] = {name: 1e12 * peak for name, peak in read_table(__file__, "peak_tflops.yaml").items()}
 
-CGROUP = Path("/sys/fs/cgroup")
 USE_CPU = "--use_cpu to train on the CPU, or use recipes/own_text.yaml, whose model fits a CPU"
 
 
@@ -72,42 +70,19 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
 def cpu_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit = _cgroup("cpu.max") or _cgroup("cpu/cpu.cfs_quota_us") + _cgroup("cpu/cpu.cfs_period_us")
-    if len(limit) == 2 and limit[0].isdigit():
-        cores = min(cores, math.ceil(int(limit[0]) / int(limit[1])))
-    return cores
+    return min([cores, *cgroups.cpu_limits()])
 
 
 def total_memory() -> int:
-    """Return the host memory in bytes, within the limit of the container."""
-    return min(psutil.virtual_memory().total, _container_memory()[0])
+    """Return the host memory in bytes, within the limits of the container or job."""
+    limits = [limit for limit, _ in cgroups.memory_limits()]
+    return min([psutil.virtual_memory().total, *limits])
 
 
 def available_memory() -> int:
-    """Return the free host memory in bytes, within the limit of the container."""
-    return min(psutil.virtual_memory().available, _container_memory()[1])
-
-
-def _container_memory() -> tuple[int, int]:
-    """Return the memory limit of the container, and the free bytes below it."""
-    limit = _cgroup("memory.max") or _cgroup("memory/memory.limit_in_bytes")
-    used = _cgroup("memory.current") or _cgroup("memory/memory.usage_in_bytes")
-    if not used or not limit[0].isdigit():
-        return sys.maxsize, sys.maxsize
-    statistics = _cgroup("memory.stat") or _cgroup("memory/memory.stat")
-    bytes_of = dict(zip(statistics[::2], map(int, statistics[1::2]), strict=True))
-    # The used bytes include the page cache. The kernel frees the part that was not read again when memory is needed.
-    cache = bytes_of.get("total_inactive_file", bytes_of.get("inactive_file", 0))
-    return int(limit[0]), int(limit[0]) - (int(used[0]) - cache)
-
-
-def _cgroup(name: str) -> list[str]:
-    """Return the words in a file of the container's cgroup, version 2 or 1, if it exists.
-
-    Without a limit, the first word is "max" or "-1".
-    """
-    path = CGROUP / name
-    return path.read_text(encoding="utf-8").split() if path.is_file() else []
+    """Return the free host memory in bytes, within the limits of the container or job."""
+    free = [rest for _, rest in cgroups.memory_limits()]
+    return min([psutil.virtual_memory().available, *free])
 
 
 def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = USE_CPU) -> bool:

@@ -38,24 +38,6 @@ def test_an_unknown_gpu_has_no_peak(peak: float | None, names: list[str]) -> Non
     assert {hardware.peak_flops(name) for name in names} == {peak}
 
 
-def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container has the memory and the cores of its cgroup, not of its host."""
-    memory = SimpleNamespace(total=64 * 10**9, available=60 * 10**9)
-    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda pid: set(range(6)))
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    # 8 of the 12 GB are files that were read once, such as a checkpoint that was resumed from.
-    stat = f"anon {3 * 10**9}\ninactive_file {8 * 10**9}\n"
-    files = {"memory.current": str(12 * 10**9), "memory.stat": stat}
-    for limit, quota, sizes in (
-        ("max", "max 100000", (64 * 10**9, 60 * 10**9, 6)),
-        (str(16 * 10**9), "350000 100000", (16 * 10**9, 12 * 10**9, 4)),
-    ):
-        for name, text in (files | {"memory.max": limit, "cpu.max": quota}).items():
-            (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
-        assert (hardware.total_memory(), hardware.available_memory(), hardware.cpu_cores()) == sizes
-
-
 def test_gpus_compile_except_where_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.10 trains NaN on an A100 if it compiles."""
     a100 = SimpleNamespace(name="NVIDIA A100-SXM4-80GB", total_memory=80 * 10**9)
