@@ -2,7 +2,9 @@
 
 import codecs
 import contextlib
+import errno
 import fcntl
+import functools
 import gzip
 import hashlib
 import json
@@ -10,6 +12,7 @@ import logging
 import math
 import os
 import re
+import stat
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +26,9 @@ from gpt2_repro.errors import UserError, in_a_line
 
 logger = logging.getLogger(__name__)
 
+# Errors of fsync for a folder on file systems that cannot sync it, such as CIFS, 9p and some of FUSE. PostgreSQL ignores
+# the first two (fsync_fname_ext), SQLite all errors.
+CANNOT_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP)
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # five times as fast, if PyYAML has libyaml
 
 
@@ -53,8 +59,17 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
+        _warn_of_folders(os.strerror(error.errno))
     finally:
         os.close(descriptor)
+
+
+@functools.cache  # once per process
+def _warn_of_folders(reason: str) -> None:
+    logger.warning("This file system cannot sync folders (%s). After a power failure, new files can be lost.", reason)
 
 
 def expand(path: str) -> str:

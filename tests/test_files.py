@@ -3,15 +3,18 @@
 A damaged JSON file is read as an empty object. Damaged lines of a JSONL file are skipped.
 """
 
+import errno
 import gzip
 import json
 import math
 import multiprocessing
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from gpt2_repro import files
+from gpt2_repro import checkpoints, files
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import events
 
@@ -28,6 +31,53 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         files.write_whole(path, "third")
     assert path.read_bytes() == b"second" and [p.name for p in path.parent.iterdir()] == ["page.html"]
+
+
+@pytest.fixture
+def folders_cannot_be_synced(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
+    """Let fsync fail for folders with the errno `request.param`. Return the inodes of the synced files."""
+    synced: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise OSError(request.param, os.strerror(request.param))
+        synced.append(status.st_ino)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    files._warn_of_folders.cache_clear()
+    return synced
+
+
+@pytest.mark.parametrize("folders_cannot_be_synced", [errno.EINVAL, errno.EBADF, errno.ENOTSUP], indirect=True)
+def test_a_file_system_that_cannot_sync_folders(folders_cannot_be_synced, tmp_path: Path, caplog) -> None:
+    """Files are still synced, and one warning is logged."""
+    staged = tmp_path / "staging" / "checkpoint-2"
+    (staged / "shards").mkdir(parents=True)
+    (staged / "shards" / "weights.bin").write_bytes(b"weights")
+    checkpoints.seal(staged, {})
+    checkpoints.publish(staged, tmp_path / "checkpoint-2")
+    files.sync_folder(tmp_path)
+    assert checkpoints.defect(tmp_path / "checkpoint-2", read_files=True) is None
+    written = [path.stat().st_ino for path in (tmp_path / "checkpoint-2").rglob("*") if path.is_file()]
+    assert len(written) == 2 and set(written) <= set(folders_cannot_be_synced)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("folders_cannot_be_synced", [errno.EIO, errno.ENOSPC], indirect=True)
+def test_a_failing_disk_is_not_ignored(folders_cannot_be_synced, tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        files.sync(tmp_path)
+
+
+def test_a_file_that_cannot_be_synced_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    (tmp_path / "weights").touch()
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    with pytest.raises(OSError):
+        files.sync(tmp_path / "weights")
 
 
 def test_an_undefined_variable_does_not_stay_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
