@@ -124,6 +124,7 @@ def lifecycle(trainer: "PretrainingTrainer", start: Start) -> Iterator[str | Non
     """
     from gpt2_repro.training.announce import report_end
     from gpt2_repro.training.sharded import shard_by_fsdp
+    from gpt2_repro.training.tracking import finish_reporting
 
     run, args, saver = trainer.run, trainer.args, trainer.saver
     trainer.when.signals.install()
@@ -145,6 +146,7 @@ def lifecycle(trainer: "PretrainingTrainer", start: Start) -> Iterator[str | Non
         run.end_phase("building the Trainer")
         yield folder
         saver.finish_copies()
+        finish_reporting(trainer)
         trainer.watchdog.disarm()
         # If a rank exits while others still work, its sockets close, and gloo aborts at exit.
         trainer.accelerator.wait_for_everyone()

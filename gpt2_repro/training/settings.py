@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 from typing import TYPE_CHECKING
 
 from gpt2_repro import hardware
@@ -84,7 +85,7 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     settings = dataclasses.replace(
         training,
         output_dir=output_dir_of(recipe),
-        run_name=training.run_name or recipe.title,
+        run_name=tracking_name(training.run_name or recipe.title),
         use_cpu=use_cpu,
         bf16=precision == "bf16",
         precision="fp16" if precision == "fp16" else "",
@@ -186,6 +187,16 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
         allow_fsdp_on_cpu()
     check_reporting(args.report_to)
     return args
+
+
+def tracking_name(name: str) -> str:
+    """Return a run's name for tracking services.
+
+    With WANDB_LOG_MODEL, it has only the characters that wandb allows in the names of the models of a run.
+    """
+    if os.environ.get("WANDB_LOG_MODEL", "false") == "false":
+        return name
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 
 def _list_price(*, use_cpu: bool) -> float:

@@ -4,11 +4,13 @@ import functools
 import logging
 import os
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transformers.integrations import integration_utils
+from transformers.integrations.integration_utils import WandbLogModel
 
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.files import write_whole
@@ -50,14 +52,14 @@ def prepare_tracking(report_to: list[str], run: Path) -> None:
 
 
 class Guarded:
-    """Logs the exceptions of a reporting callback, and disables it after three.
+    """Logs the exceptions of a callback. A method that has failed three times is not called again.
 
     It is no TrainerCallback, whose methods would hide `__getattr__`.
     """
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
-        self.failures = 0
+        self.failures: Counter[str] = Counter()  # of each method
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         if not event.startswith("on_"):
@@ -66,20 +68,77 @@ class Guarded:
 
     def attempt(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Call a method of the callback. If it raises an exception, log a warning."""
-        if self.failures >= FAILURES_ALLOWED:
-            return
+        if self.failures[method] < FAILURES_ALLOWED:
+            self.guard(method, functools.partial(getattr(self.callback, method), *args, **kwargs))
+
+    def guard(self, method: str, call: Callable[[], None]) -> None:
+        """Perform a call of `method`. If it raises an exception, log a warning."""
         try:
-            getattr(self.callback, method)(*args, **kwargs)
+            call()
         # The run is paid for, so it continues after any exception. metrics.jsonl has all values.
         except Exception as error:
-            self.failures += 1
-            name, kind = type(self.callback).__name__, type(error).__name__
-            last = "it is disabled from now on" if self.failures == FAILURES_ALLOWED else "training continues"
-            logger.warning("The callback %s failed in %s with %s: %s (%s)", name, method, kind, error, last)
+            self.failures[method] += 1
+            name = type(self.callback).__name__
+            is_last = self.failures[method] == FAILURES_ALLOWED
+            then = "this method is not called again" if is_last else "training continues"
+            text = "The callback %s failed in %s with %s: %s (%s)"
+            logger.warning(text, name, method, type(error).__name__, error, then)
+
+
+class Tracker(Guarded):
+    """A guarded callback that reports to a tracking service.
+
+    `finish` calls its `on_train_end` after the final model is written, because a service can hang.
+    """
+
+    def __init__(self, callback: Any) -> None:
+        super().__init__(callback)
+        self._end: Callable[[], None] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Open the service. TensorBoard hides the steps that were lost and are trained again."""
+        writer = getattr(self.callback, "_SummaryWriter", None)
+        if writer is not None and state.global_step:
+            first = state.global_step + 1
+            self.callback._SummaryWriter = functools.partial(writer, purge_step=first)
+        self.attempt("on_train_begin", args, state, control, **kwargs)
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Keep the call for `finish`."""
+        self._end = functools.partial(self.attempt, "on_train_end", *args, **kwargs)
+
+    def finish(self, final: Path | None) -> None:
+        """Close the service. With WANDB_LOG_MODEL, upload the final model first. Not a collective."""
+        if self._end is None:
+            return
+        uploads = getattr(self.callback, "_log_model", None)
+        if uploads is not None:
+            # wandb and DVCLive would build another Trainer on rank 0 and save its model (transformers 5.23). Under FSDP2
+            # and ZeRO-3 this is a collective that the other ranks do not enter.
+            self.callback._log_model = WandbLogModel.FALSE
+        if final is not None and uploads in (WandbLogModel.END, WandbLogModel.CHECKPOINT):
+            self.guard("log_artifact", functools.partial(self._upload, final))
+        self._end()
+
+    def _upload(self, final: Path) -> None:
+        wandb = self.callback._wandb
+        if wandb.run is not None:
+            artifact = wandb.Artifact(name=f"model-{wandb.run.id}", type="model")
+            artifact.add_dir(str(final))
+            wandb.run.log_artifact(artifact, aliases=["final_model"])
 
 
 def guard_reporting(trainer: Any) -> None:
     """Catch exceptions of Trainer's reporting callbacks."""
     module = "transformers.integrations.integration_utils"
     callbacks: list[Any] = trainer.callback_handler.callbacks
-    callbacks[:] = [Guarded(each) if type(each).__module__ == module else each for each in callbacks]
+    callbacks[:] = [Tracker(each) if type(each).__module__ == module else each for each in callbacks]
+
+
+def finish_reporting(trainer: Any) -> None:
+    """Close the tracking services. Call this after the final model is written and copied."""
+    trainer.watchdog.arm()
+    is_complete = trainer.when.reason is None and trainer.is_world_process_zero()
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, Tracker):
+            callback.finish(trainer.run.final if is_complete else None)

@@ -12,12 +12,24 @@ import pytest
 import torch
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.integrations import integration_utils
-from transformers.integrations.integration_utils import TrackioCallback
+from transformers.integrations.integration_utils import (
+    TensorBoardCallback,
+    TrackioCallback,
+    WandbCallback,
+    WandbLogModel,
+)
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.planning.recipe import TrainingSection, check_trackers
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training import announce
-from gpt2_repro.training.tracking import check_reporting, guard_reporting, prepare_tracking
+from gpt2_repro.training.tracking import (
+    Tracker,
+    check_reporting,
+    finish_reporting,
+    guard_reporting,
+    prepare_tracking,
+)
 from gpt2_repro.training.trainer import PretrainingArguments
 
 
@@ -53,7 +65,7 @@ def test_wandb_without_a_key_does_not_prompt(variables: dict, mode: str | None, 
     assert os.environ["WANDB_RUN_ID"] == first and os.environ["WANDB_RESUME"] == "allow"
 
 
-def test_a_service_that_fails_three_times_is_disabled(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_method_that_fails_three_times_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
     trackio, reporting = Mock(), object.__new__(TrackioCallback)
     reporting._trackio, reporting._initialized = trackio, True
     trainer = trainer_with(reporting)
@@ -64,6 +76,73 @@ def test_a_service_that_fails_three_times_is_disabled(caplog: pytest.LogCaptureF
     for _ in range(5):
         send(trainer, "on_log", logs={"loss": 2.0, "tokens": 2048})
     assert len(caplog.records) == 3 and trackio.log.call_count == 4
+
+
+def test_failures_of_one_method_do_not_disable_another(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    """For example, wandb cannot upload checkpoints, but receives the losses."""
+    trackio, reporting = Mock(), object.__new__(TrackioCallback)
+    reporting._trackio, reporting._initialized = trackio, True
+    monkeypatch.setattr(reporting, "on_save", Mock(side_effect=FileNotFoundError))
+    trainer = trainer_with(reporting)
+    for _ in range(5):
+        send(trainer, "on_save")
+        send(trainer, "on_log", logs={"eval_loss": 2.0, "tokens": 2048})
+    assert reporting.on_save.call_count == 3 == len(caplog.records)
+    # Losses and tokens are sent together, so that wandb and Trackio can plot over tokens.
+    logged = {"eval/loss": 2.0, "train/tokens": 2048, "train/global_step": 4}
+    assert trackio.log.mock_calls == 5 * [call(logged)]
+
+
+@pytest.mark.parametrize(("step", "options"), [(0, {}), (4, {"purge_step": 5})])
+def test_tensorboard_hides_the_steps_that_a_resumed_run_repeats(step: int, options: dict, tmp_path: Path) -> None:
+    reporting = object.__new__(TensorBoardCallback)
+    writer = reporting._SummaryWriter = Mock()
+    reporting.tb_writer, reporting.logging_dir = None, str(tmp_path)
+    trainer = trainer_with(reporting)
+    trainer.state.global_step = step
+    send(trainer, "on_train_begin")
+    assert writer.mock_calls[0] == call(log_dir=str(tmp_path), **options)
+
+
+@pytest.mark.parametrize("setting", ["false", "end", "checkpoint"])
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_wandb_gets_the_final_model_after_it_is_written(setting: str, is_complete: bool, tmp_path: Path) -> None:
+    """transformers would save the model on rank 0 only, before final/ is written."""
+    (tmp_path / "final").mkdir()
+    reporting = object.__new__(WandbCallback)
+    reporting._wandb, reporting._initialized, reporting._log_model = Mock(), True, WandbLogModel(setting)
+    trainer = trainer_with(reporting)
+    trainer.run, trainer.watchdog = RunRecord(tmp_path), Mock()
+    trainer.when = SimpleNamespace(reason=None if is_complete else "SIGTERM")
+    trainer.is_world_process_zero = lambda: True
+    send(trainer, "on_train_end")
+    assert not reporting._wandb.mock_calls
+    finish_reporting(trainer)
+    uploaded = [call(str(tmp_path / "final"))] if is_complete and setting != "false" else []
+    assert reporting._wandb.Artifact.return_value.add_dir.mock_calls == uploaded
+    assert reporting._wandb.run.log_artifact.call_count == len(uploaded)
+
+
+def test_a_service_that_fails_at_the_end_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reporting = object.__new__(WandbCallback)
+    reporting._wandb, reporting._initialized, reporting._log_model = Mock(), True, WandbLogModel.END
+    reporting._wandb.Artifact.side_effect = ValueError
+    tracker = Tracker(reporting)
+    tracker.on_train_end(TrainingArguments(use_cpu=True), TrainerState(), None)
+    tracker.finish(tmp_path)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("launcher", [("python",), ("fsdp2", 2)], ids=["one", "fsdp2"])
+def test_wandb_does_not_keep_the_final_model_from_being_written(launcher, type_warm, tiny_recipe, tmp_path) -> None:
+    words = ("train.py", tiny_recipe, "--output_dir", tmp_path / "run", "--report_to", "wandb")
+    words += ("--max_steps", 4, "--per_device_train_batch_size", 4)
+    offline = {"WANDB_MODE": "offline", "WANDB_LOG_MODEL": "end", "HOME": str(tmp_path)}
+    done = type_warm(*launcher, *words, "--hang_timeout", 60, **offline)
+    assert done.returncode == 0, done.stdout + done.stderr
+    staged = (tmp_path / ".local" / "share" / "wandb" / "artifacts" / "staging").iterdir()
+    weights = (tmp_path / "run" / "final" / "model.safetensors").read_bytes()
+    assert weights in [path.read_bytes() for path in staged]
 
 
 @pytest.mark.parametrize("name", ["trackio", "tensorboard"])
