@@ -4,12 +4,16 @@ accelerate 1.15 and deepspeed 0.19.8 silently ignore most mistakes in config fil
 """
 
 import ctypes
+import ipaddress
 import json
+import logging
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
+
+import psutil
 
 from gpt2_repro.checkpoints.side_process import end_with_parent
 from gpt2_repro.errors import UserError, in_a_line
@@ -17,20 +21,61 @@ from gpt2_repro.files import read_table
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
 
 
+logger = logging.getLogger(__name__)
+
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
+ANYWHERE = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
 KEYS = read_table(__file__, "launcher_keys.yaml")
 
 
 def choose_gloo_interface() -> None:
-    """Let gloo use the network interface of NCCL_SOCKET_IFNAME.
+    """Let gloo use the network interface of NCCL_SOCKET_IFNAME, or the one that leads to the first of several machines.
 
-    By default, gloo uses the interface of the host name, which often does not lead to other machines in containers.
+    By default, gloo uses the address of the host name. On Debian and Ubuntu this is 127.0.1.1, and in containers it
+    often does not lead to other machines. NCCL does not use the host name.
     """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
     interface = os.environ.get("NCCL_SOCKET_IFNAME", "")
     names = [name for _, name in socket.if_nameindex() if name.startswith(interface.removeprefix("="))]
     if interface and names:  # not for the forms ^NAME and NAME,NAME
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", min(names, key=len))
+        os.environ["GLOO_SOCKET_IFNAME"] = min(names, key=len)
+    elif os.environ.get("WORLD_SIZE", "1") != os.environ.get("LOCAL_WORLD_SIZE", "1"):
+        chosen = interface_to(os.environ.get("MASTER_ADDR", ""))
+        if chosen is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = chosen
+            logger.info("network interface of gloo: %s (GLOO_SOCKET_IFNAME)", chosen)
+
+
+def interface_to(host: str) -> str | None:
+    """Return the network interface that leads to a host, or None if unknown.
+
+    On the host itself, where its name can stand for 127.0.1.1, the result is the interface with this address, that of
+    the default route, or the only one.
+    """
+    interfaces = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        for entry in addresses:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                interfaces[entry.address.partition("%")[0]] = name
+    outside = {name for address, name in interfaces.items() if not ipaddress.ip_address(address).is_loopback}
+    for target in (host, ANYWHERE):
+        interface = interfaces.get(_own_address(target) or "")
+        if interface in outside:
+            return interface
+    return outside.pop() if len(outside) == 1 else None
+
+
+def _own_address(host: str) -> str | None:
+    """Return the address from which this machine would send to a host. Nothing is sent."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return probe.getsockname()[0].partition("%")[0]
+    except OSError:
+        return None
 
 
 def end_with_launcher() -> None:

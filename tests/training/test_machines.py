@@ -1,13 +1,17 @@
 """Training works on two machines, simulated by two launchers on one machine."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +19,7 @@ import torch
 from gpt2_repro import ranks
 from gpt2_repro.errors import UserError
 from gpt2_repro.training import launch_checks
-from tests.commands import kill_all
+from tests.commands import ENVIRONMENT, kill_all
 from tests.sections import ROOT
 from tests.warm import start_warm
 
@@ -84,6 +88,107 @@ def test_gloo_takes_the_network_interface_of_nccl(wanted: str, chosen: str | Non
         monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": wanted} | own)
         launch_checks.choose_gloo_interface()
         assert os.environ.get("GLOO_SOCKET_IFNAME") == result
+
+
+def address(number: str) -> SimpleNamespace:
+    return SimpleNamespace(family=socket.AF_INET6 if ":" in number else socket.AF_INET, address=number)
+
+
+LO = {"lo": [address("127.0.0.1"), address("::1")]}
+ETH0 = {"eth0": [address("10.0.0.5"), address("fe80::5%eth0")]}
+IB0 = {"ib0": [address("10.9.0.5")]}
+TO_ANYWHERE = {launch_checks.ANYWHERE: "10.0.0.5"}
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "routes", "chosen"),
+    [
+        (LO | ETH0 | IB0, {"master": "10.9.0.5"} | TO_ANYWHERE, "ib0"),
+        (LO | ETH0 | IB0, {"master": "fe80::5"} | TO_ANYWHERE, "eth0"),
+        # The first machine, whose name leads to 127.0.1.1.
+        (LO | ETH0 | IB0, {"master": "127.0.0.1"} | TO_ANYWHERE, "eth0"),
+        (LO | IB0, {"master": "127.0.0.1"}, "ib0"),  # no default route
+        (LO | ETH0 | IB0, {"master": "127.0.0.1"}, None),
+        (LO | ETH0, {}, "eth0"),  # an unknown name
+        (LO, {"master": "127.0.0.1"}, None),
+    ],
+)
+def test_gloo_takes_the_interface_that_leads_to_the_first_machine(interfaces, routes, chosen, monkeypatch) -> None:
+    monkeypatch.setattr(launch_checks.psutil, "net_if_addrs", lambda: interfaces)
+    monkeypatch.setattr(launch_checks, "_own_address", routes.get)
+    several = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "master"}
+    for variables, result in (
+        (several, chosen),
+        (several | {"LOCAL_WORLD_SIZE": "16"}, None),
+        (several | {"GLOO_SOCKET_IFNAME": "own"}, "own"),
+    ):
+        monkeypatch.setattr(os, "environ", dict(variables))
+        launch_checks.choose_gloo_interface()
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == result
+
+
+def test_the_own_address_is_that_of_the_route() -> None:
+    assert launch_checks._own_address("127.0.0.1") == "127.0.0.1"
+    assert launch_checks._own_address("no.such.host.invalid") is None
+
+
+@pytest.fixture
+def two_networks(tmp_path: Path) -> Iterator[list[list[str]]]:
+    """Create two network namespaces that are connected by a cable.
+
+    Return the words before a command that runs in each of them. The host names lead to 127.0.1.1, as on Debian.
+    """
+    names = [f"test{os.getpid()}-{number}" for number in (0, 1)]
+    commands = [f"ip netns add {name}" for name in names]
+    commands += [f"ip link add veth0 netns {names[0]} type veth peer name veth1 netns {names[1]}"]
+    for number, name in enumerate(names):
+        inside = f"ip -n {name}"
+        commands += [f"{inside} addr add 10.77.0.{number + 1}/24 dev veth{number}"]
+        commands += [f"{inside} link set veth{number} up", f"{inside} link set lo up"]
+    try:
+        for command in commands:
+            done = subprocess.run(command.split(), capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"Network namespaces need root and iproute2: {done.stderr.strip()}")
+        prefixes = []
+        for number, name in enumerate(names):
+            hosts = tmp_path / f"hosts{number}"
+            hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 node{number}\n", encoding="utf-8")
+            setup = f'hostname node{number} && mount --bind {hosts} /etc/hosts && exec "$@"'
+            unshare = ["unshare", "--uts", "--mount", "bash", "-c", setup, "bash"]
+            prefixes.append(["ip", "netns", "exec", name, *unshare])
+        yield prefixes
+    except FileNotFoundError:
+        pytest.skip("Network namespaces need iproute2.")
+    finally:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.mark.slow
+def test_machines_whose_names_lead_to_themselves(two_networks, train, events, tiny_recipe: Path, tmp_path) -> None:
+    run, processes = tmp_path / "run", []
+    for rank, prefix in enumerate(two_networks):
+        words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero1_multinode.yaml"]
+        words += ["--num_processes", "2", "--machine_rank", str(rank), "--main_process_ip", "10.77.0.1"]
+        words += ["train.py", str(tiny_recipe), "--output_dir", str(run), *map(str, ROWS)]
+        with (tmp_path / f"log{rank}").open("w", encoding="utf-8") as log:
+            command = [*prefix, sys.executable, *words]
+            variables = os.environ | ENVIRONMENT
+            started = subprocess.Popen(
+                command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True
+            )
+            processes.append(started)
+    try:
+        codes = [process.wait(150) for process in processes]
+    finally:
+        for process in processes:
+            kill_all(process.pid)
+    assert codes == [0, 0], [(tmp_path / f"log{rank}").read_text(encoding="utf-8")[-2000:] for rank in (0, 1)]
+    losses = [event["loss"] for event in events(run) if "loss" in event]
+    straight = [event["loss"] for event in events(train(tmp_path / "one", *ROWS)) if "loss" in event]
+    assert losses == pytest.approx(straight, abs=1e-5)
 
 
 SLURM = {
