@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import logging
 import os
@@ -40,6 +41,14 @@ SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
 Writer = Callable[[Path], tuple[dict[str, dict[str, Any]], dict[str, Any]]]
 
 
+class WriterState(enum.IntEnum):
+    """What the writer of a rank does. The largest state of all ranks counts."""
+
+    FINISHED = 0
+    WAITS = 1
+    PROGRESSES = 2
+
+
 @dataclasses.dataclass(frozen=True)
 class SavingSettings:
     """How a run saves and copies its checkpoints."""
@@ -76,6 +85,7 @@ class CheckpointSaver:
         self.staging = self.run / STAGING  # where checkpoints are written before they are complete
         self.total_bytes, self.own_bytes, self.alive = total_bytes, own_bytes, alive
         self.skipped = 0
+        self.signs = 0  # of progress, from the writer
         self.is_warm = False  # whether the first step has ended
         self.saved_step = -1  # of the newest checkpoint that is being copied to memory or written, or is complete
         self.seconds = self.paused = 0.0  # duration of the last save, and how long training waited
@@ -145,7 +155,7 @@ class CheckpointSaver:
         too little space for the third save in a row, or for the save with which the run stops.
         """
         began = time.perf_counter()
-        self.poll(wait=True)
+        self._wait_for_writers()
         if not self._make_room_or_skip(step, stops, rolling=rolling):
             return False
         self.saved_step = step
@@ -162,11 +172,11 @@ class CheckpointSaver:
             self.finish()
         return True
 
-    def poll(self, *, wait: bool = False) -> None:
+    def poll(self, *, seconds: float | None = 0.0) -> None:
         """Log the saves that this rank's writer has finished, and continue to copy them to --sync_to.
 
         Args:
-            wait: wait until the writer has finished all saves.
+            seconds: how long to wait for a sign of the writer. None: wait until it has finished all saves.
 
         Raises RunFailed if the writer has failed.
         """
@@ -174,8 +184,9 @@ class CheckpointSaver:
             threading.Thread(target=_prepare_first_save, daemon=True).start()
             self.is_warm = True
         self.wait_for_copy()
-        while self.jobs and self.writer and (reply := self.writer.reply(None if wait else 0.0)) is not None:
+        while self.jobs and self.writer and (reply := self.writer.reply(seconds)) is not None:
             if not reply:  # the writer makes progress
+                self.signs += 1
                 self.alive()
                 continue
             name = checkpoint_path(self.run, self.saved_step).name
@@ -198,10 +209,26 @@ class CheckpointSaver:
 
     def finish(self) -> None:
         """Wait until the last save is complete on all ranks. Call this on all ranks."""
-        self.poll(wait=True)
+        self._wait_for_writers()
         if self.saved_step >= 0:
             self.wait_for(checkpoint_path(self.run, self.saved_step))
         self.accelerator.wait_for_everyone()
+
+    def _wait_for_writers(self) -> None:
+        """Wait until the writers of all ranks have finished. A collective.
+
+        As long as one writer makes progress, the watchdogs of all ranks are restarted.
+        """
+        state = WriterState.PROGRESSES
+        while state != WriterState.FINISHED:
+            before = self.signs
+            self.poll(seconds=1.0)
+            own = WriterState.WAITS if self.jobs else WriterState.FINISHED
+            if self.signs > before:
+                own = WriterState.PROGRESSES
+            state = WriterState(ranks.largest(own))
+            if state == WriterState.PROGRESSES:
+                self.alive()
 
     def wait_for(self, folder: Path) -> None:
         """Wait until rank 0 has completed `folder` and this machine sees it."""
@@ -227,7 +254,7 @@ class CheckpointSaver:
             self.alive()
         if self.copier:
             self.rotate()
-            self.poll(wait=True)
+            self.poll(seconds=None)
 
     def require_copied(self) -> None:
         """Raise RunFailed if the last copy to --sync_to has failed."""

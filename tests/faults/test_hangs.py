@@ -32,6 +32,14 @@ def test_a_slow_save_is_not_a_hang(fault, golden, run) -> None:
     assert slowest > 15 and weights(run) == weights(golden(*short))
 
 
+def test_a_slow_save_of_rank_0_is_not_a_hang_of_rank_1(fault, golden, run) -> None:
+    """Rank 1 waits before the second save, until rank 0 has written the first one."""
+    launcher = ("launch", 2)
+    code, text = fault("slow_disk", 4, run, *EVERY_4, "--hang_timeout", 13, launcher=launcher)
+    assert code == 0, text
+    assert weights(run) == weights(golden(*EVERY_4, launcher=launcher))
+
+
 def test_a_stuck_save_ends_the_run_with_its_stack(start, run) -> None:
     command = start(run, *EVERY_4, "--hang_timeout", 10, fault=("stuck_disk", 4, 0))
     assert command.end() != 0

@@ -156,6 +156,25 @@ def test_a_training_on_a_cpu_needs_memory_besides_the_copy(saver, device: str, c
     assert (saver.memory is not None) == copies
 
 
+def test_a_rank_waits_for_the_writers_of_other_ranks(saver, monkeypatch) -> None:
+    """Its watchdog is restarted as long as one of the other writers makes progress."""
+    alive = saver.alive = Mock()
+    sent, others = [], iter([2, 1, 1, 2, 0])
+    monkeypatch.setattr(saving.ranks, "largest", lambda own: (sent.append(int(own)), max(own, next(others)))[1])
+    saver._wait_for_writers()
+    assert alive.call_count == 2 and sent == [0] * 5 and list(others) == []
+
+
+def test_other_ranks_wait_for_the_own_writer(saver, monkeypatch) -> None:
+    saver.alive = Mock()
+    sent: list[int] = []
+    replies = iter([{}, None, None, {"seconds": 1.0}])
+    saver.writer, saver.jobs = SimpleNamespace(reply=lambda seconds: next(replies)), [{}]
+    monkeypatch.setattr(saving.ranks, "largest", lambda own: (sent.append(int(own)), own)[1])
+    saver._wait_for_writers()
+    assert sent == [2, 1, 0] and saver.alive.call_count == 2
+
+
 def test_the_checkpoint_that_is_being_copied_is_not_deleted(saver, tmp_path: Path) -> None:
     saver.step(1)
     saver.copier = SimpleNamespace(job="checkpoint-1", poll=lambda: False, refresh=lambda: None)
@@ -221,7 +240,7 @@ def test_the_end_of_a_run_waits_until_its_last_save_is_copied(saver, fails: bool
     monkeypatch.setattr(torch.Tensor, "copy_", lambda *_: time.sleep(0.2) or 1 / (not fails))
     saver.step(1)
     if fails:
-        pytest.raises(ZeroDivisionError, saver.poll, wait=True)
+        pytest.raises(ZeroDivisionError, saver.poll, seconds=None)
     saver.close()  # as after another error
     saver.writer.process.wait()
     assert (saver.paused >= 0.2) == (saver.run / "checkpoint-1").exists() == (not fails)
