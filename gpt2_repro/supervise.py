@@ -32,6 +32,7 @@ from gpt2_repro.training.launch_checks import adopt_orphans
 
 logger = logging.getLogger("gpt2_repro.supervise")
 
+LONGEST_SAVE = 1800.0  # seconds that a leftover process may write files
 LONGEST_WAIT = 300.0  # seconds between two attempts
 KEEP_RUN = "GPT2_REPRO_RUN_NOTE"  # path of a file that receives the run directory
 # Seconds from a signal to SIGKILL, 30 by default. A worker that hangs ends after --hang_timeout (600) by itself.
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> None:
     number, attempts = cli.positive_number, "Give up after N crashes in a row without a newer checkpoint."
     parser.add_argument("--attempts", type=cli.positive_count, metavar="N", default=3, help=attempts)
     parser.add_argument("--wait", type=number, default=10, help="Seconds until the first restart, then doubled.")
-    grace = "Seconds until a leftover process that writes no files is killed."
+    grace = "Seconds until a leftover process that writes no files is killed. One that writes has 30 minutes."
     parser.add_argument("--grace", type=number, default=60, help=grace)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="The training command, after --")
     args = parser.parse(argv)
@@ -69,7 +70,7 @@ class Supervisor:
         """Run the command, and restart it after each crash until a limit is reached."""
         adopt_orphans()
         note(SINCE, str(time.time()), self.notes)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._pass_on)
         failures, newest = 0, -1
         while True:
@@ -119,9 +120,10 @@ class Supervisor:
         if left:
             logger.warning("Waiting for %d processes that are still running after the launcher ended.", len(left))
         writing = left
-        while writing:  # a large checkpoint on a slow disk
+        deadline = time.monotonic() + LONGEST_SAVE
+        while writing and time.monotonic() < deadline:  # a large checkpoint on a slow disk
             mib = {process: _written_mib(process) for process in left}
-            _, left = psutil.wait_procs(left, timeout=self.options.grace)
+            _, left = psutil.wait_procs(left, timeout=min(self.options.grace, LONGEST_SAVE))
             writing = [process for process in left if _written_mib(process) > mib[process]]
         for process in left:
             process.kill()
@@ -166,8 +168,8 @@ class Supervisor:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.signalled = True
         if self.process is not None and self.process.poll() is None:
-            # A launcher does not handle SIGUSR1 and would be killed by it.
-            self.process.send_signal(signal.SIGTERM if number == signal.SIGUSR1 else number)
+            # A launcher does not handle SIGUSR1 and SIGUSR2, and would be killed by them.
+            self.process.send_signal(signal.SIGTERM if number in (signal.SIGUSR1, signal.SIGUSR2) else number)
 
 
 def _written_mib(process: psutil.Process) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpt2_repro import supervise
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.supervise import main
 
@@ -48,7 +49,11 @@ if what == "writer":  # writes for 2 seconds
     # Another writer has written more and ends earlier.
     early = "import sys, time; open(sys.argv[1], 'ab').write(bytes(60 << 20)); time.sleep(1)"
     subprocess.Popen([sys.executable, "-c", early, str(run / "early")], start_new_session=True)
-if what in ("kill", "orphan", "writer"):
+if what == "endless":
+    code = "import sys, time\\nwhile True: open(sys.argv[1], 'ab').write(bytes(2 << 20)), time.sleep(0.05)"
+    child = subprocess.Popen([sys.executable, "-c", code, "/dev/null"], start_new_session=True)
+    (run / "orphan").write_text(str(child.pid))
+if what in ("kill", "orphan", "writer", "endless"):
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "wait":
     signal.signal(signal.SIGTERM, lambda *_: (status("stopped"), sys.exit("a traceback")))
@@ -75,7 +80,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture(autouse=True)
 def handlers():
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
@@ -128,7 +133,14 @@ def test_the_next_attempt_starts_when_all_processes_of_the_last_one_have_ended(c
     assert (command.run / "written").stat().st_size == 20 * (2 << 20)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_leftover_process_that_writes_without_end_is_killed(command, monkeypatch) -> None:
+    monkeypatch.setattr(supervise, "LONGEST_SAVE", 1.5)
+    main(command("endless:1,complete", "--grace", "0.4"))
+    orphan = int((command.run / "orphan").read_text(encoding="utf-8"))
+    assert len(command.attempts()) == 2 and not psutil.pid_exists(orphan)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_are_passed_on_and_end_the_loop(command, number) -> None:
     words = [sys.executable, "-m", "gpt2_repro.supervise", *command("wait")]
     with subprocess.Popen(words, stderr=subprocess.PIPE) as supervisor:
