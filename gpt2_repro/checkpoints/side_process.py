@@ -70,7 +70,7 @@ def serve(perform: Callable[[Job, Callable[[], None]], dict[str, Any]]) -> None:
     Stop at an empty line or at the end of stdin. An exception becomes a reply with `error` and `errno`. While a job
     calls its second argument, print an empty object now and then.
     """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # a machine that shuts down, or Slurm, sends them to all processes
     signed_at = time.monotonic()
 

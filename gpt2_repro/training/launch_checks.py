@@ -8,7 +8,6 @@ import ipaddress
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -24,7 +23,8 @@ from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
 logger = logging.getLogger(__name__)
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
-LAUNCHER_DIED = signal.SIGUSR2
+# A real-time signal of Linux. Users, Slurm and libraries send SIGUSR1 and SIGUSR2.
+LAUNCHER_DIED = 42
 ANYWHERE = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
 KEYS = read_table(__file__, "launcher_keys.yaml")
 
@@ -79,10 +79,7 @@ def _own_address(host: str) -> str | None:
 
 
 def end_with_launcher() -> None:
-    """On Linux, make this process receive a signal when the launcher dies.
-
-    The signal is LAUNCHER_DIED (SIGUSR2).
-    """
+    """On Linux, make this process receive the signal LAUNCHER_DIED when the launcher dies."""
     # torch's launcher sets the first variable. accelerate's launcher of a single process sets the second.
     launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
     if not launched or sys.platform != "linux":

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import time
 from types import FrameType
 from typing import Any
@@ -21,7 +22,7 @@ from gpt2_repro.training.launch_checks import LAUNCHER_DIED
 
 logger = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, LAUNCHER_DIED)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 # Requests of a rank, as numbers. The largest request of all ranks is used. A signal is SIGNAL plus the signal number.
 NOTHING, ROLLING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 4, 100
 
@@ -45,6 +46,8 @@ class StopSignals:
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._receive)
+        if sys.platform == "linux":
+            signal.signal(LAUNCHER_DIED, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
@@ -107,10 +110,15 @@ class StepControl(DefaultFlowCallback):
         `request` is MAX_HOURS, MAX_USD, or SIGNAL plus a signal number, and the same on all ranks.
         """
         hours, usd = self.settings.max_hours, self.settings.max_usd
-        budgets = {MAX_HOURS: f"--max_hours {hours:g}", MAX_USD: f"--max_usd {usd:g}"}
         self.orphaned = request == SIGNAL + LAUNCHER_DIED
-        reason = budgets.get(request) or signal.Signals(request - SIGNAL).name
-        self.reason = "the launcher died" if self.orphaned else reason
+        if self.orphaned:
+            self.reason = "the launcher died"
+        elif request == MAX_HOURS:
+            self.reason = f"--max_hours {hours:g}"
+        elif request == MAX_USD:
+            self.reason = f"--max_usd {usd:g}"
+        else:
+            self.reason = signal.Signals(request - SIGNAL).name
         control.should_save = control.should_training_stop = True
         logger.info("Saving a checkpoint and stopping. Reason: %s", self.reason)
 

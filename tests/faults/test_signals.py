@@ -19,6 +19,7 @@ READERS = ("--dataloader_num_workers", 1)  # a worker, which also gets the signa
 SIGNALS = {
     "SIGTERM to rank 1": (1, signal.SIGTERM, "SIGTERM"),
     "SIGUSR1 to rank 0": (0, signal.SIGUSR1, "SIGUSR1"),
+    "SIGUSR2 to rank 1": (1, signal.SIGUSR2, "SIGUSR2"),
     "SIGTERM to the launcher": (None, signal.SIGTERM, "SIGTERM"),
     "Ctrl-C in the launcher's terminal": (None, signal.SIGINT, "SIGINT"),
     "a killed launcher": (None, signal.SIGKILL, "the launcher died"),
