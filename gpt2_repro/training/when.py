@@ -1,11 +1,12 @@
 """Decide when a run logs, saves, validates, samples, scores HellaSwag and stops."""
 
+import datetime
 import faulthandler
 import logging
-import math
 import os
 import signal
 import sys
+import threading
 import time
 from types import FrameType
 from typing import Any
@@ -22,6 +23,7 @@ from gpt2_repro.training.launch_checks import LAUNCHER_DIED
 
 logger = logging.getLogger(__name__)
 
+BACKSTOP = 6  # see Watchdog
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 # Requests of a rank, as numbers. The largest request of all ranks is used. A signal is SIGNAL plus the signal number.
 NOTHING, ROLLING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 4, 100
@@ -169,25 +171,54 @@ class StepControl(DefaultFlowCallback):
 class Watchdog(TrainerCallback):
     """Ends this process with stack traces after `seconds` without progress.
 
+    Time in which the process is stopped, by SIGSTOP or with its container, is not counted. A Python thread counts the
+    rest. If code that holds the interpreter lock hangs, a C thread ends the process after BACKSTOP times as long.
+
     Args:
         seconds: a time longer than any compilation or save. 0: no limit.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._armed = -math.inf
+        self._signs = 0  # of progress
+        self._thread: threading.Thread | None = None
+        self._disarmed = threading.Event()
 
     def arm(self, *args: Any, **kwargs: Any) -> None:
         """Restart the timer, because the process has made progress."""
-        # Each restart creates a thread, so it is done at most once per second, or ten times per time limit.
-        if self.seconds and (now := time.monotonic()) - self._armed > min(1.0, self.seconds / 10):
-            self._armed = now
-            # A C thread, which a waiting collective, a slow disk or the interpreter lock cannot block. The default of
-            # `file`, sys.stderr, is not a file in a notebook.
-            faulthandler.dump_traceback_later(self.seconds, exit=True, file=2)
+        self._signs += 1
+        if self.seconds and self._thread is None:
+            self._disarmed.clear()
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
 
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_evaluate = on_save = arm
 
     def disarm(self) -> None:
         """Stop the timer that would end this process."""
-        faulthandler.cancel_dump_traceback_later()
+        if self._thread is not None:
+            self._disarmed.set()
+            self._thread.join()
+            self._thread = None
+
+    def _watch(self) -> None:
+        tick = min(5.0, self.seconds / 20)
+        idle = 0.0  # seconds without progress
+        signs = self._signs
+        before = time.monotonic()
+        while idle < self.seconds:
+            # The default of `file`, sys.stderr, is not a file in a notebook.
+            faulthandler.dump_traceback_later(BACKSTOP * self.seconds, exit=True, file=2)
+            if self._disarmed.wait(tick):
+                faulthandler.cancel_dump_traceback_later()
+                return
+            now = time.monotonic()
+            # A tick takes much longer if the process was stopped meanwhile.
+            idle += min(now - before, 2 * tick)
+            before = now
+            if self._signs != signs:
+                signs = self._signs
+                idle = 0.0
+        os.write(2, f"Timeout ({datetime.timedelta(seconds=self.seconds)})!\n".encode())
+        faulthandler.dump_traceback(file=2)
+        os._exit(1)

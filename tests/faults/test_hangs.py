@@ -1,10 +1,11 @@
 """A run ends if a rank hangs, or has other weights than the other ranks."""
 
 import re
+import time
 
 import pytest
 
-from tests.faults.runs import losses, status, weights
+from tests.faults.runs import losses, results, status, weights
 
 
 pytestmark = pytest.mark.faults
@@ -21,6 +22,22 @@ def test_a_rank_that_is_stuck_ends_the_run_with_every_ranks_stack(fault, resumes
     assert "faulty_train.py" in text.split("Timeout (0:00:10)!", 1)[1]  # the stack names the line that hangs
     assert (run / "checkpoint-4" / "manifest.json").is_file()
     resumes_exactly(run, *EVERY_2, launcher=launcher)
+
+
+def test_a_run_that_was_stopped_for_long_continues(start, golden, run) -> None:
+    """For example, by Slurm, or with its container. All processes of the run are stopped."""
+    options = (*EVERY_4, "--max_steps", 400, "--save_steps", 100)
+    command = start(run, *options, "--hang_timeout", 4, launcher=("launch", 2), warm=True)
+    command.wait_until(lambda: command.step() > 10)
+    processes = list(command.ranks().values())
+    for process in processes:
+        process.suspend()
+    time.sleep(8)
+    step = command.step()
+    for process in processes:
+        process.resume()
+    assert step < 400 and command.end() == 0, command.text()
+    assert results(run) == results(golden(*options, launcher=("launch", 2)))
 
 
 def test_a_slow_save_is_not_a_hang(fault, golden, run) -> None:

@@ -1,21 +1,29 @@
 """A run stops at a signal, saves rolling checkpoints, and does not hang silently."""
 
-import faulthandler
+import ctypes
+import multiprocessing
 import os
 import re
 import signal
-from unittest.mock import Mock, call
+import time
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from transformers import TrainerCallback
 
+from gpt2_repro.planning.recipe import TrainingSection
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import checkpoints
-from gpt2_repro.training.when import SIGNALS, StopSignals, Watchdog
+from gpt2_repro.training import when
+from gpt2_repro.training.launch_checks import LAUNCHER_DIED
+from gpt2_repro.training.when import SIGNALS, StepControl, StopSignals, Watchdog
 
 
 @pytest.fixture
 def signals():
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, LAUNCHER_DIED)}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also for the tests
     taken = StopSignals()
     taken.install()
@@ -58,13 +66,87 @@ def test_rolling_checkpoints_do_not_postpone_save_minutes(train, tmp_path) -> No
     assert len(checkpoints(run)) > 2
 
 
-def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kind of progress, such as a step or a save, restarts the watchdog's timer."""
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", timer := Mock())
-    signs = {name for name in vars(Watchdog) if name.startswith("on_")}
-    assert signs >= {"on_substep_end", "on_step_end", "on_prediction_step", "on_save", "on_evaluate"}
-    assert signs <= set(dir(TrainerCallback))
-    for sign in signs:
-        getattr(Watchdog(600), sign)(None, None, None)
-        getattr(Watchdog(0), sign)(None, None, None)  # disabled
-    assert timer.mock_calls == [call(600, exit=True, file=2)] * len(signs)
+SIGNS = ("on_train_begin", "on_substep_end", "on_step_end", "on_prediction_step", "on_evaluate", "on_save")
+
+
+def watched(signs: tuple[str, ...], *, pause: float, until: float) -> Any:
+    """Start a process with a watchdog of 1 second. Every `pause` seconds, one of `signs` is given."""
+
+    def work() -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        watchdog = Watchdog(1.0)
+        watchdog.arm()
+        end = time.monotonic() + until
+        while time.monotonic() < end:
+            for sign in signs:
+                time.sleep(pause)
+                getattr(watchdog, sign)(None, None, None)
+        watchdog.disarm()
+        time.sleep(1.2)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    return process
+
+
+def exit_code(process: Any) -> int | None:
+    process.join(60)
+    return process.exitcode
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+def test_every_kind_of_progress_restarts_the_watchdog(sign: str) -> None:
+    assert tuple(name for name in vars(Watchdog) if name.startswith("on_")) == SIGNS
+    assert sign in dir(TrainerCallback)
+    watchdog = Watchdog(600)
+    before = watchdog._signs
+    getattr(watchdog, sign)(None, None, None)
+    assert watchdog._signs == before + 1 and watchdog._thread is not None and watchdog._thread.is_alive()
+    watchdog.disarm()
+    without_limit = Watchdog(0)
+    getattr(without_limit, sign)(None, None, None)
+    assert without_limit._thread is None
+
+
+def test_the_watchdog_ends_a_process_without_progress() -> None:
+    busy = watched(SIGNS, pause=0.1, until=2.5)
+    stuck = watched(("on_step_end",), pause=60, until=2.5)
+    assert exit_code(busy) == 0 and exit_code(stuck) == 1
+
+
+def test_a_stopped_process_does_not_hang() -> None:
+    """The watchdog does not count the time between SIGSTOP and SIGCONT."""
+    busy = watched(SIGNS, pause=0.1, until=6)
+    stuck = watched(("on_step_end",), pause=60, until=2.5)
+    time.sleep(0.3)
+    for process in (busy, stuck):
+        os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(3)
+    for process in (busy, stuck):
+        os.kill(process.pid, signal.SIGCONT)
+    assert exit_code(busy) == 0 and exit_code(stuck) == 1
+
+
+def test_code_that_holds_the_interpreter_lock_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        monkeypatch.setattr(when, "BACKSTOP", 1.5)
+        Watchdog(0.5).arm()
+        time.sleep(0.2)
+        ctypes.PyDLL(None).sleep(60)  # in contrast to CDLL, it keeps the lock
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    assert exit_code(process) == 1
+
+
+@pytest.mark.parametrize("number", [*SIGNALS, LAUNCHER_DIED])
+def test_only_a_dead_launcher_makes_a_stopped_run_a_failure(signals: StopSignals, number: int) -> None:
+    """Slurm and users also send SIGUSR2."""
+    os.kill(os.getpid(), number)
+    control = StepControl(TrainingSection(), RunRecord("run"), Mock())
+    control.signals = signals
+    control.stop(control._signal(), SimpleNamespace())
+    assert control.orphaned == (number == LAUNCHER_DIED)
+    if number != LAUNCHER_DIED:
+        assert control.reason == signal.Signals(number).name
