@@ -3,11 +3,7 @@
 import dataclasses
 import json
 import logging
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any
 
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
+from gpt2_repro.checkpoints.conversion import DEEPSPEED_CLASSES, convert
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import SPLITS
@@ -23,13 +20,6 @@ from gpt2_repro.run_record import RunRecord, events, layout
 
 logger = logging.getLogger(__name__)
 
-# The classes that deepspeed 0.19.8 pickles into a checkpoint, apart from tensors and plain containers.
-DEEPSPEED_CLASSES = {
-    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
-    "deepspeed.runtime.zero.config.ZeroStageEnum",
-    "deepspeed.utils.tensor_fragment.fragment_address",
-}
 # transformers reads these files with `weights_only` and the few further classes that a random state needs.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
@@ -270,31 +260,3 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
     config = accelerator.state.deepspeed_plugin.deepspeed_config
     config["checkpoint"] = config.get("checkpoint", {}) | {"load_universal": True}
     return str(copy)
-
-
-def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
-    """Convert a DeepSpeed checkpoint to universal form, with one file per weight.
-
-    Args:
-        copy: the folder to create.
-
-    Raises UserError if the disk has too little space for the copy.
-    """
-    needed, free = 1.2 * checkpoints.size(checkpoint), shutil.disk_usage(checkpoint).free
-    if free < needed:
-        raise UserError(
-            f"Converting {checkpoint} to another number of processes needs {(needed - free) / 1e6:,.0f} MB more free "
-            "disk space. Free this space, or start as many processes as the run had when it saved the checkpoint."
-        )
-    copy.mkdir(parents=True)
-    for path in checkpoint.iterdir():
-        if not path.name.startswith("latest"):
-            (copy / path.name).symlink_to(path.resolve())
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
-    command += ["--input_folder", str(checkpoint / f"global_step{step}")]
-    command += ["--output_folder", str(copy / f"global_step{step}_universal")]
-    alone = {name: value for name, value in os.environ.items() if not name.startswith(("LOCAL_", "TORCHELASTIC_"))}
-    alone |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -12,15 +12,16 @@ from transformers import TrainerCallback
 
 logger = logging.getLogger(__name__)
 
-AVERAGE = "average"  # key of the optimizer state, which checkpoints contain
+AVERAGE = "average"  # key of the optimizer's state, which checkpoints contain
+AVERAGED_STEPS = "averaged_steps"  # key of each of its parameter groups
 
 
 class WeightAverage(TrainerCallback):
     """Keeps an fp32 average of the weights in the state of the optimizer.
 
-    After step t, the new average is average + f * (weights - average), where f = max(1 / steps, 1 / t). Up to
-    t = steps, it is therefore the mean of the weights of all steps so far. Later, it is an exponential moving average.
-    If `steps` is 0, there is no average.
+    The new average is average + f * (weights - average), where f = max(1 / steps, 1 / n) and n is the number of
+    averaged steps. Up to n = steps, it is therefore the mean of the weights of all steps so far. Later, it is an
+    exponential moving average. If `steps` is 0, there is no average.
 
     Under ZeRO-1 and ZeRO-2, each rank averages its part of the fp32 master weights.
     """
@@ -37,17 +38,28 @@ class WeightAverage(TrainerCallback):
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.steps:
             return
-        step = state.global_step + 1  # Trainer counts the step later
-        updated = [weight for weight in self._weights() if self._optimizer.state[weight]]
-        new = [weight for weight in updated if AVERAGE not in self._optimizer.state[weight]]
-        if new and step > 1:
-            # DeepSpeed's conversion of a checkpoint to another number of processes keeps only the state of Adam.
-            logger.warning("--ema_steps: the average begins at step %d, because the checkpoint has none.", step)
+        for group in self._optimizer.param_groups:
+            self._update(group, state.global_step)
+
+    def _update(self, group: dict[str, Any], steps_before: int) -> None:
+        """Add the weights of a parameter group to their average, after `steps_before` steps without this one."""
+        states = self._optimizer.state
+        updated = [weight for weight in group["params"] if states[weight]]
+        if not updated:  # all updates so far were skipped
+            return
+        new = [weight for weight in updated if AVERAGE not in states[weight]]
+        # Older checkpoints have no count. They average from the first step.
+        averaged = group.get(AVERAGED_STEPS, steps_before)
+        if len(new) == len(updated):
+            averaged = 0
+            if steps_before:
+                logger.warning("--ema_steps: the average begins at step %d.", steps_before + 1)
         for weight in new:
-            self._optimizer.state[weight][AVERAGE] = weight.detach().clone()
-        if updated:
-            averages = [self._optimizer.state[weight][AVERAGE] for weight in updated]
-            get_ema_multi_avg_fn(1 - max(1 / self.steps, 1 / step))(averages, updated, 0)
+            states[weight][AVERAGE] = weight.detach().clone()
+        group[AVERAGED_STEPS] = averaged + 1
+        averages = [states[weight][AVERAGE] for weight in updated]
+        factor = max(1 / self.steps, 1 / group[AVERAGED_STEPS])
+        get_ema_multi_avg_fn(1 - factor)(averages, updated, 0)
 
     @property
     def exists(self) -> bool:

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.faults.runs import losses, status
+from tests.optim.simulation import require_mean
 
 
 pytestmark = pytest.mark.faults
@@ -35,6 +38,21 @@ def test_another_number_of_processes_gives_equal_losses(launchers, bf16: str, tr
     # A stopped run also validates at its last step.
     assert ours.keys() - theirs.keys() <= {(stop, "eval_loss") for stop in stops}
     assert {key: ours[key] for key in theirs} == pytest.approx(theirs, abs=1e-4)
+
+
+@pytest.mark.parametrize("launchers", [(1, 2), (2, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize(("launcher", "bf16"), [("launch", "false"), ("launch", "true"), ("zero2", "false")])
+def test_the_average_survives_another_number_of_processes(launcher, bf16, launchers, train, tmp_path, run) -> None:
+    """The averaged weights are those of a run that was not interrupted."""
+    rows = ("--tokens_per_step", 12 * 32, "--per_device_train_batch_size", 2)
+    options = (*rows, "--ema_steps", 20, "--save_steps", 1, "--keep_checkpoints", 0, "--bf16", bf16)
+    straight = train(tmp_path / "straight", *options, launcher=(launcher, launchers[0]))
+    train(run, *options, "--stop_at_step", 4, launcher=(launcher, launchers[0]))
+    train(run, *options, launcher=(launcher, launchers[1]))
+    # A checkpoint of bf16 has rounded weights.
+    require_mean(run, steps=8, tolerance=1e-6 if bf16 == "false" else 8e-3)
+    weights, expected = (load_file(folder / "final" / "model.safetensors") for folder in (run, straight))
+    assert all(torch.allclose(weight, expected[name], atol=1e-4) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize("launcher", [("launch", 2), ("zero3", 2)], ids=["zero1", "zero3"])

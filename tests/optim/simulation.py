@@ -3,10 +3,12 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -36,6 +38,14 @@ def average_of(values: Sequence[Tensor], steps: int) -> Tensor:
     for value in values[steps:]:
         average = (1 - 1 / steps) * average + value.double() / steps
     return average.float()
+
+
+def require_mean(run: Path, *, steps: int, tolerance: float = 1e-6) -> None:
+    """Assert that the final model of a run is the mean of its checkpoints."""
+    saved = [load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in range(1, steps + 1)]
+    for name, weight in load_file(run / "final" / "model.safetensors").items():
+        rows = torch.stack([of[name][: len(weight)].float() for of in saved])  # without the padding of the vocabulary
+        torch.testing.assert_close(weight, rows.mean(0), rtol=0, atol=tolerance)
 
 
 class Ranks:

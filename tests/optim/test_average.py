@@ -1,6 +1,7 @@
 """The average of the weights is right, is resumed, and becomes the final model."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
-from tests.optim.simulation import average_of, draw_gradients, groups_of, small_model
+from tests.optim.simulation import average_of, draw_gradients, groups_of, require_mean, small_model
 
 
 OPTIMIZERS: dict[str, Callable] = {
@@ -36,3 +37,34 @@ def test_the_average_equals_its_definition(name: str) -> None:
     assert all(map(torch.equal, model.parameters(), seen[-1]))
     # A checkpoint stores it.
     assert all("average" in state for state in optimizer.state_dict()["state"].values())
+
+
+@pytest.mark.parametrize("restores", [True, False])
+def test_an_average_that_begins_late_is_the_mean_of_its_own_steps(restores: bool) -> None:
+    """A checkpoint may have no average. Its first weights must not stay in the average for longer than others."""
+    model = small_model()
+    optimizer = torch.optim.AdamW(groups_of(model), lr=1e-2)
+    average = WeightAverage(50)
+    average.attach(optimizer, None)
+    seen: list[list[Tensor]] = []
+    for step in range(1000, 1020):
+        if restores and step == 1010:
+            state = optimizer.state_dict()
+            optimizer = torch.optim.AdamW(groups_of(model), lr=1e-2)
+            optimizer.load_state_dict(state)
+            average.attach(optimizer, None)
+        draw_gradients(model, step)
+        optimizer.step()
+        average.on_optimizer_step(None, SimpleNamespace(global_step=step), None)
+        seen.append([weight.detach().clone() for weight in model.parameters()])
+    with average.applied():
+        for number, weight in enumerate(model.parameters()):
+            torch.testing.assert_close(weight.detach(), torch.stack([of[number] for of in seen]).mean(0))
+
+
+def test_the_average_survives_a_conversion_to_another_number_of_processes(train, tmp_path: Path) -> None:
+    """The final model is the mean of the weights of all steps, half of which two processes have trained."""
+    options = ("--ema_steps", 20, "--save_steps", 1, "--keep_checkpoints", 0, "--per_device_train_batch_size", 4)
+    run = train(tmp_path / "run", *options, "--stop_at_step", 4, launcher=("launch", 2))
+    train(run, *options, launcher=("launch", 1))
+    require_mean(run, steps=8)
