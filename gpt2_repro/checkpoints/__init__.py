@@ -7,6 +7,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from multiprocessing.pool import ThreadPool
@@ -14,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import RunFailed, UserError, error_number
-from gpt2_repro.files import from_json, read_object, sha256_of, sync, to_json, write_whole
+from gpt2_repro.files import from_json, read_object, sha256_of, sync, sync_folder, to_json, write_whole
 from gpt2_repro.run_record import events, layout
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, Rotation
 
 
+logger = logging.getLogger(__name__)
+
 DISK_FAULTS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read-only"}
 SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a process had it open
+_warned: set[Path] = set()  # the folders whose deletion has failed in this process
 
 
 def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
@@ -46,25 +50,92 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Rename a complete staging folder to `target`. An existing `target` is replaced."""
+    """Rename a complete staging folder to `target`. An existing `target` is replaced.
+
+    Raises UserError if the existing `target` can neither be deleted nor replaced.
+    """
     discard(target)
-    staged.rename(target)
+    try:
+        staged.rename(target)
+    except OSError as error:
+        if not target.exists():
+            raise
+        if any(target.iterdir()):
+            problem = f"{target} cannot be replaced ({error.strerror})"
+            raise UserError(f"{problem}. Move it out of the run directory, and run the same command again.") from None
+        _fill(staged, target)
     sync(target.parent)
 
 
+def _fill(staged: Path, target: Path) -> None:
+    """Move the content of a complete staging folder to an empty folder, such as a mount point, its manifest last."""
+    others = [path for path in staged.iterdir() if path.name != CHECKPOINT_MANIFEST]
+    for path in others:
+        shutil.move(path, target / path.name)
+    sync_folder(target)
+    write_whole(target / CHECKPOINT_MANIFEST, (staged / CHECKPOINT_MANIFEST).read_bytes())
+    sync(target)
+    delete_tree(staged)
+
+
 def discard(path: Path) -> None:
-    """Delete a folder if it exists."""
-    if path.exists():
-        trash = path.with_name(f"{layout.TRASH}-{path.name}")
-        shutil.rmtree(trash, ignore_errors=True)
+    """Delete a folder if it exists. If that fails, log one warning."""
+    if not path.exists():
+        return
+    trash = path.with_name(f"{layout.TRASH}-{path.name}")
+    while trash.exists() and not delete_tree(trash):
+        trash = trash.with_name(f"{layout.TRASH}-{trash.name}")
+    try:
         path.rename(trash)  # if the process is killed, no partly deleted folder keeps the old name
-        shutil.rmtree(trash, ignore_errors=True)  # the next call of `sweep` deletes the rest
+    except OSError:  # a folder of a container's image, a mount point, or a folder without permission
+        _delete_in_place(path)
+    else:
+        delete_tree(trash)  # the next call of `sweep` deletes the rest
+
+
+def _delete_in_place(path: Path) -> None:
+    """Delete a folder that cannot be renamed, its manifest first, so that it is not complete meanwhile."""
+    try:
+        (path / CHECKPOINT_MANIFEST).unlink(missing_ok=True)
+    except OSError as error:
+        _warn_once(path, f" ({error.strerror})")
+    else:
+        delete_tree(path)
+
+
+def delete_tree(path: Path) -> bool:
+    """Delete a folder and return whether it is gone. If that fails, log one warning."""
+    reason = ""
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        reason = f" ({error.strerror})"
+        shutil.rmtree(path, ignore_errors=True)  # the rest
+    if not path.exists():
+        return True
+    # On NFS, a deleted file that a process has open keeps another name until it is closed.
+    left = [file for file in path.rglob("*") if file.is_file() and not file.name.startswith(SILLY_RENAME)]
+    if left or not list(path.rglob(f"{SILLY_RENAME}*")):
+        _warn_once(path, reason)
+    return False
+
+
+def _warn_once(path: Path, reason: str) -> None:
+    if path not in _warned:
+        _warned.add(path)
+        logger.warning("%s cannot be deleted%s. The run continues.", path, reason)
 
 
 def sweep(run: Path) -> None:
     """Delete the staging folder and partly deleted checkpoints that a killed run left."""
-    for path in (run / layout.STAGING, *run.glob(f"{layout.RESTORING}*"), *run.glob(f"{layout.TRASH}-*")):
-        shutil.rmtree(path, ignore_errors=True)
+    for path in leftovers(run):
+        delete_tree(path)
+
+
+def leftovers(run: Path) -> list[Path]:
+    """Return the folders that a killed run left: unfinished saves and restores, partly deleted checkpoints."""
+    folders = [run / layout.STAGING, *run.glob(f"{layout.RESTORING}*"), *run.glob(f"{layout.TRASH}-*")]
+    return [folder for folder in folders if folder.exists()]
 
 
 def defect(checkpoint: Path, *, read_files: bool = False) -> str | None:
@@ -128,14 +199,33 @@ def choose(run: Path, name: str = "", *, verified: Path | None = None) -> tuple[
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:
-    """Rename checkpoints after a step to abandoned-checkpoint-N. Return the new paths."""
+    """Rename checkpoints after a step to abandoned-checkpoint-N. Return the new paths.
+
+    In a folder that cannot be renamed, the manifest is renamed, so that the run does not choose it. Raises UserError if
+    that fails too.
+    """
     aside = []
-    for path in (path for path in layout.checkpoints(run) if layout.step_of(path) > after):
+    for path in layout.checkpoints(run):
+        if layout.step_of(path) <= after:
+            continue
         target = path.with_name(f"abandoned-{path.name}")
         while target.exists():
             target = target.with_name(f"abandoned-{target.name}")
-        aside.append(path.rename(target))
+        try:
+            aside.append(path.rename(target))
+        except OSError as error:
+            aside.append(_set_aside_in_place(path, error))
     return aside
+
+
+def _set_aside_in_place(path: Path, error: OSError) -> Path:
+    manifest = path / CHECKPOINT_MANIFEST
+    target = path / f"abandoned-{CHECKPOINT_MANIFEST}"
+    try:
+        return manifest.rename(target) if manifest.exists() else path
+    except OSError:
+        problem = f"{path} cannot be renamed ({error.strerror})"
+        raise UserError(f"{problem}, and the run goes back before it. Move it out of the run directory.") from None
 
 
 def abandoned(run: Path) -> set[int]:
@@ -186,11 +276,17 @@ def size(checkpoint: Path) -> int:
 
 def rotate(run: Path, rotation: Rotation, *, also: int = -1) -> None:
     """Delete the complete checkpoints of a run, except those of `to_keep` and the one at step `also`."""
+    for path in expendable(run, rotation):
+        if layout.step_of(path) != also:
+            discard(path)
+
+
+def expendable(run: Path, rotation: Rotation) -> list[Path]:
+    """Return the complete checkpoints of a run that `to_keep` does not keep."""
     complete = {layout.step_of(path): path for path in complete_checkpoints(run)}
     rolling = {step: bool(read_manifest(path).get("rolling")) for step, path in complete.items()}
     stays = to_keep(run, rolling, rotation)
-    for step in complete.keys() - stays - {also}:
-        discard(complete[step])
+    return [path for step, path in complete.items() if step not in stays]
 
 
 def to_keep(run: Path, rolling: Mapping[int, bool], rotation: Rotation) -> set[int]:

@@ -30,6 +30,7 @@ PATIENCE = 1800.0  # seconds without a sign of progress after which a copy is gi
 PLACE_SECONDS = 60.0  # in which the first copy of a new run should end
 RETRIES = 1, 10  # seconds before each further try of the copies at the end of a run
 LINE_SECONDS = 30.0  # between two lines while the end of the run waits for a copy
+_kept: set[str] = set()  # the copies that this process could not delete
 
 
 class RunCopier:
@@ -161,7 +162,8 @@ def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIde
     """Copy the small files of a run and its folder `name`, and return the seconds.
 
     If the folder has been copied before or is "", the result is 0. After a checkpoint, incomplete copies are deleted,
-    those that the rotation does not keep, and those after the newest step of the run.
+    those that the rotation does not keep, and those after the newest step of the run. A deletion that fails is a
+    warning.
 
     Raises UserError, before anything is written, if the place belongs to another run (see `require_own`).
     """
@@ -178,7 +180,7 @@ def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIde
     if not manifest:  # it may be deleted by now, if a newer checkpoint is complete
         return 0.0
     if is_new := place.manifest(name) != manifest:
-        place.remove(name)  # of an interrupted copy, or from before the run went back
+        remove(place, name)  # of an interrupted copy, or from before the run went back
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != CHECKPOINT_MANIFEST]
         try:
             for path in [*files, folder / CHECKPOINT_MANIFEST]:
@@ -192,5 +194,24 @@ def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIde
         newest, copies = max(step, checkpoints.newest_step(record.path)), copies | {step: manifest}
         complete = {at: bool(its.get("rolling")) for at, its in copies.items() if its and at <= newest}
         for old in copies.keys() - checkpoints.to_keep(Path(run), complete, rotation):
-            place.remove(layout.checkpoint_path(Path(run), old).name)
+            old_name = layout.checkpoint_path(Path(run), old).name
+            if not remove(place, old_name) and old > newest and copies[old]:
+                place.invalidate(old_name)  # a restore would choose it
     return time.monotonic() - began if is_new else 0.0
+
+
+def remove(place: Place, name: str) -> bool:
+    """Delete a folder at a place. If that fails, log one warning and return False.
+
+    It is not tried again by this process, because every try would cost requests.
+    """
+    if name in _kept:
+        return False
+    try:
+        place.remove(name)
+    except Exception as error:  # of any file system of fsspec
+        _kept.add(name)
+        text = "%s at %s cannot be deleted (%s: %s). The run continues, but its copies need more space."
+        logger.warning(text, name, place.name, type(error).__name__, in_a_line(error))
+        return False
+    return True

@@ -160,6 +160,10 @@ class Place:
             shutil.copyfileobj(read, file, PIECE)
             return file.finish()["sha256"]
 
+    def invalidate(self, name: str) -> None:
+        """Replace the manifest of a checkpoint that cannot be deleted, so that the copy is not complete."""
+        self.fs.pipe_file(f"{self.root}/{name}/{CHECKPOINT_MANIFEST}", b"{}")
+
     def remove(self, name: str) -> None:
         """Delete the folder of a checkpoint or final/, its manifest first."""
         # fsspec's `rm` would expand *, ? and [ in the paths, and delete folders of other runs.

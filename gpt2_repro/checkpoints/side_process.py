@@ -6,6 +6,7 @@ The trainer writes each job as a line of JSON to the stdin of the process. The p
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import select
 import signal
@@ -72,6 +73,7 @@ def serve(perform: Callable[[Job, Callable[[], None]], dict[str, Any]]) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # a machine that shuts down, or Slurm, sends them to all processes
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)  # stdout has the replies
     signed_at = time.monotonic()
 
     def show_progress() -> None:

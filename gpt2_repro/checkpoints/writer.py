@@ -7,7 +7,6 @@ import hashlib
 import json
 import mmap
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +84,7 @@ def perform(job: dict[str, Any], memory: memoryview, progress: Callable[[], None
             files |= _wait_for_report(staged, rank, progress, trainer=job["trainer"])
         checkpoints.seal(staged, files, **job["facts"])
         checkpoints.publish(staged, target)
-        shutil.rmtree(staged.parent, ignore_errors=True)
+        checkpoints.delete_tree(staged.parent)
     checkpoints.rotate(Path(job["run"]), Rotation(*job["rotation"]), also=job["also"])
     return time.monotonic() - began
 
@@ -112,7 +111,8 @@ def _write_file(path: Path, entry: dict[str, Any], memory: memoryview, progress:
 
 
 def _report(staged: Path, rank: int) -> Path:
-    return staged.with_name(f"written-{rank}.json")
+    # With the name of the checkpoint, because the reports of the previous save may not have been deleted.
+    return staged.with_name(f"{staged.name}-written-{rank}.json")
 
 
 def _wait_for_report(staged: Path, rank: int, progress: Callable[[], None], *, trainer: int) -> dict[str, Any]:
