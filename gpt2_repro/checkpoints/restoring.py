@@ -12,7 +12,7 @@ from pathlib import Path
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints.copying import SMALL_FILES, require_own
 from gpt2_repro.checkpoints.place import Place
-from gpt2_repro.checkpoints.resuming import RunIdentity, check_owner
+from gpt2_repro.checkpoints.resuming import RunIdentity, check_owner, check_resumable
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import RunFailed, UserError, error_number, in_a_line
 from gpt2_repro.files import size_of, sync_folder, write_whole
@@ -92,6 +92,10 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str, own: 
     newer = [step for step in copies if step > step_of(own or Path()) and step not in checkpoints.abandoned(run.path)]
     defects: dict[str, str] = {}
     if newer:
+        newest = newer[0]
+        where = f"{name.rstrip('/')}/{layout.checkpoint_path(Path(), newest)}"
+        max_steps = identity.values.get("max_steps", newest)
+        check_resumable(where, copies[newest], identity, max_steps=max_steps)
         run.lock()
         checkpoints.sweep(run.path)
     for target in (layout.checkpoint_path(run.path, step) for step in newer):

@@ -9,7 +9,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro import checkpoints
+from gpt2_repro import checkpoints, ranks
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.checkpoints.conversion import DEEPSPEED_CLASSES, convert
 from gpt2_repro.errors import UserError
@@ -86,6 +86,10 @@ class Start:
         """The step of the checkpoint, or 0 without a checkpoint."""
         return 0 if self.checkpoint is None else layout.step_of(self.checkpoint)
 
+    def needs_conversion(self, processes: int) -> bool:
+        """Return whether another number of DeepSpeed processes has written the checkpoint."""
+        return self.manifest.get("deepspeed_processes") not in (None, processes)
+
 
 def choose_start(
     run: RunRecord,
@@ -117,7 +121,7 @@ def choose_start(
     if not resume_from and is_finished(run, max_steps):
         return Start(is_finished=True)
     if run.path.is_dir():
-        run.lock()  # a new run directory is locked later, by RunRecord.claim
+        run.lock()  # a new run directory is locked later, when the model is built
     with ThreadPool(1) as pool:
         choice = pool.apply_async(checkpoints.choose, (run.path, resume_from), {"verified": verified})
         meanwhile()
@@ -128,7 +132,20 @@ def choose_start(
             resolve_checkpoint(init_from)
         return Start()
     manifest = checkpoints.read_manifest(checkpoint)
-    saved, step = manifest.get("run_identity", {}), layout.step_of(checkpoint)
+    check_resumable(checkpoint, manifest, identity, max_steps=max_steps)
+    refuse_code(checkpoint, manifest["files"])
+    is_validated = bool(events.validation_losses(run.metrics, layout.step_of(checkpoint)))
+    return Start(False, checkpoint, manifest, is_validated, tuple(skipped))
+
+
+def check_resumable(
+    checkpoint: Path | str, manifest: Mapping[str, Any], identity: RunIdentity, *, max_steps: int
+) -> None:
+    """Raise UserError if this run or its launcher cannot resume from a checkpoint with this manifest.
+
+    `checkpoint` is its folder, here or at a place of copies.
+    """
+    saved, step = manifest.get("run_identity", {}), layout.step_of(Path(checkpoint))
     by = launcher_of_checkpoint(manifest["files"])
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
@@ -140,9 +157,6 @@ def choose_start(
     identity.require_same(saved, where=checkpoint)
     if step > max_steps:
         raise UserError(f"{checkpoint} is beyond the last step ({max_steps}). Pass a larger --max_steps.")
-    refuse_code(checkpoint, manifest["files"])
-    is_validated = bool(events.validation_losses(run.metrics, step))
-    return Start(False, checkpoint, manifest, is_validated, tuple(skipped))
 
 
 def is_finished(run: RunRecord, steps: int) -> bool:
@@ -180,13 +194,13 @@ def check_owner(run: RunRecord) -> None:
 
 def prepare_run_directory(run: RunRecord, start: Start, *, max_steps: int, validates_again: bool) -> None:
     """Remove what an earlier attempt left after the step at which this one starts. Call this on rank 0 only."""
-    checkpoints.sweep(run.path)
     for remark in start.remarks:
         logger.warning(remark)
     # Newer checkpoints are damaged, or the run goes back before them. Rotation would keep them as the newest and
     # delete complete ones.
     for path in checkpoints.set_aside(run.path, after=start.step):
         logger.info("Renamed a checkpoint to %s, because the run resumes from an earlier step.", path)
+    checkpoints.sweep(run.path)
     if start.checkpoint is not None:
         logger.info("resuming from %s", start.checkpoint)
     run.rewind(start.step if start.checkpoint else -1, validates_again=validates_again)
@@ -249,14 +263,17 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
     """
     if start.checkpoint is None:
         return None
-    written_by, processes = start.manifest["deepspeed_processes"], accelerator.num_processes
-    if written_by in (None, processes):
-        return str(start.checkpoint)
-    copy = staging / start.checkpoint.name
-    if accelerator.is_main_process:
-        convert(start.checkpoint, copy, step=start.step)
-        logger.info("converted %s from %d to %d processes", start.checkpoint, written_by, processes)
-    accelerator.wait_for_everyone()
+    checkpoint, processes = start.checkpoint, accelerator.num_processes
+    if not start.needs_conversion(processes):
+        return str(checkpoint)
+    copy = staging / checkpoint.name
+
+    def convert_once() -> None:
+        convert(checkpoint, copy, step=start.step)
+        written_by = start.manifest["deepspeed_processes"]
+        logger.info("converted %s from %d to %d processes", checkpoint, written_by, processes)
+
+    ranks.decide(convert_once)  # the other ranks wait, and get its error
     config = accelerator.state.deepspeed_plugin.deepspeed_config
     config["checkpoint"] = config.get("checkpoint", {}) | {"load_universal": True}
     return str(copy)

@@ -25,7 +25,7 @@ from gpt2_repro.checkpoints.resuming import RunIdentity
 from gpt2_repro.checkpoints.side_process import SideProcess
 from gpt2_repro.checkpoints.staged_saves import StagingMemory
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.files import growth
+from gpt2_repro.files import growth, size_of
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.environment import Environment
@@ -94,14 +94,39 @@ class CheckpointSaver:
         self.writer: SideProcess | None = None
         self.copier: RunCopier | None = None  # on rank 0, with --sync_to
 
-    def check_disk(self) -> None:
-        """Raise UserError if the disk has too little space for a checkpoint.
+    def check_disk(self, *, resumes_at: int | None = None) -> None:
+        """Raise UserError if the disk has too little space for a checkpoint. Nothing is deleted.
 
-        This is a collective: call it on all ranks. Call it before `staging` is used.
+        This is a collective: call it on all ranks.
+
+        Args:
+            resumes_at: the step at which the run starts. Later checkpoints stay, under another name.
         """
-        if (missing := self._missing()) > 0:
+        missing = [0.0]
+        if self.accelerator.is_main_process:
+            missing = [self._needed() - shutil.disk_usage(self.run).free - self._reclaimable(resumes_at)]
+        missing = broadcast_object_list(missing)
+        if missing[0] > 0:
             fix = "Free disk space or pass another --output_dir."
-            raise UserError(f"A checkpoint needs {size_text(missing)} more disk space in {self.run}. {fix}")
+            raise UserError(f"A checkpoint needs {size_text(missing[0])} more disk space in {self.run}. {fix}")
+
+    def _needed(self) -> float:
+        """Return the free space in bytes that the next checkpoint needs."""
+        newest = next(iter(checkpoints.complete_checkpoints(self.run)), None)
+        return SPARE * (checkpoints.size(newest) if newest else self.total_bytes)
+
+    def _reclaimable(self, resumes_at: int | None) -> int:
+        """Return the bytes that the first save would free: unfinished saves, and older checkpoints."""
+        size = sum(size_of(folder) for folder in checkpoints.leftovers(self.run))
+        for path in checkpoints.expendable(self.run, self._fewest):
+            if resumes_at is None or step_of(path) <= resumes_at:
+                size += checkpoints.size(path)
+        return size
+
+    @property
+    def _fewest(self) -> Rotation:
+        """The rotation that frees most disk space."""
+        return self.settings.rotation._replace(keep=min(1, self.settings.rotation.keep))
 
     def start(self, environment: Environment, *, is_new: bool) -> None:
         """Start the processes that write checkpoints and, on rank 0 with --sync_to, copy them.
@@ -322,9 +347,9 @@ class CheckpointSaver:
             return broadcast_object_list([0.0])[0]
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
-        needed = SPARE * (checkpoints.size(complete[0]) if complete else self.total_bytes)
+        needed = self._needed()
         if shutil.disk_usage(self.run).free < needed and not rolling:
-            checkpoints.rotate(self.run, self.settings.rotation._replace(keep=min(1, self.settings.rotation.keep)))
+            checkpoints.rotate(self.run, self._fewest)
             if deleted := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
                 logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
         return broadcast_object_list([needed - shutil.disk_usage(self.run).free])[0]

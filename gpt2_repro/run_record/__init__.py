@@ -1,10 +1,11 @@
 """Read and write the files that record a run, and lock its run directory."""
 
+import contextlib
 import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,6 +41,9 @@ class RunRecord:
         self.measure: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
         self._lock: TextIO | None = None
         self.lock_descriptor = -1  # of the lock file, if this process has locked the run
+        self._holder_before: str | None = None  # content of the lock file before `lock`. None: there was no file
+        self._created: list[Path] = []  # the folders that `lock` has created, the innermost first
+        self._is_claimed = False
         self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
         self.written = 0.0  # when run_status.json was written last, of time.monotonic()
         self.startup: dict[str, float] = {}  # seconds of each phase of the start, in order
@@ -93,12 +97,35 @@ class RunRecord:
     # Writing
 
     def lock(self) -> None:
-        """Lock the run directory. Raises UserError if another job has locked it."""
+        """Lock the run directory, which is created if it is missing.
+
+        Raises UserError if another job has locked it.
+        """
         if self._lock is not None:
             return
+        path = self.path / layout.LOCK
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        file = None
+        while file is None:
+            is_new = not path.exists()
+            file = self._open_and_lock(path)
+            if not path.exists():
+                file.close()  # the job that had locked the file was refused, and has deleted it
+                file = None
+        file.seek(0)
+        self._holder_before = None if is_new else file.read()
+        self._created = missing
+        file.truncate(0)
+        file.write(HOLDER.format(os.getpid(), platform.node()))
+        file.flush()
+        self._lock = file
+        self.lock_descriptor = file.fileno()
+        self._earlier = time_of_earlier_attempts(self.status())
+
+    def _open_and_lock(self, path: Path) -> TextIO:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / layout.LOCK).open("a+", encoding="utf-8")
+            file = path.open("a+", encoding="utf-8")
         except OSError as error:
             raise UserError(f"--output_dir {self.path} cannot be written ({error.strerror}).") from None
         grows, deadline = growth(self.path / layout.STAGING), time.monotonic() + WRITING
@@ -111,21 +138,43 @@ class RunRecord:
             if grows():
                 deadline = time.monotonic() + WRITING
             time.sleep(0.1)
-        file.truncate(0)
-        file.write(HOLDER.format(os.getpid(), platform.node()))
-        file.flush()
-        self._lock, self.lock_descriptor = file, file.fileno()
-        self._earlier = time_of_earlier_attempts(self.status())
+        return file
 
     def unlock(self) -> None:
-        """Unlock the run directory, if this process has locked it."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock, self.lock_descriptor = None, -1
+        """Unlock the run directory, if this process has locked it. Undo `lock`, unless the run was claimed."""
+        if self._lock is None:
+            return
+        if not self._is_claimed:
+            self._undo_lock(self._lock)
+        self._lock.close()
+        self._lock = None
+        self.lock_descriptor = -1
+
+    def _undo_lock(self, file: TextIO) -> None:
+        if self._holder_before is None:
+            (self.path / layout.LOCK).unlink(missing_ok=True)
+        else:
+            file.truncate(0)
+            file.write(self._holder_before)
+            file.flush()
+        for folder in self._created:
+            with contextlib.suppress(OSError):  # it has files by now
+                folder.rmdir()
+
+    @contextlib.contextmanager
+    def unchanged_until_claimed(self) -> Iterator[None]:
+        """Undo `lock` if the context ends with an error before `claim`."""
+        try:
+            yield
+        except BaseException:
+            if not self._is_claimed:
+                self.unlock()
+            raise
 
     def claim(self, recipe: str) -> None:
         """Lock the run directory, write recipe.yaml and set the state to "running"."""
         self.lock()
+        self._is_claimed = True
         write_whole(self.path / layout.RECIPE, recipe)
         self.write_status("running", reason=None)
 

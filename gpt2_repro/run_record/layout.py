@@ -11,6 +11,7 @@ STATUS = "run_status.json"  # state and progress
 METRICS = "metrics.jsonl"  # one event per line
 SAMPLES = "samples.jsonl"
 LOCK = ".lock"
+SHARED = ".shared"  # shows for a moment whether the machines share the run directory
 EVALUATION_FOLDER = "evaluation"  # a folder; --follow adds one for each checkpoint
 COMPARISON = f"{EVALUATION_FOLDER}/comparison.json"
 DIAGNOSIS = f"{EVALUATION_FOLDER}/diagnosis/diagnosis.json"

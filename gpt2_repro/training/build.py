@@ -43,7 +43,7 @@ def build_trainer(
     start: Start,
     identity: RunIdentity,
 ) -> PretrainingTrainer:
-    """Open the data, build the model, claim the run directory, and return the Trainer."""
+    """Open the data, build the model, lock the run directory, and return the Trainer."""
     inputs, model, length = open_inputs(data, args.settings), recipe.model, plan.sequence_length
     tokenizer, vocab_size = inputs.tokenizer, data.manifest.vocab_size
     run.end_phase("opening the data")
@@ -65,9 +65,7 @@ def build_trainer(
     )
     run.end_phase("building the model")
     if ranks.is_main():
-        # Not for a run of the stored recipe.
-        stored = recipe.with_training(output_dir=args.output_dir, resume_from="", sync_to="", sync_from="")
-        run.claim(stored.to_yaml())
+        run.lock()
     environment = describe_run(recipe, args.settings, plan, network, data.manifest, str(attention), identity)
     announce(environment)
     prepare_tracking(args.report_to, run.path)  # before the Trainer imports wandb

@@ -4,23 +4,26 @@ import contextlib
 import functools
 import gc
 import logging
-import shutil
+import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt2_repro import checkpoints, ranks
+from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.checkpoints import conversion
 from gpt2_repro.checkpoints.copying import RunCopier
 from gpt2_repro.checkpoints.restoring import restore_copies
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start, choose_start, loadable, prepare_run_directory
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
-from gpt2_repro.files import sync, write_whole
+from gpt2_repro.files import size_of, sync, write_whole
 from gpt2_repro.launchers import deepspeed_json
 from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import STATUS
+from gpt2_repro.run_record.layout import SHARED
 from gpt2_repro.run_record.notes import RUN, WENT_BACK, note
 from gpt2_repro.training.settings import resolve_settings, run_identity_of, settings_from, to_training_arguments
 
@@ -46,6 +49,14 @@ def train(recipe: TrainingRecipe, data: PreparedData) -> None:
     # --- Settings and checks, before torch is imported
     settings, plan = resolve_settings(recipe)
     run = RunRecord(str(settings.output_dir))
+    with run.unchanged_until_claimed():
+        start_and_train(recipe, data, settings, plan, run)
+
+
+def start_and_train(
+    recipe: TrainingRecipe, data: PreparedData, settings: TrainingSection, plan: BatchPlan, run: RunRecord
+) -> None:
+    """Choose where to start, build the Trainer, train, and write the final model. A collective."""
     run.end_phase("settings")
     data.check()
     identity = run_identity_of(settings, plan, data=data.manifest, model=recipe.model)
@@ -75,7 +86,9 @@ def train(recipe: TrainingRecipe, data: PreparedData) -> None:
     trainer = build_trainer(args, recipe, plan, data, run, start, identity)
 
     # --- Train, and write the final model
-    with lifecycle(trainer, start) as checkpoint:
+    # Not for a run of the stored recipe.
+    stored = recipe.with_training(output_dir=args.output_dir, resume_from="", sync_to="", sync_from="")
+    with lifecycle(trainer, start, stored.to_yaml()) as checkpoint:
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.settle()
         if (reason := trainer.when.reason) is None:
@@ -117,27 +130,25 @@ def copy_again(run: RunRecord, settings: TrainingSection, identity: RunIdentity)
 
 
 @contextlib.contextmanager
-def lifecycle(trainer: "PretrainingTrainer", start: Start) -> Iterator[str | None]:
+def lifecycle(trainer: "PretrainingTrainer", start: Start, recipe: str) -> Iterator[str | None]:
     """Prepare the training, yield the folder for Trainer to load, and record how the run ends.
 
-    A collective. Raises RunFailed if the run fails, or if it is not copied to --sync_to.
+    A collective. `recipe` is the text of the run's recipe.yaml.
+
+    Raises UserError, before the run directory is changed, if the run cannot start. Raises RunFailed if the run fails,
+    or if it is not copied to --sync_to.
     """
     from gpt2_repro.training.announce import report_end
     from gpt2_repro.training.sharded import shard_by_fsdp
     from gpt2_repro.training.tracking import finish_reporting
 
-    run, args, saver = trainer.run, trainer.args, trainer.saver
+    run, saver = trainer.run, trainer.saver
     trainer.when.signals.install()
     trainer.restore(start)
-    if ranks.is_main():
-        prepare_run_directory(run, start, max_steps=trainer.plan.max_steps, validates_again=args.eval_on_start)
-    ranks.check_shared(run.path / STATUS)
-    if args.local_process_index == 0:
-        note(RUN, str(run.path.resolve()))
-        if args.settings.resume_from:
-            note(WENT_BACK, args.settings.resume_from)
+    require_shared(run)
+    require_space(trainer, start)
     try:
-        saver.check_disk()
+        claim(trainer, start, recipe)
         folder = loadable(start, staging=saver.staging, accelerator=trainer.accelerator)
         saver.start(trainer.environment, is_new=start.checkpoint is None)
         shard_by_fsdp(trainer.model, trainer.accelerator)
@@ -164,6 +175,52 @@ def lifecycle(trainer: "PretrainingTrainer", start: Start) -> Iterator[str | Non
     saver.require_copied()
 
 
+def require_shared(run: RunRecord) -> None:
+    """Raise UserError if the machines of this run do not share its run directory. A collective."""
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
+        return
+    mark = run.path / SHARED
+    if ranks.is_main():
+        write_whole(mark, uuid.uuid4().hex)
+    try:
+        ranks.check_shared(mark)
+    finally:
+        if ranks.is_main():
+            mark.unlink(missing_ok=True)
+
+
+def require_space(trainer: "PretrainingTrainer", start: Start) -> None:
+    """Raise UserError if the disk has too little space for a checkpoint or for a conversion. A collective."""
+    trainer.saver.check_disk(resumes_at=start.step)
+
+    def check_conversion() -> None:
+        if start.checkpoint is None or not start.needs_conversion(trainer.args.world_size):
+            return
+        leftovers = checkpoints.leftovers(trainer.run.path)  # deleted before the conversion
+        conversion.require_space(start.checkpoint, reclaimable=sum(size_of(folder) for folder in leftovers))
+
+    ranks.decide(check_conversion)
+
+
+def claim(trainer: "PretrainingTrainer", start: Start, recipe: str) -> None:
+    """Record that this process trains the run, and remove what earlier attempts left. A collective.
+
+    This is the first change of the run directory. A start that is refused has ended before.
+    """
+    from gpt2_repro.training.tracking import record_tracking
+
+    run, args = trainer.run, trainer.args
+    if ranks.is_main():
+        run.claim(recipe)
+        record_tracking(args.report_to, run.path)
+        prepare_run_directory(run, start, max_steps=trainer.plan.max_steps, validates_again=args.eval_on_start)
+    ranks.largest(0)  # wait for rank 0
+    if args.local_process_index == 0:
+        note(RUN, str(run.path.resolve()))
+        if args.settings.resume_from:
+            note(WENT_BACK, args.settings.resume_from)
+
+
 def save_final(trainer: "PretrainingTrainer") -> None:
     """Write final/, and mark the run as complete. A collective.
 
@@ -183,9 +240,9 @@ def save_final(trainer: "PretrainingTrainer") -> None:
             return saver.wait_for(run.final)
         trainer.record("running")
         build_whole()
-        staged = saver.staging
-        with checkpoints.disk_faults_in_words(run.path, run.final.name, staged):
-            shutil.rmtree(staged, ignore_errors=True)
+        staged = saver.staging / run.final.name  # the staging folder may have files that cannot be deleted
+        with checkpoints.disk_faults_in_words(run.path, run.final.name, saver.staging):
+            checkpoints.sweep(run.path)
             save_plain(plain_model(trainer.model.config, weights), staged)
             trainer.watchdog.arm()
             tokenization.save(trainer.processing_class, staged)
@@ -198,5 +255,6 @@ def save_final(trainer: "PretrainingTrainer") -> None:
             write_whole(staged / "README.md", card)
             sync(staged)
         checkpoints.publish(staged, run.final)
+        checkpoints.delete_tree(saver.staging)
         trainer.record("complete", reason=None)
     logger.info("The run is complete. The final model is in %s.", run.final)

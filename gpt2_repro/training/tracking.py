@@ -19,6 +19,7 @@ from gpt2_repro.files import write_whole
 logger = logging.getLogger(__name__)
 
 FAILURES_ALLOWED = 3
+WANDB_ID = "wandb/run_id"  # a file in the run directory
 
 
 def check_reporting(report_to: list[str]) -> None:
@@ -33,22 +34,27 @@ def check_reporting(report_to: list[str]) -> None:
 def prepare_tracking(report_to: list[str], run: Path) -> None:
     """Make wandb and tensorboard write to the run directory, and continue the wandb run on a resume.
 
-    Without an API key, wandb records offline.
+    Without an API key, wandb records offline. This changes only environment variables, see `record_tracking`.
     """
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run / "tensorboard"))
     if "wandb" not in report_to or os.environ.get("RANK", "0") != "0":
         return
     from requests.utils import get_netrc_auth
 
-    run_id = run / "wandb" / "run_id"
-    if not run_id.is_file():
-        write_whole(run_id, uuid.uuid4().hex[:12])
-    settings = {"RUN_ID": run_id.read_text(encoding="utf-8"), "RESUME": "allow", "DIR": str(run), "INIT_TIMEOUT": "20"}
+    run_id = run / WANDB_ID
+    wandb_id = run_id.read_text(encoding="utf-8") if run_id.is_file() else uuid.uuid4().hex[:12]
+    settings = {"RUN_ID": wandb_id, "RESUME": "allow", "DIR": str(run), "INIT_TIMEOUT": "20"}
     for name, value in settings.items():
         os.environ.setdefault(f"WANDB_{name}", value)
     if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or get_netrc_auth("https://api.wandb.ai")):
         os.environ["WANDB_MODE"] = "offline"
         logger.info("wandb has no API key and records offline in %s/wandb. Run `wandb sync` to upload the run.", run)
+
+
+def record_tracking(report_to: list[str], run: Path) -> None:
+    """Write the id of the wandb run to the run directory, for a resume. Call this on rank 0 only."""
+    if "wandb" in report_to and not (run / WANDB_ID).is_file():
+        write_whole(run / WANDB_ID, os.environ["WANDB_RUN_ID"])
 
 
 class Guarded:

@@ -29,6 +29,7 @@ from gpt2_repro.training.tracking import (
     finish_reporting,
     guard_reporting,
     prepare_tracking,
+    record_tracking,
 )
 from gpt2_repro.training.trainer import PretrainingArguments
 
@@ -60,6 +61,7 @@ def test_wandb_without_a_key_does_not_prompt(variables: dict, mode: str | None, 
     prepare_tracking(["wandb"], tmp_path)
     assert os.environ.get("WANDB_MODE") == mode and os.environ["WANDB_DIR"] == str(tmp_path)
     assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "tensorboard")
+    record_tracking(["wandb"], tmp_path)
     first = os.environ.pop("WANDB_RUN_ID")
     prepare_tracking(["wandb"], tmp_path)
     assert os.environ["WANDB_RUN_ID"] == first and os.environ["WANDB_RESUME"] == "allow"
