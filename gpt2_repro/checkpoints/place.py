@@ -23,20 +23,21 @@ PARTIAL = ".partial"  # suffix of a file that is being written
 LOST = re.compile(r"(^|::)(memory|cached|\w+cache)(://|::)")  # fsspec's file systems that end with the process
 
 
-def absolute(name: str) -> str:
+def absolute(name: str, *, option: str = "--sync_to") -> str:
     """Return the name of a place as a URL or an absolute path.
 
-    Raises UserError if it contains a secret, if the place keeps nothing after the process ends, or if it needs SSH.
+    Raises UserError, which names the `option` with the place, if it contains a secret, if the place keeps nothing after
+    the process ends, or if it needs SSH.
     """
     if SECRET.search(name):
-        problem = "--sync_to contains a password or a query (?key=value), which the run would record"
+        problem = f"{option} contains a password or a query (?key=value), which the run would record"
         raise UserError(f"{problem}. Pass it in the environment.")
     if LOST.search(name):
-        raise UserError(f"--sync_to {name} keeps nothing after this process. Pass a folder or a URL.")
+        raise UserError(f"{option} {name} keeps nothing after this process. Pass a folder or a URL.")
     # The process that copies has another current folder.
     name = re.sub(r"((?:file|local)://)(?!/)", lambda start: f"{start[1]}{Path.cwd()}/", expand(name))
     if SSH.search(name):
-        raise UserError(f"--sync_to {name} needs SSH, which is not supported. Pass a folder, s3://… or hf://….")
+        raise UserError(f"{option} {name} needs SSH, which is not supported. Pass a folder, s3://… or hf://….")
     return name if "://" in name else os.path.abspath(name)  # noqa: PTH100
 
 
@@ -45,17 +46,18 @@ class Place:
 
     Args:
         progress: a function that is called again and again while a file is copied.
+        option: the option with the name, for messages.
     """
 
-    def __init__(self, name: str, progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, name: str, progress: Callable[[], None] = lambda: None, *, option: str = "--sync_to") -> None:
         from fsspec.callbacks import Callback  # 0.1 s
         from fsspec.core import url_to_fs
         from fsspec.implementations.local import LocalFileSystem
 
         try:
-            self.fs, root = url_to_fs(absolute(name))
+            self.fs, root = url_to_fs(absolute(name, option=option))
         except (ImportError, ValueError) as error:  # its messages name the missing package or the known protocols
-            raise UserError(f"--sync_to {name} cannot be opened: {in_a_line(error)}.") from None
+            raise UserError(f"{option} {name} cannot be opened: {in_a_line(error)}.") from None
         self.name, self.root = name, root
         self.is_local = isinstance(self.fs, LocalFileSystem)
         self.is_bucket = self.fs.protocol == "hf" and root.startswith("buckets/")

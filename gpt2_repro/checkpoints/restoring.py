@@ -48,7 +48,7 @@ def restore_copies(run: RunRecord, identity: RunIdentity, *, sync_from: str, syn
     check_owner(run)
     for name, option in options.items():
         with faults_in_words(name):
-            place = Place(name)  # names a missing package
+            place = Place(name, option=option)  # names a missing package
         if place.is_local and (_is_within(Path(place.root), run.path) or _is_within(run.path, Path(place.root))):
             raise UserError(f"{option} {name} and the run directory overlap. Pass a folder on another disk.")
     try:
@@ -78,7 +78,7 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str, own: 
     Raises UserError if the copies belong to another run, or if all are damaged and the run directory has no complete
     checkpoint.
     """
-    place = Place(name)
+    place = Place(name, option=option)
     if identity.allow_change and not _is_earlier(place, run):
         # A run may change its settings, but not become another run that has copies there.
         identity = dataclasses.replace(identity, changeable=())

@@ -55,7 +55,7 @@ def follow(name: str, output: Path | None, score: Callable[[Checkpoint, Path], o
     Raises UserError if there is no run, or if the output folder is used by another process or has scores of another
     run.
     """
-    place = Place(name)
+    place = Place(name, option="--follow")
     with faults_in_words(name):
         if not set(SMALL_FILES) & set(place.names()):
             raise UserError(f"{name} has no run. Start the training first.")

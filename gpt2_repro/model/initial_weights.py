@@ -23,18 +23,27 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
 
     The shape includes the keys of `configuration.size_keys`. Fields that the user set (`stated`) are not changed.
     """
-    try:
-        config = load_config(resolve_checkpoint(model.init_from).source)
-        shape = {option: getattr(config, name) for option, name in SHAPE.items()}
-    except (UserError, OSError, *FAILURES):
+    config = _read_config(model.init_from)
+    if config is None or config.model_type != model.model_type:
         return model  # the error is raised later, when the weights are loaded
-    if config.model_type != model.model_type:
-        return model  # as above
+    shape = {option: getattr(config, name) for option, name in SHAPE.items()}
     stated_sizes = {option for option in SHAPE if option in stated and getattr(model, option)}
     model = dataclasses.replace(model, **{option: shape[option] for option in shape.keys() - stated_sizes})
     keys = {key: getattr(config, key) for key in size_keys(model, sequence_length=1)}
     overrides = JsonObject(keys | model.config_overrides.values)
     return dataclasses.replace(model, config_overrides=overrides)
+
+
+def _read_config(name: str) -> PreTrainedConfig | None:
+    """Return the configuration of a folder or Hub id, or None if it cannot be read."""
+    try:
+        source = resolve_checkpoint(name).source
+    except UserError:  # it does not exist
+        return None
+    try:
+        return load_config(source)
+    except (UserError, OSError, *FAILURES):  # transformers raises all of them for a wrong config.json
+        return None
 
 
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, MixtralConfig, PreTrainedConfig, PreTrainedModel
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model import architecture
+from gpt2_repro.model import architecture, initial_weights
 from gpt2_repro.model.architecture import check_architecture
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
@@ -110,6 +110,22 @@ def test_size_keys_of_a_checkpoint_replace_the_derived_ones(tmp_path: Path) -> N
     stock, recorded = MixtralConfig(), model.config_overrides.values
     assert {"intermediate_size", *size_keys(model, sequence_length=8)} == recorded.keys()
     assert recorded == {key: getattr(stock, key) for key in recorded}
+
+
+@pytest.mark.parametrize("text", ["{}", "null", '{"model_type": "gpt2", "n_embd": "x"}', "{"])
+def test_a_checkpoint_that_cannot_be_read_changes_no_shape(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    section = ModelArguments(init_from=str(tmp_path))
+    assert follow_checkpoint(section, stated=()) is section
+    missing = ModelArguments(init_from=str(tmp_path / "missing" / "run"))
+    assert follow_checkpoint(missing, stated=()) is missing
+
+
+def test_a_mistake_of_the_program_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path)
+    monkeypatch.setattr(initial_weights, "SHAPE", {"n_layer": "no_such_name"})
+    with pytest.raises(AttributeError):
+        follow_checkpoint(ModelArguments(model_type="llama", init_from=str(tmp_path)), stated=())
 
 
 SUITABLE = ["gpt2", "gpt_neox", "starcoder2", "arcee", "llama", "qwen3", "exaone4", "olmo2", "mixtral", "olmoe"]

@@ -475,6 +475,16 @@ def test_a_relative_place_is_relative_to_the_folder_of_the_command(tmp_path: Pat
     assert {name: absolute(name) for name in names} == names
 
 
+@pytest.mark.parametrize("option", ["--sync_from", "--sync_to"])
+@pytest.mark.parametrize("name", ["user@host:run", "memory://run", "s3://key:secret@bucket/run", "nothing://run"])
+def test_a_refused_place_is_named_with_its_option(name: str, option: str, tmp_path: Path) -> None:
+    places = {"sync_from": "", "sync_to": ""} | {option.removeprefix("--"): name}
+    with pytest.raises(UserError) as raised:
+        restoring.restore_copies(RunRecord(tmp_path / "run"), RunIdentity({"seed": 1}), **places)
+    (other,) = {"--sync_from", "--sync_to"} - {option}
+    assert option in str(raised.value) and other not in str(raised.value)
+
+
 def test_the_copier_starts_quickly() -> None:
     """The copier imports neither torch nor transformers."""
     code = "import sys; from gpt2_repro.checkpoints import copying; sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"

@@ -27,7 +27,9 @@ from tests.warm import start_warm
 ROWS = ("--per_device_train_batch_size", 4)
 
 
-def on_two_machines(recipe: Path, run: Path, logs: Path, *options: object, second: tuple = ()) -> list[int]:
+def on_two_machines(
+    recipe: Path, run: Path, logs: Path, *options: object, second: tuple = (), script: str = "train.py", **environment
+) -> list[int]:
     """Train with two launchers, and return their exit codes. The second one also gets the options `second`."""
     with socket.socket() as free:  # immediately before the launch, because another process may take the port
         free.bind(("127.0.0.1", 0))
@@ -37,8 +39,8 @@ def on_two_machines(recipe: Path, run: Path, logs: Path, *options: object, secon
     for rank in (0, 1):
         machine = ("--machine_rank", rank, "--main_process_ip", "127.0.0.1", "--main_process_port", port)
         words = ("-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", 2, *machine)
-        command = ("python", *words, "train.py", recipe, "--output_dir", run, *options, *(second if rank else ()))
-        groups.append(start_warm(command, {}, logs / f"log{rank}"))
+        command = ("python", *words, script, recipe, "--output_dir", run, *options, *(second if rank else ()))
+        groups.append(start_warm(command, environment, logs / f"log{rank}"))
     try:
         return [group.wait(120) for group in groups]
     finally:

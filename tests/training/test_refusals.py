@@ -166,6 +166,18 @@ def test_a_conversion_without_space_is_refused(train, type_warm, tiny_recipe: Pa
 
 
 @pytest.mark.faults
+def test_all_machines_get_the_error_of_a_conversion(train, tiny_recipe: Path, tmp_path: Path) -> None:
+    rows = ("--per_device_train_batch_size", 4)
+    run = train(tmp_path / "run", *rows, "--stop_at_step", 4, launcher=("launch", 1))
+    before = content(run)
+    free = int(1.17 * checkpoints.size(run / "checkpoint-4"))
+    codes = on_two_machines(tiny_recipe, run, tmp_path, *rows, script=FULL_DISK, FREE=str(free))
+    logs = [(tmp_path / f"log{rank}").read_text(encoding="utf-8") for rank in (0, 1)]
+    assert 0 not in codes and all("Converting" in log for log in logs)
+    assert content(run) == before
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize("is_new", [True, False])
 def test_machines_without_a_shared_disk_change_nothing(is_new: bool, train, tiny_recipe, tmp_path: Path) -> None:
     rows = ("--per_device_train_batch_size", 4)
