@@ -102,13 +102,13 @@ class ComparisonRow:
         if number.value is None:
             return "-"
         scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
-        decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
-        error = "" if number.stderr is None else f" ± {number.stderr:,.{decimals}f}"
+        form = _form(scale)
+        error = "" if number.stderr is None else f" ± {number.stderr:{form}}"
         if isinstance(number, Score) and len(number.seeds) > 1:
-            error += f"; {len(number.seeds)} seeds ± {statistics.stdev(number.seeds):,.{decimals}f}"
+            error += f"; {len(number.seeds)} seeds ± {statistics.stdev(number.seeds):{form}}"
         if isinstance(number, Score) and number.published is not None:
-            error += f" (published {number.published:,.{decimals}f})"
-        return (f"{number.value:{sign},.{decimals}f}" + error).replace("-", "−")
+            error += f" (published {number.published:{form}})"
+        return (f"{number.value:{sign}{form}}" + error).replace("-", "−")
 
     def change(self, model: str) -> Cell:
         """Return the difference between a model and the baseline, with the verdict."""
@@ -117,6 +117,15 @@ class ComparisonRow:
         if difference.small and difference.verdict:
             text += f" [{', '.join(self.show(Score(end), sign='+') for end in (difference.low, difference.high))}]"
         return Cell(f"{text} {difference.text}".rstrip(), difference.kind)
+
+
+def _form(scale: float) -> str:
+    """Return the format of numbers of which the largest is `scale`."""
+    if scale >= 1e9:  # the perplexity of a model that has learned nothing
+        return ".2e"
+    if scale >= 10_000:
+        return ",.0f"
+    return ",.2f" if scale >= 10 else ",.4f"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

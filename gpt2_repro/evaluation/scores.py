@@ -1,6 +1,7 @@
 """Read the scores of a model from lm-eval's results, and compare models."""
 
 import dataclasses
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +24,16 @@ from gpt2_repro.evaluation.comparison import (
     TaskDetails,
 )
 from gpt2_repro.evaluation.references import published_score
+from gpt2_repro.evaluation.words import has_words
 from gpt2_repro.tokenization import encode, start_id
 
 
+logger = logging.getLogger(__name__)
+
 COMPLETION = "hellaswag_completion"
 BITS = "bits_per_byte_"  # begins the names of tasks of local text files
-WHOLE_DOCUMENTS = ("word_perplexity", "byte_perplexity", "bits_per_byte", "nats_per_token")
+WORDS = "word_perplexity"
+WHOLE_DOCUMENTS = (WORDS, "byte_perplexity", "bits_per_byte", "nats_per_token")
 
 
 class Job(NamedTuple):
@@ -62,7 +67,7 @@ class Metric:
     def over(self, values: list[Any], documents: list[str], **changes: Any) -> "Metric":
         """Return this metric over other documents, with the value and standard error that follow from `values`."""
         assert self.aggregation is not None
-        value = statistics.aggregate(self.aggregation, np.asarray(values, dtype=np.float64))
+        value = statistics.finite(statistics.aggregate(self.aggregation, np.asarray(values, dtype=np.float64)))
         stderr = statistics.standard_error(self.aggregation, values)
         changes = {"value": value, "stderr": stderr} | changes
         return dataclasses.replace(self, values=values, documents=documents, **changes)
@@ -92,8 +97,12 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
         # Keys of metrics are `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
         numbers = [key for key, value in entries.items() if "," in key and isinstance(value, int | float)]
         metrics = [_metric(results, task, key, logged) for key in numbers if "_stderr," not in key]
-        if any(metric.name == "word_perplexity" for metric in metrics):
-            metrics.append(_nats_per_token(task, logged, tokenizer))
+        if any(metric.name == WORDS for metric in metrics):
+            texts = [sample["arguments"][0][0] for sample in logged]
+            metrics.append(_nats_per_token(task, logged, texts, tokenizer))
+            if not has_words(texts):
+                logger.info("%s: white space does not divide the text into words, so %s is left out.", task, WORDS)
+                metrics = [metric for metric in metrics if metric.name != WORDS]
         if task.startswith(BITS):
             metrics = [metric for metric in metrics if metric.name == "bits_per_byte"]
         documents, version = [sample["doc_hash"] for sample in logged], results.get("versions", {}).get(task)
@@ -194,19 +203,15 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[M
     stderr = entries.get(f"{metric}_stderr,{filter_name}") if stderr is None else stderr
     name = "completion" if task == COMPLETION else metric if filter_name == "none" else f"{metric} ({filter_name})"
     higher_is_better = results.get("higher_is_better", {}).get(task, {}).get(metric)
-    return Metric(task, name, _finite(entries[key]), _finite(stderr), higher_is_better, aggregation, values)
+    return Metric(
+        task, name, statistics.finite(entries[key]), statistics.finite(stderr), higher_is_better, aggregation, values
+    )
 
 
-def _finite(value: Any) -> float | None:
-    """Return a finite number, or None for NaN, infinity and lm-eval's "N/A"."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _nats_per_token(task: str, samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
+def _nats_per_token(task: str, samples: Sequence[Mapping[str, Any]], texts: Sequence[str], tokenizer: Any) -> Metric:
     """Return the metric `nats_per_token`: the mean loss over all tokens."""
     # statistics.BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
-    nats = [sample["word_perplexity"][0] * math.log(2) for sample in samples]
-    texts = [sample["arguments"][0][0] for sample in samples]
+    nats = [sample[WORDS][0] * math.log(2) for sample in samples]
     # Without a separator, the first token of a document is only context.
     tokens = [max(0, len(ids) - (start_id(tokenizer) is None)) for ids in encode(tokenizer, texts)]
     empty = Metric(task, "nats_per_token", None, None, False, statistics.BITS_PER_BYTE)

@@ -19,9 +19,18 @@ MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = AGGREGATIONS
 Values = NDArray[np.float64]  # [documents], or [documents, 2] with weights
 
 
+def finite(value: Any) -> float | None:
+    """Return a finite number, or None for NaN, infinity and lm-eval's "N/A"."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
 def aggregate(aggregation: str, values: Values) -> float:
-    """Combine values [documents] or [documents, 2] (with weights) as lm-eval does."""
-    return float(_aggregate(aggregation, *np.atleast_2d(values.T)))
+    """Combine values [documents] or [documents, 2] (with weights) as lm-eval does.
+
+    A perplexity that is too large for a float is infinite.
+    """
+    with np.errstate(over="ignore"):
+        return float(_aggregate(aggregation, *np.atleast_2d(values.T)))
 
 
 def _aggregate(aggregation: str, values: Values, weights: Values | None = None, *, axis: int = -1) -> Values:
@@ -54,6 +63,8 @@ def paired(
     from scipy import stats
 
     value = aggregate(aggregation, ours) - aggregate(aggregation, baseline)
+    if not math.isfinite(value):
+        return Difference(None)
     if aggregation == MEAN:
         # Two models mostly fail on the same documents, so paired differences have a small standard error. If
         # values are 0 or 1, this is the standard error of McNemar's test.
@@ -64,6 +75,8 @@ def paired(
     else:
         bootstrapped = _bootstrap(aggregation, ours, baseline)
         stderr, (low, high) = float(bootstrapped.standard_error), map(float, bootstrapped.confidence_interval)
+    if not all(map(math.isfinite, (stderr, low, high))):
+        return Difference(value)  # the perplexity of some resamples is too large for a float
     low, high = value - math.hypot(value - low, spread), value + math.hypot(high - value, spread)
     margin = MARGINS.get(metric.removesuffix(CLEAN), 0)
     margin *= 1 if aggregation == MEAN else aggregate(aggregation, baseline)
@@ -85,15 +98,21 @@ def paired(
 
 
 def standard_error(aggregation: str | None, values: Sequence[Any]) -> float | None:
-    """Return the standard error of one model's score (see `aggregate`), or None for fewer than two values."""
+    """Return the standard error of one model's score (see `aggregate`).
+
+    It is None for fewer than two values, and if it is too large for a float.
+    """
     if aggregation is None or len(values) < 2:
         return None
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
 
-        return float(mean_stderr(values))
+        return finite(float(mean_stderr(values)))
     # Bootstrapped over documents. lm-eval takes minutes for a perplexity, and has none for a score weighted by length.
-    return float(_bootstrap(aggregation, np.asarray(values, dtype=np.float64)).standard_error)
+    array = np.asarray(values, dtype=np.float64)
+    if not math.isfinite(aggregate(aggregation, array)):
+        return None
+    return finite(float(_bootstrap(aggregation, array).standard_error))
 
 
 def _bootstrap(aggregation: str, *models: Values) -> Any:

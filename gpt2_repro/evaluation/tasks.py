@@ -16,7 +16,7 @@ import yaml
 
 from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.local_files import local_source
-from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
+from gpt2_repro.errors import UserError, did_you_mean, in_a_line
 from gpt2_repro.evaluation.passages import cut_passages, documents_to_score, read_documents
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines, read_table
@@ -156,18 +156,18 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
 
 
 def task_index(task_folder: Path, task: str) -> Any:
-    """Return lm-eval's TaskManager for a task: of `task_folder` if it has the task."""
-    from lm_eval.tasks import TaskManager
+    """Return lm-eval's index for a task: of `task_folder` if it has the task."""
+    from gpt2_repro.evaluation.task_index import TaskIndex
 
     has_task = (task_folder / f"{task}.yaml").is_file()
-    return TaskManager(include_path=str(task_folder), include_defaults=False) if has_task else _stock_tasks()
+    return TaskIndex(include_path=str(task_folder), include_defaults=False) if has_task else _stock_tasks()
 
 
 @functools.cache
 def _stock_tasks() -> Any:
-    from lm_eval.tasks import TaskManager
+    from gpt2_repro.evaluation.task_index import TaskIndex
 
-    return TaskManager()  # reading 14,000 stock tasks takes ten seconds
+    return TaskIndex()  # reading 14,000 stock tasks takes ten seconds
 
 
 def load_task(task: str, folder: Path) -> list[Any]:
@@ -189,7 +189,7 @@ def fetch_data(tasks: Mapping[str, Path | None], folder: Path) -> None:
 
 @contextlib.contextmanager
 def one_line_errors(task: str) -> Iterator[None]:
-    """Convert lm-eval's errors to UserError or RunFailed."""
+    """Convert lm-eval's errors to UserError."""
     from datasets.exceptions import DatasetsError
 
     try:
@@ -200,9 +200,6 @@ def one_line_errors(task: str) -> Iterator[None]:
         if own := local_task(task):
             fix = f"Pass a folder with {own.files[0]} as --local_data."
         raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
-    except OverflowError:
-        why = f"{task}: a perplexity is too large to compute, because the model has diverged."
-        raise RunFailed(f"{why} Score the other models without it.") from None
 
 
 def write_task_files(tasks: Mapping[str, Path | None], output: Path) -> dict[str, str]:
