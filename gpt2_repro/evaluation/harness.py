@@ -14,7 +14,7 @@ from gpt2_repro import hardware
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.models import LoadedModel
-from gpt2_repro.evaluation.output import file_name, try_write
+from gpt2_repro.evaluation.output import LIBRARIES, file_name, try_write
 from gpt2_repro.evaluation.scores import COMPLETION, Job, Metric, ScoredModel, read_scores
 from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, one_line_errors, task_index
 from gpt2_repro.files import from_json, read_object, to_json
@@ -51,12 +51,13 @@ def score_models(
     If `cached` is true, scores in .cache/evaluation are reused, and new scores are added there.
     """
     scored = []
+    versions = {library: version(library) for library in (*LIBRARIES, "tokenizers")}
     for model in models:
         scores: list[Metric] = []
         load, name, revision = functools.cache(model.load), model.column.name, model.column.revision
         for task, source in tasks.sources.items():
             # Everything that the scores depend on.
-            key = dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING}
+            key = dataclasses.asdict(settings) | {"versions": versions, "reading": READING}
             key |= {"model": revision, "task": task, "definition": tasks.hashes.get(task, "stock")}
             digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
             path = CACHE / f"{task}-{digest}.json"

@@ -13,7 +13,7 @@ from gpt2_repro.checkpoints.checkpoint import Checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.model.size import max_positions
-from gpt2_repro.tokenization import start_id
+from gpt2_repro.tokenization import PROBE, encode, start_id
 
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def _setting_of(checkpoint: Checkpoint) -> str:
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
-    """Return a model's revision: a hash of its weights, configuration and tokenizer."""
+    """Return a model's revision: a hash of its weights, configuration and tokenizer with its special tokens."""
     ignored = ("_name_or_path", "dtype", "n_ctx")  # exports have n_ctx, checkpoints do not
     config = {key: value for key, value in model.config.to_dict().items() if key not in ignored}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
@@ -70,6 +70,10 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
         digest.update(weight.detach().cpu().contiguous().numpy().data)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update((backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)).encode())
+    # The token before a document, the tokens that are added to all text, and the ids of a tokenizer without a backend.
+    roles = [tokenizer.special_tokens_map, start_id(tokenizer), tokenizer("")["input_ids"]]
+    ids = [] if backend else encode(tokenizer, [PROBE])
+    digest.update(json.dumps([roles, ids], sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 

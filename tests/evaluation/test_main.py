@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from gpt2_repro.checkpoints import seal
 from gpt2_repro.data.arguments import DataArguments
@@ -105,6 +108,40 @@ def test_a_score_is_computed_again_only_if_it_could_differ(tiny_run, caplog):
     os.utime(path, (1, 1))  # `datasets` caches by path and modification time
     changed, count = scored()
     assert changed != first and count == 1 and scored("--no_cache")[0] == changed
+
+
+@pytest.mark.parametrize("change", ["no roles", "another bos", "a bos before each text"])
+def test_a_change_of_the_tokenizers_roles_is_scored_again(change: str, tiny_run, tokenizer) -> None:
+    def scores(words: str) -> list[object]:
+        return [row["values"] for row in evaluate(f"--baseline none {words}")["rows"]]
+
+    roles = tiny_run / "final" / "tokenizer_config.json"
+    before = scores("")
+    config = json.loads(roles.read_text(encoding="utf-8"))
+    if change == "no roles":
+        config = {key: value for key, value in config.items() if key not in ("bos_token", "eos_token")}
+    elif change == "another bos":
+        config["bos_token"] = "A"
+    else:
+        end, files = tokenizer.eos_token, tiny_run / "final" / "tokenizer.json"
+        described = Tokenizer.from_file(str(files))
+        described.post_processor = TemplateProcessing(
+            single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
+        )
+        described.save(str(files))
+    roles.write_text(json.dumps(config), encoding="utf-8")
+    after = scores("--no_cache")
+    assert (after == before) is (change == "a bos before each text"), "rows never have the tokens of a post-processor"
+    assert scores("") == after
+
+
+def test_a_score_of_another_library_is_computed_again(tiny_run, monkeypatch, caplog) -> None:
+    caplog.set_level("INFO")
+    evaluate()
+    monkeypatch.setattr(harness, "version", lambda name: "0.0" if name == "transformers" else version(name))
+    caplog.clear()
+    evaluate()
+    assert sum("scoring on" in line for line in caplog.messages) == 1
 
 
 def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
