@@ -84,7 +84,8 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
         # --- Table
         def write_table(flagged: set[str] | None = None) -> None:
             columns = [(model, add_clean(one, flagged or ())) for model, one in scored]
-            columns = join_seeds(columns, {model.column.name: model.setting for model in models})
+            settings_of = {model.column.name: model.setting for model in models}
+            columns = join_seeds(columns, settings_of, {model.column.name: model.seeds for model in models})
             base = baseline and next(column for column, _ in columns if baseline.name in (column.name, *column.seeds))
             comparison = compare(columns, base, settings, output.run_metadata(EVALUATE, argv), flagged)
             table = output.comparison_markdown(comparison)

@@ -110,6 +110,10 @@ class ComparisonRow:
             error += f" (published {number.published:{form}})"
         return (f"{number.value:{sign}{form}}" + error).replace("-", "−")
 
+    def show_seeds(self, score: Score) -> str:
+        """Return the scores of a model's seeds as text."""
+        return ", ".join(self.show(Score(seed)) for seed in score.seeds)
+
     def change(self, model: str) -> Cell:
         """Return the difference between a model and the baseline, with the verdict."""
         difference = self.difference.get(model, NO_DIFFERENCE)

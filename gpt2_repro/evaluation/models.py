@@ -30,6 +30,7 @@ class LoadedModel:
     positions: int  # maximum input length in tokens
     window: int  # length of the training sequences in tokens
     setting: str = ""  # the same text for models that differ only in the seed
+    seeds: str = ""  # the seed and the seed of the data
 
 
 def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | None = None) -> LoadedModel:
@@ -49,15 +50,20 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
         raise UserError(f"{checkpoint.source}: {sizes}. Pass a folder with this model and its own tokenizer files.")
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     column = ComparedModel(*described, fingerprint(model, tokenizer), has_separator=start_id(tokenizer) is not None)
-    return LoadedModel(column, load, positions, checkpoint.window(positions), _setting_of(checkpoint))
+    return LoadedModel(column, load, positions, checkpoint.window(positions), *_setting_of(checkpoint))
 
 
-def _setting_of(checkpoint: Checkpoint) -> str:
-    if not checkpoint.record or not (identity := checkpoint.record.environment.run_identity):
-        return checkpoint.name
+def _setting_of(checkpoint: Checkpoint) -> tuple[str, str]:
+    """Return a text that is the same for models that differ only in the seed, and the seeds of a model."""
+    identity = checkpoint.record.environment.run_identity if checkpoint.record else {}
+    if not checkpoint.record or not identity:
+        return checkpoint.name, checkpoint.name
+    seed = identity.get("seed")
+    data_seed = identity.get("data_seed")
     settings = {key: value for key, value in identity.items() if not key.endswith("seed")}
     kind = checkpoint.name.partition("(")[0]  # such as checkpoint-100 or final
-    return json.dumps([kind, checkpoint.record.step, settings], sort_keys=True, default=str)
+    setting = json.dumps([kind, checkpoint.record.step, settings], sort_keys=True, default=str)
+    return setting, json.dumps([seed, seed if data_seed is None else data_seed])
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:

@@ -143,20 +143,37 @@ def _in_blocks(metric: Metric, samples: Sequence[Mapping[str, Any]]) -> Metric:
     return metric.over(values, names, value=metric.value)
 
 
-def join_seeds(scored: Sequence[ScoredModel], settings: Mapping[str, str]) -> list[ScoredModel]:
+def join_seeds(
+    scored: Sequence[ScoredModel], settings: Mapping[str, str], seeds: Mapping[str, str]
+) -> list[ScoredModel]:
     """Join the models that differ only in the seed into one model, with the mean of their scores.
+
+    Of models with equal seeds, only the first is joined, as in the report.
 
     Args:
         settings: for a model's name, a text that is the same for all models that differ only in the seed.
+        seeds: for a model's name, its seeds as text.
     """
     groups: dict[str, list[ScoredModel]] = {}
     for model, metrics in scored:
         groups.setdefault(settings.get(model.name) or model.name, []).append((model, metrics))
     joined: list[ScoredModel] = []
     for members in groups.values():
-        # Equal weights are not another seed.
-        several = len({model.revision for model, _ in members}) == len(members) > 1
-        joined += [_joined(members)] if several else members
+        firsts: dict[str, ScoredModel] = {}
+        repeated: list[ScoredModel] = []
+        for model, metrics in members:
+            seed = seeds.get(model.name, model.name)
+            if seed in firsts:
+                repeated.append((model, metrics))
+                logger.warning("%s is not another seed: %s has the same seed.", model.name, firsts[seed][0].name)
+            else:
+                firsts[seed] = model, metrics
+        revisions = {model.revision for model, _ in firsts.values()}
+        if len(revisions) == len(firsts) > 1:
+            joined.append(_joined(list(firsts.values())))
+            joined += repeated
+        else:
+            joined += members  # equal weights are not another seed
     return joined
 
 
@@ -274,15 +291,32 @@ def _row(
     return ComparisonRow(metric.task, metric.name, metric.higher_is_better, values, differences)
 
 
+def _per_document(metric: Metric) -> Metric:
+    """Join the windows of each document again (see `_in_blocks`)."""
+    if metric.name.removesuffix(CLEAN) not in WHOLE_DOCUMENTS:
+        return metric
+    sums: dict[str, NDArray[np.float64]] = {}
+    for name, value in zip(metric.documents, metric.array(), strict=True):
+        document = name.split(" ")[0]
+        sums[document] = sums.get(document, 0) + value
+    return dataclasses.replace(metric, values=[value.tolist() for value in sums.values()], documents=list(sums))
+
+
 def _difference(ours: Metric, baseline: Metric) -> Difference | None:
     if ours.value is None or baseline.value is None:
         return None
+    value = ours.value - baseline.value
+    if ours.documents != baseline.documents:
+        # The windows of few documents differ between tokenizers.
+        ours, baseline = _per_document(ours), _per_document(baseline)
     values, base_values = ours.array(), baseline.array()
+    if ours.documents == baseline.documents and len(values) == 1 and ours.name in WHOLE_DOCUMENTS:
+        return Difference(value, verdict=statistics.too_few(1))
     paired = ours.documents == baseline.documents and values.shape == base_values.shape and len(values) > 1
     # Otherwise the scores are per token, and the tokenizers differ.
     paired = paired and (values.ndim == 1 or np.allclose(values[:, 1], base_values[:, 1]))
     if ours.aggregation is None or not paired:
-        return Difference(ours.value - baseline.value)
+        return Difference(value)
     spread = statistics.seed_interval(ours.seeds, baseline.seeds)
     better = ours.higher_is_better
     return statistics.paired(ours.name, ours.aggregation, values, base_values, higher_is_better=better, spread=spread)

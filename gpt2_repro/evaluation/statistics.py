@@ -92,9 +92,14 @@ def paired(
     if binary:  # see the rule of three above
         fewest = math.ceil(3 / margin) if margin and verdict == "inconclusive" else 0
     if verdict and len(ours) < fewest:
-        verdict = f"too few documents ({len(ours)} of {fewest})"
+        verdict = too_few(len(ours), fewest)
     small = change if verdict == "matches" and change in ("better", "worse") else None
     return Difference(value, stderr, low, high, verdict, small)
+
+
+def too_few(documents: int, fewest: int = FEWEST) -> str:
+    """Return the verdict for an interval that is too narrow or too wide."""
+    return f"too few documents ({documents} of {fewest})"
 
 
 def standard_error(aggregation: str | None, values: Sequence[Any]) -> float | None:

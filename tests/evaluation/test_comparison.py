@@ -147,7 +147,7 @@ def test_seeds_are_one_column_and_enter_the_interval() -> None:
             metric = empty.over([[-loss * 100, 100]] * 40, [f"p{page}" for page in range(40)])
             scored.append((ComparedModel(f"final (runs/{setting}-seed{seed})", revision=f"{loss}"), [metric]))
     settings = {model.name: model.name.partition("-seed")[0] for model, _ in scored}
-    (a, _), (b, _) = joined = join_seeds(scored, settings)
+    (a, _), (b, _) = joined = join_seeds(scored, settings, {})
     assert (a.name, b.name) == ("final (runs/a-seed0), 3 seeds", "final (runs/b-seed0), 2 seeds")
     (row,) = compare(joined, a, SETTINGS, METADATA).rows
     in_bits = [np.array(of_seeds) / math.log(2) for of_seeds in losses.values()]
@@ -157,6 +157,46 @@ def test_seeds_are_one_column_and_enter_the_interval() -> None:
     assert difference.verdict == "inconclusive"  # the difference of 0.1 bits is within the seeds
     (row,) = compare([scored[0], scored[4]], scored[0][0], SETTINGS, METADATA).rows
     assert row.difference["final (runs/b-seed1)"].text == "worse (one seed)"
+
+
+def test_other_weights_of_an_equal_seed_are_not_another_seed() -> None:
+    """As in the report, the first run of each seed is counted."""
+    metric = Metric("wikitext", "bits_per_byte", None, None, False, "bits_per_byte")
+    runs = {"a": "1", "b": "1", "c": "2"}
+    losses = {"a": 3.0, "b": 5.0, "c": 4.0}
+    scored = [
+        (ComparedModel(run, revision=run), [metric.over([[-losses[run] * 100, 100]] * 40, ["p"] * 40)]) for run in runs
+    ]
+    settings = dict.fromkeys(runs, "the same")
+    assert join_seeds(scored[:2], settings, runs) == scored[:2]
+    (joined, metrics), other = join_seeds(scored, settings, runs)
+    assert joined.seeds == ["a", "c"] and other == scored[1]
+    assert metrics[0].value == pytest.approx(3.5 / math.log(2))
+    markdown = comparison_markdown(
+        compare([(dataclasses.replace(joined, parameters=1), metrics)], None, SETTINGS, METADATA)
+    )
+    for run in joined.seeds:
+        assert f"{losses[run] / math.log(2):.4f}" in markdown
+
+
+@pytest.mark.parametrize("documents", [1, 12, 40])
+def test_few_documents_have_a_reason_if_tokenizers_differ(documents: int) -> None:
+    """Their windows differ, so that they are compared by document."""
+    scored = []
+    for name, windows, nats in (("ours", 2, 90.0), ("theirs", 3, 100.0)):
+        texts = [sample(n, [Rolling([(-nats / windows - n, 5)] * windows)]) for n in range(documents)]
+        for text in texts:
+            text["bits_per_byte"] = (float(text["filtered_resps"][0]), 40)
+        metrics = read_scores(
+            results("bits_per_byte_a", {"bits_per_byte,none": 1.0}, "bits_per_byte"), {"bits_per_byte_a": texts}, None
+        )
+        scored.append((ComparedModel(name, revision=name), [dataclasses.replace(metrics[0], higher_is_better=False)]))
+    (row,) = compare(scored, scored[1][0], SETTINGS, METADATA).rows
+    verdict = row.difference["ours"].verdict
+    assert verdict is not None
+    assert (f"({documents} of 30)" in verdict) is (documents < 30)
+    if documents > 1:
+        assert row.difference["ours"].stderr > 0
 
 
 def test_a_group_has_the_documents_of_its_tasks() -> None:
