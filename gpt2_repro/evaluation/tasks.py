@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from gpt2_repro.data.sources.base import TextForm
-from gpt2_repro.data.sources.local_files import local_source
+from gpt2_repro.data.sources.local_files import KINDS, kind_of, local_source
+from gpt2_repro.data.sources.text_files import COMPRESSIONS
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
 from gpt2_repro.evaluation.passages import cut_passages, documents_to_score, read_documents
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
@@ -100,12 +102,25 @@ def text_domains(folder: Path) -> dict[str, Path]:
     Raises UserError if there are none, or if two of them have the same name without extension.
     """
     paths = sorted(folder.glob("[!.]*")) if folder.is_dir() else []
-    tasks = {BITS + path.name.partition(".")[0]: path for path in paths}
-    if not tasks:
+    if not paths:
         raise UserError(f"--bits_per_byte {folder} is not a folder with text files.")
-    if same := [path.name for path in paths if path not in tasks.values()]:
-        raise UserError(f"{folder}/{same[0]} has the name of another text, apart from the extension. Rename it.")
+    tasks: dict[str, Path] = {}
+    for path in paths:
+        task = BITS + _domain_name(path)
+        if task in tasks:
+            other = tasks[task].name
+            raise UserError(f"{path} has the same name as {other}, apart from extension and symbols. Rename it.")
+        tasks[task] = path
     return tasks
+
+
+def _domain_name(path: Path) -> str:
+    """Return a name without the extension of a text file, and without symbols, which lm-eval reads as a pattern."""
+    name = path.name
+    if path.is_file() and kind_of(path) in KINDS:
+        name = name.removesuffix(path.suffix) if path.suffix in COMPRESSIONS else name
+        name = name[: -len(kind_of(path))]
+    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
@@ -249,8 +264,17 @@ def _read_data(name: str, columns: Sequence[str], source: Path) -> list[dict[str
     """Return a task's rows from a data file or documents, or raise UserError."""
     if name.startswith(BITS):
         files = local_source(name, [str(source)], TextForm(), split="head").files
-        batches = (batch for file in files for part in file.parts() for batch in part.read())
-        pages = [{"page": text} for batch in batches for text in batch.documents if text.strip()]
+        pages: list[dict[str, Any]] = []
+        bad: list[str] = []
+        for file in files:
+            for part in file.parts():
+                for batch in part.read():
+                    pages += [{"page": text} for text in batch.documents if text.strip()]
+                    bad += batch.bad
+        if bad:
+            raise UserError(
+                f"{len(bad):,} files or rows cannot be scored. The first: {bad[0]}. Repair or remove them."
+            )
         return read_columns(enumerate(pages, start=1), ["page"], source)
     if name == "document_perplexity":
         return [{"page": text} for text in documents_to_score(read_documents(source))]

@@ -1,6 +1,7 @@
 """Tests of evaluate.sh on a tiny run, from the command line to comparison.json."""
 
 import copy
+import gzip
 import json
 import math
 import os
@@ -229,6 +230,42 @@ def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, pros
     Path("texts", "b.md").write_text("another text with the name b", encoding="utf-8")
     with pytest.raises(UserError, match="texts/b"):
         run_main("--bits_per_byte texts --baseline none")
+
+
+def test_the_names_of_text_files_are_kept_apart(tiny_run, prose) -> None:
+    names = (
+        "Novel [1].txt",
+        "a-v1.0.txt",
+        "a-v1.5.txt",
+        "b.jsonl.gz",
+        "50% *?.md",
+        "小说 {2}.txt",
+        "letters 1.5/a.txt",
+    )
+    for name in names:
+        path = Path("texts", name)
+        path.parent.mkdir(exist_ok=True, parents=True)
+        rows = json.dumps({"text": prose[1]}) + "\n"
+        content = gzip.compress(rows.encode()) if name.endswith(".gz") else prose[1].encode()
+        path.write_bytes(content)
+    rows = run_main("--bits_per_byte texts --baseline none")["rows"]
+    tasks = {row["task"].removeprefix("bits_per_byte_") for row in rows}
+    assert len(tasks) == len(names) and {"a-v1.0", "a-v1.5", "b", "letters-1.5"} <= tasks
+    assert len({row["values"][NAME]["value"] for row in rows}) == 1
+
+
+@pytest.mark.parametrize("bad", ["a file of a folder", "a file", "a row"])
+def test_a_text_that_cannot_be_read_is_refused(bad: str, tiny_run, prose) -> None:
+    latin = "naïve café ".encode("latin-1") * 20
+    folder = Path("texts/letters")
+    folder.mkdir(parents=True)
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(prose[1], encoding="utf-8")
+    path = {"a file of a folder": folder / "9.txt", "a file": Path("texts/9.txt"), "a row": Path("texts/9.jsonl")}[bad]
+    path.write_bytes(json.dumps({"text": prose[1]}).encode() + b'\n{"text": 5}\n' if bad == "a row" else latin)
+    with pytest.raises(UserError, match=str(path)):
+        run_main("--bits_per_byte texts --baseline none")
+    assert not Path("out").exists()
 
 
 @pytest.fixture
