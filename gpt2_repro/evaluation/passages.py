@@ -1,6 +1,6 @@
 """Choose documents and passages of a validation text for the project's tasks."""
 
-import string
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +12,7 @@ from gpt2_repro.files import read_json_lines
 NUM_PASSAGES = 200
 SHORTEST, LONGEST = 40, 60  # words
 SHORTEST_TARGET = 3  # letters
+JOINERS = "\u200c\u200d"  # between letters of Persian, Hindi and other words
 # Similar to WikiText-2's test split (1.29 MB), which takes minutes on a CPU.
 MAX_BYTES = 1_300_000
 
@@ -66,11 +67,41 @@ def passages_of(document: str) -> Iterator[str]:
 def _passage_end(window: Sequence[str]) -> int | None:
     """Return the length of the passage at the start of `window` in words, if any."""
     # In LAMBADA 84 % of the last words occur earlier in the passage, so a model can find them in the context.
-    bare = [word.strip(string.punctuation) for word in window]
+    bare = list(map(_without_punctuation, window))
     candidates = [
         end
         for end in range(SHORTEST, len(window) + 1)
-        if window[end - 1].isalpha() and len(window[end - 1]) >= SHORTEST_TARGET and window[end - 1] in bare[: end - 1]
+        if _is_target(window[end - 1]) and window[end - 1] in bare[: end - 1]
     ]
     # The longest last word, because the first one is mostly "the".
-    return max(candidates, key=lambda end: len(window[end - 1]), default=None)
+    return max(candidates, key=lambda end: _length(window[end - 1]), default=None)
+
+
+def _is_target(word: str) -> bool:
+    """Return whether a word has only letters, vowel signs and accents, and enough of them."""
+    return _length(word) >= SHORTEST_TARGET and all(map(_is_letter, word)) and not _is_mark(word[0])
+
+
+def _length(word: str) -> int:
+    """Return the number of characters, where a letter and its accents are one character if Unicode has it."""
+    return len(unicodedata.normalize("NFC", word))
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")
+
+
+def _is_letter(character: str) -> bool:
+    """Return whether a character is a letter, a combining mark, or one of the joiners inside of words."""
+    return character.isalpha() or _is_mark(character) or character in JOINERS
+
+
+def _without_punctuation(word: str) -> str:
+    """Return a word without punctuation and symbols at its ends, such as quotes, a danda or an Arabic comma."""
+    start = 0
+    end = len(word)
+    while start < end and unicodedata.category(word[start])[0] in "PS":
+        start += 1
+    while start < end and unicodedata.category(word[end - 1])[0] in "PS":
+        end -= 1
+    return word[start:end]

@@ -280,6 +280,6 @@ def _read_data(name: str, columns: Sequence[str], source: Path) -> list[dict[str
         return [{"page": text} for text in documents_to_score(read_documents(source))]
     if name == "last_word":
         if not (passages := cut_passages(read_documents(source))):
-            raise UserError(f"The validation documents are too short for {name}. Remove {name} from --tasks.")
+            raise UserError(f"The validation documents have too few words for {name}. Remove {name} from --tasks.")
         return [{"text": text} for text in passages]
     return read_columns(read_json_lines(source), columns, source)

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import random
 import string
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,49 @@ def test_passages_have_lambadas_form_and_are_spread_over_documents(prose):
         assert words[-1] in [word.strip(string.punctuation) for word in words[:-1]]
     long = cut_passages([f"{number} {prose[-1]}" for number in range(3 * NUM_PASSAGES)])
     assert [int(passage.split()[0]) for passage in long] == list(range(0, 3 * NUM_PASSAGES, 3))
+
+
+# Words with vowel signs, vowel points or accents that are characters of their own.
+SCRIPTS = {
+    "Hindi": "नदी पत्थर रोशनी बगीचा सर्दी चिट्ठी संगीत कहानी",
+    "Tamil": "ஆறு கல் ஒளி தோட்டம் குளிர்காலம் கடிதம் இசை கதை",
+    "Vietnamese": "tiếng nước người những được đường thành phố",
+    "Arabic": "كِتَابٌ نَهْرٌ حَجَرٌ نُورٌ حَدِيقَةٌ شِتَاءٌ رِسَالَةٌ",
+    "Hebrew": "שָׁלוֹם נָהָר אֶבֶן אוֹר גִּנָּה חֹרֶף מִכְתָּב",
+    "Persian": "می\u200cخواهم کتاب\u200cها رودخانه سنگ روشنایی",
+    "Thai": "แม่น้ำ ก้อนหิน สวนหย่อม ฤดูหนาว ดนตรี",
+}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_last_words_may_have_vowel_signs_and_accents(script: str, form: str) -> None:
+    words = SCRIPTS[script].split()
+    source = random.Random(1)
+    text = " ".join(source.choices(words, k=4000))
+    passages = cut_passages([unicodedata.normalize(form, text)])
+    targets = [unicodedata.normalize("NFC", passage.split()[-1]) for passage in passages]
+    words = [unicodedata.normalize("NFC", word) for word in words]
+    # The targets are the longest words of the last 20, as in scripts without marks.
+    longest = [target for target in targets if len(target) == max(map(len, words))]
+    assert len(passages) > 60 and len(longest) > 0.8 * len(targets)
+    assert [unicodedata.normalize("NFC", passage) for passage in passages] == cut_passages(
+        [unicodedata.normalize("NFC", text)]
+    )
+
+
+def test_no_last_word_has_punctuation_or_digits() -> None:
+    words = ["नदी।", "«river»", "1234", "a\u0301", "don't", "x-ray", "\u0301abc", "।।।।", "river", "و"]
+    source = random.Random(1)
+    passages = cut_passages([" ".join(source.choices(words, k=3000))])
+    assert passages and {passage.split()[-1] for passage in passages} == {"river"}
+
+
+@pytest.mark.parametrize("mark", ["{}।", "“{}”", "{}،", "«{}»", "({})."])
+def test_an_earlier_word_may_have_punctuation_of_any_script(mark: str) -> None:
+    earlier = [mark.format("river"), *(f"w{number}" for number in range(45))]
+    (passage,) = cut_passages([" ".join([*earlier, "river"])])
+    assert passage.endswith(" river")
 
 
 ITEM = {"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he", "ctx": "A man sits. he", "label": "1"}
