@@ -94,10 +94,14 @@ class Rows:
         return np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for _, ends in self._chunks)])
 
     def pieces(self) -> Iterator[np.ndarray]:
-        """Yield the ids of consecutive rows. Of rows with one length, the first id is left out, as it repeats one."""
+        """Yield the ids of consecutive rows. An id that ends a row and begins the next one is left out once."""
+        last = -1
         for ids, ends in self._chunks:
-            whole = ids[ends[0] : ends[-1]]
-            yield whole.reshape(len(ends) - 1, -1)[:, 1:].reshape(-1) if isinstance(ends, range) else whole
+            starts = np.asarray(ends[:-1])
+            before = np.concatenate([[last], ids[starts[1:] - 1]])
+            repeated = starts[ids[starts] == before]
+            last = int(ids[ends[-1] - 1])
+            yield np.delete(ids[ends[0] : ends[-1]], repeated - ends[0])
 
     def joined(self) -> Block:
         """Return two arrays: the concatenated ids of all rows, and the rows' lengths."""

@@ -1,6 +1,7 @@
-"""Find the documents of evaluation tasks that share 13 tokens in a row with training data."""
+"""Find the documents of evaluation tasks that share a run of tokens with training data."""
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from gpt2_repro.tokenization import encode
 
 
 LENGTH = 13  # tokens, as GPT-3's overlaps have 13 words (arXiv:2005.14165, appendix C)
-FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd; joins the hashes of shorter runs, modulo 2**64
+# Bytes of text in a run, at least: 13 tokens of GPT-2's tokenizer in English. 13 tokens of a vocabulary of 500 ids are
+# five words, which many texts share.
+RUN_BYTES = 52
+FACTOR = 0x9E3779B97F4A7C15  # odd; the hash of a run is a polynomial of it, modulo 2**64
 BITS = 26  # of a hash; with them, a table finds the few training hashes that may be wanted
 PIECE = 1 << 14  # training tokens that are hashed at once, so that they stay in the processor's cache
 NONE = np.empty(0, np.uint64)
@@ -42,7 +46,14 @@ def overlapping_documents(prepared: PreparedData, tasks: TaskFiles) -> set[str]:
     texts = {name: both for task in tasks.sources for name, both in texts_of(task, tasks.folder).items()}
     ids = {name: encode(prepared.tokenizer, both) for name, both in texts.items()}
     total = prepared.manifest.counts["train"].row_tokens
-    return find_overlaps(ids, prepared.rows("train").pieces(), total=total)
+    return find_overlaps(ids, prepared.rows("train").pieces(), length=run_length(texts, ids), total=total)
+
+
+def run_length(texts: Mapping[str, Sequence[str]], ids: Mapping[str, Sequence[Sequence[int]]]) -> int:
+    """Return the tokens of a run: LENGTH, or more if these have fewer than RUN_BYTES bytes of the texts on average."""
+    num_bytes = sum(len(text.encode()) for both in texts.values() for text in both)
+    tokens = sum(len(numbers) for both in ids.values() for numbers in both)
+    return max(LENGTH, math.ceil(RUN_BYTES * tokens / max(1, num_bytes)))
 
 
 def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
@@ -72,43 +83,57 @@ def add_clean(metrics: Sequence[Metric], flagged: Collection[str]) -> list[Metri
     return result
 
 
-def hashes_of(ids: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return the hash of each run of LENGTH ids, of shape [len(ids) - LENGTH + 1]."""
-    count = len(ids) - LENGTH + 1
+def hashes_of(ids: NDArray[Any], length: int) -> NDArray[np.uint64]:
+    """Return the hash of each run of `length` ids, of shape [len(ids) - length + 1]."""
+    count = len(ids) - length + 1
     if count < 1:
         return NONE
-    one = ids.astype(np.uint64) + np.uint64(1)
-    # Runs of 2, 4, 8 and 12 ids are each joined from two shorter runs.
-    two = one[:-1] * FACTOR + one[1:]
-    four = two[:-2] * FACTOR + two[2:]
-    eight = four[:-4] * FACTOR + four[4:]
-    return (eight[:count] * FACTOR + four[8 : 8 + count]) * FACTOR + one[12:]
+    hashes = np.zeros(count, np.uint64)
+    covered = 0  # ids of the run that are in `hashes`
+    doubled = ids.astype(np.uint64) + np.uint64(1)  # the hashes of runs of `size` ids
+    size = 1
+    while True:
+        factor = np.uint64(pow(FACTOR, size, 1 << 64))
+        if length & size:
+            hashes = hashes * factor + doubled[covered : covered + count]
+            covered += size
+        if 2 * size > length:
+            return hashes
+        doubled = doubled[:-size] * factor + doubled[size:]
+        size *= 2
 
 
 def find_overlaps(
-    documents: Mapping[str, Sequence[Sequence[int]]], rows: Iterable[NDArray[Any]], *, total: int | None = None
+    documents: Mapping[str, Sequence[Sequence[int]]],
+    rows: Iterable[NDArray[Any]],
+    *,
+    length: int = LENGTH,
+    total: int | None = None,
 ) -> set[str]:
-    """Return the names of the documents with a run of LENGTH ids that also occurs in training rows.
+    """Return the names of the documents with a run of `length` ids that also occurs in training rows.
 
     Args:
         documents: for each document, the ids of its texts.
-        rows: arrays of training ids, one in memory at a time. Runs across two arrays are not found.
+        rows: consecutive arrays of training ids, one in memory at a time.
         total: the number of training ids, for the progress bar.
     """
     names = [name for name, texts in documents.items() for _ in texts]
-    runs = [hashes_of(np.asarray(ids)) for texts in documents.values() for ids in texts]
+    runs = [hashes_of(np.asarray(ids), length) for texts in documents.values() for ids in texts]
     hashes, owners = np.concatenate([NONE, *runs]), np.repeat(np.arange(len(runs)), [len(run) for run in runs])
     unique, numbers = np.unique(hashes, return_inverse=True)
     table, seen = np.zeros(1 << BITS, bool), np.zeros(len(unique), bool)
     table[_slot(unique)] = True
     with Progress(desc="overlap with the training data", unit="token", total=total, unit_scale=True) as bar:
-        for ids in rows:
+        end = np.empty(0, np.uint16)  # of the array before, as a run may begin there
+        for array in rows:
+            ids = np.concatenate([end, array])
+            end = ids[-(length - 1) :]
             for start in range(0, len(ids), PIECE):
-                part = hashes_of(ids[start : start + PIECE + LENGTH - 1])
+                part = hashes_of(ids[start : start + PIECE + length - 1], length)
                 part = part[table[_slot(part)]]
                 nearest = np.searchsorted(unique, part, side="right") - 1  # at most `part`; -1 is never equal
                 seen[nearest[unique[nearest] == part]] = True
-            bar.update(len(ids))
+            bar.update(len(array))
     return {names[owner] for owner in np.unique(owners[seen[numbers]])}
 
 
