@@ -7,6 +7,7 @@ the separator of the rows, never with tokens that a post-processor adds.
 
 import contextlib
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -163,6 +164,21 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[l
         shown = texts[0] if len(texts) == 1 else "a text"
         fix = "Use only characters that occur in the training data."
         raise UserError(f"Cannot encode {shown[:80]!r} ({error}). {fix}") from None
+
+
+def lost_text(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> str:
+    """Return "" if decoding the ids of texts gives the texts, otherwise a hash of the decoded texts.
+
+    Unknown tokens, lower-casing and normalization lose text. A space at the start, which many tokenizers add, does not
+    count.
+    """
+    decoded = [
+        tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for ids in encode(tokenizer, texts)
+    ]
+    if all(one.lstrip(" ") == text.lstrip(" ") for one, text in zip(decoded, texts, strict=True)):
+        return ""
+    return hashlib.sha256("\0".join(decoded).encode(errors="replace")).hexdigest()
 
 
 def start_id(tokenizer: "PreTrainedTokenizerBase") -> int | None:

@@ -67,6 +67,7 @@ class ComparedModel:
     revision: str = ""
     seeds: list[str] = dataclasses.field(default_factory=list)  # the names of the models whose mean this is
     has_separator: bool = True  # if not, the first token of each document is context and is not scored
+    lossy_tasks: list[str] = dataclasses.field(default_factory=list)  # whose text the tokenizer does not keep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from gpt2_repro.evaluation.comparison import (
 )
 from gpt2_repro.evaluation.references import published_score
 from gpt2_repro.evaluation.words import has_words
-from gpt2_repro.tokenization import encode, start_id
+from gpt2_repro.tokenization import encode, lost_text, start_id
 
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ COMPLETION = "hellaswag_completion"
 BITS = "bits_per_byte_"  # begins the names of tasks of local text files
 WORDS = "word_perplexity"
 WHOLE_DOCUMENTS = (WORDS, "byte_perplexity", "bits_per_byte", "nats_per_token")
+OF_TEXT = (*WHOLE_DOCUMENTS, "perplexity")  # metrics that are too good if the tokenizer loses text
 
 
 class Job(NamedTuple):
@@ -63,6 +64,8 @@ class Metric:
     version: Any = None
     data: str | None = None
     seeds: list[float] = dataclasses.field(default_factory=list)  # the scores of several seeds
+    # A hash of the texts after encoding and decoding, "" if they are the same or do not matter.
+    lossy: str = ""
 
     def over(self, values: list[Any], documents: list[str], **changes: Any) -> "Metric":
         """Return this metric over other documents, with the value and standard error that follow from `values`."""
@@ -103,6 +106,11 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
             if not has_words(texts):
                 logger.info("%s: white space does not divide the text into words, so %s is left out.", task, WORDS)
                 metrics = [metric for metric in metrics if metric.name != WORDS]
+        if any(metric.name in OF_TEXT for metric in metrics):
+            lossy = lost_text(tokenizer, ["".join(sample["arguments"][0]) for sample in logged])
+            if lossy:
+                logger.warning("%s: the tokenizer loses text, so its perplexity or bits per byte are too low.", task)
+            metrics = [dataclasses.replace(one, lossy=lossy) if one.name in OF_TEXT else one for one in metrics]
         if task.startswith(BITS):
             metrics = [metric for metric in metrics if metric.name == "bits_per_byte"]
         documents, version = [sample["doc_hash"] for sample in logged], results.get("versions", {}).get(task)
@@ -258,9 +266,14 @@ def compare(
         tasks=list(dict.fromkeys(one.task for one in first)),
         task_details={one.task: _details(one, flagged) for one in first if not one.name.endswith(CLEAN)},
         baseline=baseline.name if baseline else None,
-        models=[model for model, _ in scored],
+        models=[_with_lossy_tasks(model, metrics) for model, metrics in scored],
         rows=[_row(metric, scored, baseline, settings) for metric in first],
     )
+
+
+def _with_lossy_tasks(model: ComparedModel, metrics: Sequence[Metric]) -> ComparedModel:
+    tasks = dict.fromkeys(metric.task for metric in metrics if metric.lossy)
+    return dataclasses.replace(model, lossy_tasks=list(tasks))
 
 
 def _details(metric: Metric, flagged: Collection[str] | None) -> TaskDetails:
@@ -285,6 +298,8 @@ def _row(
         if baseline and base and ours and ours is not base and (difference := _difference(ours, base)):
             # Without a separator, the first token of each document is not scored.
             comparable = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
+            # Unknown, lower-cased and normalized text is easier to predict.
+            comparable = comparable and ours.lossy == base.lossy
             verdict = difference.verdict if judged and comparable else None
             one_seed = len(ours.seeds) < 2
             differences[model.name] = dataclasses.replace(difference, verdict=verdict, one_seed=one_seed)

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from gpt2_repro.checkpoints import seal
 from gpt2_repro.data.arguments import DataArguments
@@ -266,6 +267,46 @@ def test_a_text_that_cannot_be_read_is_refused(bad: str, tiny_run, prose) -> Non
     with pytest.raises(UserError, match=str(path)):
         run_main("--bits_per_byte texts --baseline none")
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("loss", ["none", "unknown words", "lower case", "normalization"])
+def test_a_tokenizer_that_loses_text_is_not_judged(loss: str, tiny_run, model, tokenizer, prose, caplog) -> None:
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    if loss == "unknown words":
+        vocabulary = {"<|endoftext|>": 0, "[UNK]": 1, "river": 2, "the": 3}
+        words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        normalizer = {"lower case": {"type": "Lowercase"}, "normalization": {"type": "NFKD"}}.get(loss)
+        words = Tokenizer.from_str(json.dumps(described | {"normalizer": normalizer}))
+    end = tokenizer.eos_token
+    other = PreTrainedTokenizerFast(tokenizer_object=words, bos_token=end, eos_token=end)
+    save(Path("runs/lossy"), model, other, 1)
+    texts = [f"{text} The RIVER, naïve." for text in prose]
+    write_rows(Path("data/tiny/text/validation.jsonl"), [{"text": text} for text in texts])
+    comparison = evaluate("--baseline runs/lossy --tasks document_perplexity last_word")
+    _, lossy = comparison["models"]
+    rows = {f"{row['task']} {row['metric']}": row["difference"][NAME]["verdict"] for row in comparison["rows"]}
+    unjudged = {name for name in rows if name.startswith("document") or name == "last_word perplexity"}
+    if loss == "none":
+        assert lossy["lossy_tasks"] == [] and all(rows[name] for name in unjudged)
+    else:
+        assert "document_perplexity" in lossy["lossy_tasks"] and lossy["name"] in Path("out/comparison.md").read_text(
+            encoding="utf-8"
+        )
+        assert {name for name in unjudged if name.startswith("document") and rows[name]} == set()
+    assert any(line.levelname == "WARNING" and "document" in line.message for line in caplog.records) is (
+        loss != "none"
+    )
+
+
+def test_two_models_with_the_same_lossy_tokenizer_are_judged(tiny_run, tokenizer) -> None:
+    described = json.loads(tokenizer.backend_tokenizer.to_str()) | {"normalizer": {"type": "Lowercase"}}
+    (tiny_run / "final/tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
+    write_rows(Path("data/tiny/text/validation.jsonl"), [{"text": f"The RIVER {number}."} for number in range(40)])
+    comparison = evaluate("--baseline untrained")
+    assert all(model["lossy_tasks"] for model in comparison["models"])
+    assert all(row["difference"][NAME]["verdict"] for row in comparison["rows"])
 
 
 @pytest.fixture
