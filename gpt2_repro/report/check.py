@@ -4,7 +4,6 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 
 from gpt2_repro.checkpoints import defect
 from gpt2_repro.evaluation.references import band, explained, verdict
@@ -29,10 +28,10 @@ def findings(run: Run) -> list[Finding]:
 
 def _check_state(run: Run) -> Finding:
     state, text = run.status.state, f"{run.name}: {run.status.state}, {progress(run)}"
-    if state in ("failed", "diverged"):
+    if state in ("failed", "diverged", "killed"):
         return Finding("✗", "state", f"{text}: {run.status.reason or 'no reason was recorded'}")
     if state == "running" and run.status.updated:
-        silent = (datetime.now(UTC) - datetime.fromisoformat(run.status.updated)).total_seconds()
+        silent = run.status.age()
         if silent > SILENT_SECONDS:
             text += f", last status update {duration(silent)} ago: the run hangs or was killed"
             return Finding("✗", "state", text)

@@ -71,6 +71,8 @@ class Run:
         if self.training and not status.tokens:  # the status of step 0. The log may be further.
             step, tokens = int(self.training[-1]["step"]), values(self.training[-1:], "tokens")
             status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
+        if record.was_killed():
+            status = dataclasses.replace(status, state="killed", reason="its process has ended without an entry here")
         planned = status.max_steps or self.environment.plan.max_steps or None
         self.status = dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
         identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}

@@ -1,6 +1,7 @@
 """Read and write the files that record a run, and lock its run directory."""
 
 import contextlib
+import fcntl
 import logging
 import os
 import platform
@@ -18,6 +19,7 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.manifest import SPLITS as SPLITS
 from gpt2_repro.run_record import events, layout
 from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.notes import is_supervised
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
 from gpt2_repro.run_record.time_breakdown import PARTS, STEPS, goodput
 from gpt2_repro.text import now
@@ -93,6 +95,26 @@ class RunRecord:
         parsed = {layout.RECIPE: self.recipe()}
         parsed |= {name: read_object(self.path / name) for name in (layout.ENVIRONMENT, layout.STATUS)}
         return next((self.path / name for name in parsed if (self.path / name).is_file() and not parsed[name]), None)
+
+    def was_killed(self) -> bool:
+        """Return whether the process of a running run has ended without an entry in run_status.json.
+
+        The result is False if this is unknown: on another machine, in a folder without a lock file, or on a file system
+        without locks.
+        """
+        path = self.path / layout.LOCK
+        if self.status().state != "running" or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            holder = file.read().decode(errors="replace")
+            if HOLDER.format(_process_of(holder), platform.node()) != holder:
+                return False
+            try:
+                # The process and the writer of its last checkpoint have an exclusive lock.
+                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return False
+        return True
 
     # Writing
 
@@ -185,7 +207,7 @@ class RunRecord:
         """Update `state`, `values` and the time breakdown in run_status.json."""
         parts = self.time_breakdown()
         written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts}
-        written |= {"goodput": round(goodput(parts), 4), "updated": now()}
+        written |= {"goodput": round(goodput(parts), 4), "updated": now(), "is_supervised": is_supervised()}
         path = self.path / layout.STATUS
         self.written = time.monotonic()
         try:
@@ -235,7 +257,12 @@ class RunRecord:
                 self._earlier["redone"] += lost
 
 
+def _process_of(holder: str) -> str:
+    """Return the process id in a text like HOLDER."""
+    return holder.partition(" on ")[0].removeprefix("process ")
+
+
 def _has_ended(holder: str) -> bool:
     """Return whether the process of a text like HOLDER ran here and has ended."""
-    number = holder.partition(" on ")[0].removeprefix("process ")
+    number = _process_of(holder)
     return number.isdigit() and holder == HOLDER.format(number, platform.node()) and not psutil.pid_exists(int(number))

@@ -15,6 +15,12 @@ FOLDER = "GPT2_REPRO_SUPERVISED"  # path of the supervisor's folder, which conta
 RUN, WENT_BACK, MISTAKE, SINCE, ENDED = "run", "went_back", "mistake", "since", "ended"
 
 
+def is_supervised() -> bool:
+    """Return whether a supervisor started this process."""
+    folder = os.environ.get(FOLDER)
+    return folder is not None and Path(folder).is_dir()
+
+
 def note(name: str, text: str, folder: str | Path | None = None) -> None:
     """Write `text` to the file `name` for the supervisor, if there is a supervisor.
 

@@ -15,11 +15,14 @@ from gpt2_repro.run_record.notes import ENDED, SINCE, noted
 from gpt2_repro.run_record.time_breakdown import PARTS
 
 
+ENDED_STATES = ("complete", "stopped", "failed", "diverged")
+
+
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
     """The content of run_status.json. A value is None if it was not recorded."""
 
-    state: str | None = None  # running, complete, stopped, failed or diverged
+    state: str | None = None  # running, or one of ENDED_STATES
     reason: str | None = None
     step: int | None = None
     max_steps: int | None = None
@@ -28,6 +31,15 @@ class RunStatus:
     time_breakdown: Mapping[str, float] = dataclasses.field(default_factory=dict)  # seconds of each part of PARTS
     updated: str | None = None  # UTC time of the last write
     losses: Mapping[str, float] = dataclasses.field(default_factory=dict)  # the last ones, in nats per token
+    is_supervised: bool = False  # whether `supervise` restarts the run after a crash
+
+    def age(self) -> float:
+        """Return the seconds since the last write, or infinity if unknown."""
+        try:
+            updated = datetime.datetime.fromisoformat(self.updated or "")
+        except ValueError:
+            return math.inf
+        return time.time() - updated.timestamp()
 
 
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:

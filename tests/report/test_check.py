@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.report.__main__ import main
+from gpt2_repro.run_record import RunRecord
 from tests.report.conftest import add, change
 
 
@@ -57,6 +58,23 @@ def test_each_state(run_folder: Path, status: dict, mark: str, words: str, check
     change(run_folder / "run_status.json", **status)
     line = check()[1].splitlines()[0]
     assert line.startswith(mark) and words in line
+
+
+def test_a_killed_run_is_unhealthy_at_once(run_folder: Path, check, capsys) -> None:
+    record = RunRecord(run_folder)
+    record.claim(record.recipe_text())
+    change(run_folder / "run_status.json", step=20)
+    assert check()[0] == 0
+    record.unlock()
+    code, out = check()
+    assert code == 1 and out.startswith("✗")
+    main([str(run_folder), "-o", str(run_folder.parent / "page.html")])
+    printed = capsys.readouterr().out
+    assert "killed" in printed and " left" not in printed
+    (run_folder / ".lock").write_text("process 7 on another-machine", encoding="utf-8")
+    assert check()[0] == 0, "the process may run on that machine"
+    change(run_folder / "run_status.json", updated=AGO)
+    assert check()[0] == 1
 
 
 @pytest.mark.parametrize(("loss", "mark"), [(4.331, "✓"), (4.5, "✗")])

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import platform
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -32,6 +33,62 @@ def run(tmp_path: Path) -> RunRecord:
 
 def steps_of(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def test_a_killed_run_is_recognised_on_its_machine(run: RunRecord, tmp_path: Path) -> None:
+    """Only a lock that a process of this machine has left is a sign: not a folder that was copied from another one."""
+    assert not run.was_killed(), "there is no run"
+    pid = os.fork()
+    if not pid:
+        run.claim("{}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    lock = run.path / ".lock"
+    before = {path: path.read_bytes() for path in run.path.iterdir()}
+    assert run.status().state == "running" and run.was_killed()
+    assert {path: path.read_bytes() for path in run.path.iterdir()} == before
+    for holder in ("process 7 on another-machine", "", "damaged"):
+        lock.write_text(holder, encoding="utf-8")
+        assert not run.was_killed()
+    lock.unlink()
+    assert not run.was_killed()
+    with lock.open("w", encoding="utf-8") as file:
+        file.write(HOLDER.format(pid, platform.node()))
+    assert run.was_killed()
+    run.write_status("stopped")
+    assert not run.was_killed()
+
+
+def test_a_run_is_not_killed_while_its_process_or_its_writer_lives(run: RunRecord) -> None:
+    run.claim("{}")
+    assert not RunRecord(run.path).was_killed()
+    writer = subprocess.Popen(["sleep", "60"], pass_fds=[run.lock_descriptor])
+    run.unlock()
+    assert not run.was_killed()
+    writer.kill()
+    writer.wait()
+    assert run.was_killed()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_without_locks_nothing_is_known_of_the_process(run: RunRecord, number: int, monkeypatch) -> None:
+    run.claim("{}")
+    run.unlock()
+    assert run.was_killed()
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert not run.was_killed()
+
+
+def test_the_status_tells_whether_the_run_is_supervised(run: RunRecord, tmp_path: Path, monkeypatch) -> None:
+    run.write_status("failed")
+    assert not run.status().is_supervised and run.status().age() < 60
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    run.write_status("failed")
+    assert run.status().is_supervised
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.ENOLCK, errno.EBADF])
