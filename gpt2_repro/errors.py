@@ -9,6 +9,10 @@ class UserError(Exception):
     """A mistake that the user can fix. Commands print one line and exit with code 2."""
 
 
+class BadCheckpoint(UserError):
+    """A checkpoint that cannot be loaded. A command for several checkpoints may continue with the others."""
+
+
 class RunFailed(Exception):
     """The failure of a run. Commands print one line and exit with code 1."""
 

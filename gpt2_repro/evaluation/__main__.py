@@ -22,9 +22,9 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import BadCheckpoint, UserError
 from gpt2_repro.evaluation import output
-from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
+from gpt2_repro.evaluation.arguments import arguments_of_run, options_of_scores, override_arguments, parse_options
 from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
 from gpt2_repro.evaluation.follow import follow
 from gpt2_repro.evaluation.harness import choose_device, score_models
@@ -52,8 +52,11 @@ def main(argv: list[str]) -> None:
         options.baseline = options.baseline or "none"
         if Path(options.checkpoints[0]).exists():
             options.device = options.device or "cpu"  # the run may need the memory of the GPU
-        score = functools.partial(_evaluate, options, argv)
-        return follow(options.checkpoints[0], options.output_dir, lambda one, folder: score([one], folder))
+
+        def score(checkpoint: Checkpoint, folder: Path) -> None:
+            _evaluate(options, argv, [checkpoint], folder)
+
+        return follow(options.checkpoints[0], options.output_dir, score, options_of_scores(options))
     resolved = [resolve_checkpoint(name, unfinished=True) for name in options.checkpoints]
     checkpoints = list({checkpoint.name: checkpoint for checkpoint in resolved}.values())  # each once
     is_test = options.limit is not None
@@ -107,7 +110,7 @@ def _open_models(
     options: argparse.Namespace, checkpoints: list[Checkpoint], reference: Checkpoint | None
 ) -> tuple[list[LoadedModel], ComparedModel | None]:
     """Return all models to score, and the baseline's properties for the table (None without a baseline)."""
-    models = [open_model(checkpoint) for checkpoint in checkpoints]
+    models = [_open_model(checkpoint) for checkpoint in checkpoints]
     if reference is None:
         return models, None
     if all(model.column.name != reference.name for model in models):
@@ -119,6 +122,13 @@ def _open_models(
     if len({model.setting for model in models}) == 1:
         logger.warning("The baseline and all models are one column, so the table has no differences.")
     return models, next(model.column for model in models if model.column.name == reference.name)
+
+
+def _open_model(checkpoint: Checkpoint) -> LoadedModel:
+    try:
+        return open_model(checkpoint)
+    except UserError as error:
+        raise BadCheckpoint(str(error)) from None
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:

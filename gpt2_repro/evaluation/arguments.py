@@ -2,10 +2,11 @@
 
 import argparse
 import dataclasses
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gpt2_repro.cli import CommandParser, positive_count
 from gpt2_repro.config import Recipe, parse_recipe, values_of
@@ -17,6 +18,8 @@ from gpt2_repro.run_record.layout import RECIPE
 
 
 SUITES: dict[str, list[str]] = read_table(__file__, "suites.yaml")
+# Options that do not change the scores, apart from rounding.
+SAME_SCORES = ("checkpoints", "follow", "no_cache", "output_dir", "device", "batch_size")
 
 
 @dataclasses.dataclass
@@ -71,6 +74,12 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     return options
 
 
+def options_of_scores(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that scores depend on, apart from rounding, as JSON values."""
+    relevant = {name: value for name, value in vars(options).items() if name not in SAME_SCORES}
+    return dict(json.loads(json.dumps(relevant, default=str)))
+
+
 def arguments_of_run(run: Path | None) -> EvaluationArguments:
     """Return a run's recipe section `evaluation:`, or the defaults if `run` is None."""
     return parse_recipe(EvaluationRecipe, [str(run / RECIPE)]).evaluation if run else EvaluationArguments()
@@ -78,10 +87,10 @@ def arguments_of_run(run: Path | None) -> EvaluationArguments:
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
     """Return the recipe section `evaluation:`, with values replaced by passed options, and each task once."""
-    if options.suite:
-        if options.tasks:
-            raise UserError("--suite and --tasks both choose the tasks. Pass one of them.")
-        options.tasks = SUITES[options.suite]
+    if options.suite and options.tasks:
+        raise UserError("--suite and --tasks both choose the tasks. Pass one of them.")
     passed = {name: value for name in values_of(section) if (value := getattr(options, name)) is not None}
+    if options.suite:
+        passed["tasks"] = SUITES[options.suite]
     arguments = dataclasses.replace(section, **passed)
     return dataclasses.replace(arguments, tasks=list(dict.fromkeys(arguments.tasks)))

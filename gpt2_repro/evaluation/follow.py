@@ -9,39 +9,51 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import yaml
 
 from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.checkpoints.copying import SMALL_FILES
 from gpt2_repro.checkpoints.place import Place
 from gpt2_repro.checkpoints.restoring import faults_in_words
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import BadCheckpoint, RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.output import file_name
-from gpt2_repro.files import parse_object, sha256_of, try_lock, write_whole
+from gpt2_repro.files import from_json, parse_object, read_object, sha256_of, try_lock, write_whole
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import (
     CHECKPOINT_MANIFEST,
     EVALUATION_FOLDER,
     FINAL,
     METRICS,
+    RECIPE,
     STATUS,
     checkpoint_path,
 )
+from gpt2_repro.run_record.status import ENDED_STATES, RunStatus
 
 
 logger = logging.getLogger(__name__)
 
 SECONDS = 30.0  # between two looks at the run
+# A supervised run that crashed may be started again for so long: the supervisor waits up to 5 minutes.
+RESTART_SECONDS = 360.0
 NICENESS = 10  # the training on the same machine comes first
+OPTIONS = "options.json"  # what the scores of a checkpoint depend on
 SNAPSHOT = ".snapshot-"  # prefix of a folder with the files that are being scored
 # The files that a model and its tokenizer are loaded from. Optimizer states have other names, or are in a folder.
 LOADED = re.compile(r"[^/]+\.(safetensors|json|jinja|txt|model)")
+# Errors of one checkpoint, after which the others are scored. torch raises RuntimeError if the memory is too small.
+BAD = (BadCheckpoint, RunFailed, RuntimeError, MemoryError)
 
 
-def follow(name: str, output: Path | None, score: Callable[[Checkpoint, Path], object]) -> None:
-    """Score the checkpoints of a run, the newest first, until all are scored and the run is complete.
+def follow(
+    name: str, output: Path | None, score: Callable[[Checkpoint, Path], object], options: Mapping[str, Any]
+) -> None:
+    """Score the checkpoints of a run, the newest first, until all are scored and the run has ended.
 
     Rolling checkpoints are left out. The files of a checkpoint are linked or copied first, so that the run can delete
     it meanwhile. Nothing is written but the output folder and, for a URL, the log next to it.
@@ -50,38 +62,149 @@ def follow(name: str, output: Path | None, score: Callable[[Checkpoint, Path], o
         name: a run directory, or the place of its copies (--sync_to).
         output: the folder of the scores, by default RUN/evaluation. For a URL it is evaluations/NAME/evaluation, and
             `report` can read evaluations/NAME.
-        score: a function that scores a checkpoint, and writes comparison.json to a folder.
+        score: a function that scores a checkpoint, and writes comparison.json to a folder. For a checkpoint that
+            cannot be scored it raises one of BAD. A UserError of another kind ends the command.
+        options: the options that the scores depend on, as JSON values. With other options, scores are computed again.
 
     Raises UserError if there is no run, or if the output folder is used by another process or has scores of another
-    run.
+    run. Raises RunFailed at the end if a checkpoint could not be scored.
     """
     place = Place(name, option="--follow")
     with faults_in_words(name):
         if not set(SMALL_FILES) & set(place.names()):
             raise UserError(f"{name} has no run. Start the training first.")
     run = Path(place.root) if place.is_local else Path("evaluations", file_name(name))
-    folder, seen = output or run / EVALUATION_FOLDER, set[str]()
+    follower = Follower(place, output or run / EVALUATION_FOLDER, score, options)
     os.nice(NICENESS)
-    with _locked(folder) as mark:
+    with _locked(follower.folder) as mark:
         while True:
             try:
                 with faults_in_words(name):
                     _require_same_run(place, mark)
                     if not place.is_local and output is None:
                         _read(place, run, *SMALL_FILES)
-                    is_complete = (parse_object(_content(place, STATUS)) or {}).get("state") == "complete"
-                    found = _manifests(place)
-                scored = {at for at, manifest in found.items() if checkpoints.read_manifest(folder / at) == manifest}
-                new = [at for at, manifest in found.items() if at not in scored and manifest["sha256"] not in seen]
-                if not new and is_complete:
-                    return logger.info("The run is complete, and its checkpoints are scored: %s", folder)
+                    ending = follower.ending()  # before the list of checkpoints, which is then complete
+                    new = follower.new_checkpoints()
                 if new:
-                    _score(place, new[0], found[new[0]], folder, score)
-                    seen.add(found[new[0]]["sha256"])
+                    follower.score_newest(new)
                     continue
-            except RunFailed as error:
+                if ending is not None:
+                    break
+                follower.announce_wait()
+            except RunFailed as error:  # the place cannot be read
                 logger.warning("%s", error)
             time.sleep(SECONDS)
+        follower.finish(ending)
+
+
+@dataclasses.dataclass
+class Follower:
+    """The checkpoints of a run at `place`, and their scores in `folder` (see `follow`)."""
+
+    place: Place
+    folder: Path
+    score: Callable[[Checkpoint, Path], object]
+    options: Mapping[str, Any]
+    tried: set[str] = dataclasses.field(default_factory=set)  # hashes of the manifests, each tried once
+    problems: dict[str, str] = dataclasses.field(default_factory=dict)  # why a checkpoint is not scored, by its name
+    is_waiting: bool = False
+
+    def ending(self) -> str | None:
+        """Return how the run has ended, or None if it may continue."""
+        status = from_json(RunStatus, parse_object(_content(self.place, STATUS)) or {}, default=RunStatus())
+        was_killed = self.place.is_local and RunRecord(self.place.root).was_killed()
+        state = "killed" if was_killed else status.state
+        if state not in (*ENDED_STATES, "killed"):
+            return None
+        # The supervisor restarts a run that crashed. The files at another place arrive after the status.
+        may_continue = status.is_supervised and state in ("failed", "killed")
+        if (may_continue or not self.place.is_local) and status.age() < RESTART_SECONDS:
+            return None
+        return state
+
+    def new_checkpoints(self) -> dict[str, dict[str, Any]]:
+        """Return the manifests of the checkpoints that are neither scored with these options nor tried, newest first.
+
+        Rolling checkpoints and incomplete ones are left out.
+        """
+        steps = {checkpoint_path(Path(), step).name: manifest for step, manifest in self.place.manifests().items()}
+        new = {}
+        for name, manifest in {FINAL: self.place.manifest(FINAL), **steps}.items():
+            if not manifest or manifest.get("rolling") or manifest["sha256"] in self.tried:
+                continue
+            if not self._is_scored(name, manifest):
+                new[name] = manifest
+        return new
+
+    def _is_scored(self, name: str, manifest: dict[str, Any]) -> bool:
+        scores = self.folder / name
+        return checkpoints.read_manifest(scores) == manifest and read_object(scores / OPTIONS) == self._all_options()
+
+    def _all_options(self) -> dict[str, Any]:
+        """Return everything that the scores depend on, apart from the checkpoint."""
+        try:
+            sections = yaml.safe_load(_content(self.place, RECIPE))
+        except yaml.YAMLError:
+            sections = None
+        recipe = sections.get("evaluation") if isinstance(sections, dict) else None
+        return {"options": dict(self.options), "recipe": recipe}
+
+    def score_newest(self, new: Mapping[str, dict[str, Any]]) -> None:
+        """Score the first of some checkpoints. If that fails, the reason is a warning.
+
+        Raises RunFailed if the place cannot be read.
+        """
+        name, manifest = next(iter(new.items()))
+        self.is_waiting = False
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=SNAPSHOT) as scratch:
+            run = Path(scratch)
+            try:
+                with faults_in_words(self.place.name):
+                    problem = _take(self.place, name, manifest, run)
+            except FileNotFoundError:
+                self.tried.add(manifest["sha256"])
+                logger.warning("%s is not scored: it was deleted", name)
+                return
+            problem = problem or self._score_copy(name, manifest, run)
+        self.tried.add(manifest["sha256"])
+        self.problems.pop(name, None)
+        if problem:
+            self.problems[name] = problem
+            logger.warning("%s is not scored: %s", name, problem)
+
+    def _score_copy(self, name: str, manifest: dict[str, Any], run: Path) -> str | None:
+        """Score the copy of a checkpoint in the folder `run`, or return why it cannot be scored."""
+        scores, options = self.folder / name, self._all_options()
+        write_whole(run / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
+        (scores / OPTIONS).unlink(missing_ok=True)
+        try:
+            checkpoint = self._open(name, run)
+            self.score(checkpoint, scores)
+        except BAD as error:
+            return in_a_line(error)
+        write_whole(scores / OPTIONS, json.dumps(options))
+        write_whole(scores / CHECKPOINT_MANIFEST, json.dumps(manifest))
+        return None
+
+    def _open(self, name: str, run: Path) -> Checkpoint:
+        try:
+            checkpoint = resolve_checkpoint(str(run / name))
+        except UserError as error:
+            raise BadCheckpoint(str(error)) from None
+        title, source = f"{name} ({self.place.name})", f"{self.place.name.rstrip('/')}/{name}"
+        return dataclasses.replace(checkpoint, name=title, source=source, copy=checkpoint.source)
+
+    def announce_wait(self) -> None:
+        if not self.is_waiting:
+            logger.info("No new checkpoint. Waiting for the run to save one, or to end.")
+        self.is_waiting = True
+
+    def finish(self, ending: str) -> None:
+        """Report the end. Raises RunFailed if a checkpoint could not be scored."""
+        if self.problems:
+            problems = "; ".join(f"{name} ({problem})" for name, problem in self.problems.items())
+            raise RunFailed(f"Not scored: {problems}. Run the same command again to try it again.")
+        logger.info("The run has ended (%s), and its checkpoints are scored: %s", ending, self.folder)
 
 
 @contextlib.contextmanager
@@ -97,13 +220,22 @@ def _locked(folder: Path) -> Iterator[BinaryIO]:
 
 
 def _require_same_run(place: Place, mark: BinaryIO) -> None:
-    """Raise UserError if the lock file names another run. A new one gets the run's first event, which has its time."""
-    first = _content(place, METRICS).partition(b"\n")[0]
+    """Raise UserError if the lock file names another run, otherwise write the run to it.
+
+    The same run has the same identity, also if it was started again, or the same first event (which has its time), also
+    if it continued with changed settings.
+    """
+    event = _content(place, METRICS).partition(b"\n")[0].decode(errors="replace")
+    run = {"run_identity": place.run_identity(), "first_event": event}
+    if not run["run_identity"] and not event:
+        return  # nothing is written yet
     mark.seek(0)
-    if (scored := mark.read()) and first and scored != first:
+    scored = parse_object(mark.read()) or {}
+    if scored and not any(run[key] and run[key] == scored.get(key) for key in run):
         raise UserError(f"{Path(mark.name).parent} has scores of another run. Pass another --output_dir.")
-    if not scored:
-        mark.write(first)
+    if scored != run:
+        mark.truncate(0)
+        mark.write(json.dumps(run).encode())
         mark.flush()
 
 
@@ -121,37 +253,20 @@ def _read(place: Place, folder: Path, *names: str) -> None:
             write_whole(folder / name, content)
 
 
-def _manifests(place: Place) -> dict[str, dict[str, Any]]:
-    """Return the manifests of final/ and of all complete checkpoints that are not rolling, newest first."""
-    steps = {checkpoint_path(Path(), step).name: manifest for step, manifest in place.manifests().items()}
-    found = {FINAL: place.manifest(FINAL), **steps}
-    return {name: manifest for name, manifest in found.items() if manifest and not manifest.get("rolling")}
-
-
-def _score(
-    place: Place, name: str, manifest: dict[str, Any], folder: Path, score: Callable[[Checkpoint, Path], object]
-) -> None:
-    """Score a checkpoint, unless it is damaged, or deleted before its files are linked or copied."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=SNAPSHOT) as scratch:
-        run = Path(scratch)
-        with faults_in_words(place.name):
-            if defect := _take(place, name, manifest, run):
-                return logger.warning("%s is not scored: %s", name, defect)
-        write_whole(run / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
-        checkpoint, source = resolve_checkpoint(str(run / name)), f"{place.name.rstrip('/')}/{name}"
-        title = f"{name} ({place.name})"
-        score(dataclasses.replace(checkpoint, name=title, source=source, copy=checkpoint.source), folder / name)
-        write_whole(folder / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
-
-
 def _take(place: Place, name: str, manifest: dict[str, Any], run: Path) -> str | None:
-    """Link or copy what the model and the log need to the folder `run`, or return why that is impossible."""
-    try:
-        for file in filter(LOADED.fullmatch, manifest["files"]):
-            if _fetch(place, f"{name}/{file}", run / name / file) != manifest["files"][file]["sha256"]:
-                return f"{file} is damaged"
-    except FileNotFoundError:
-        return "it was deleted"
+    """Link or copy what the model and the log need to the folder `run`, or return why a file cannot be used.
+
+    Raises FileNotFoundError if the checkpoint was deleted.
+    """
+    for file in filter(LOADED.fullmatch, manifest["files"]):
+        try:
+            sha256 = _fetch(place, f"{name}/{file}", run / name / file)
+        except FileNotFoundError:
+            if place.manifest(name) == manifest:
+                return f"{file} is missing"
+            raise
+        if sha256 != manifest["files"][file]["sha256"]:
+            return f"{file} is damaged"
     _read(place, run, *SMALL_FILES)
     return None
 
