@@ -7,7 +7,6 @@ python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_sampl
 
 import argparse
 import logging
-from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
@@ -40,6 +39,7 @@ def main(argv: list[str]) -> None:
     source = resolve_checkpoint(args.checkpoint, unfinished=True).source
 
     import torch
+    from transformers import GenerationConfig
 
     from gpt2_repro.model.load import load_pair
     from gpt2_repro.tokenization import start_ids
@@ -57,16 +57,18 @@ def main(argv: list[str]) -> None:
         logger.warning(text, window, window - len(start))
     torch.manual_seed(args.seed)
     ids = torch.tensor([start] * args.num_samples, device=model.device)
-    sampling: dict[str, Any] = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
-    is_greedy = args.temperature < 0.001  # probabilities would overflow
-    written = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
+    # generate() adds the settings of the model's generation_config.json, such as a penalty for repetitions, to those
+    # that it gets.
+    model.generation_config = GenerationConfig(
         max_new_tokens=min(args.max_new_tokens, window - len(start)),
-        do_sample=not is_greedy,
+        eos_token_id=model.generation_config.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,
-        **{} if is_greedy else sampling,
     )
+    if args.temperature >= 0.001:  # for lower values, probabilities would overflow
+        model.generation_config.update(
+            do_sample=True, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p
+        )
+    written = model.generate(ids, attention_mask=torch.ones_like(ids))
     for number, sample in enumerate(written, 1):
         if len(written) > 1:
             print(f"--- {number}")

@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import in_a_line
 from gpt2_repro.model.document_mask import Documents
-from gpt2_repro.model.size import experts_of, tokens_per_chunk
+from gpt2_repro.model.size import NO_LIMIT, experts_of, max_positions, tokens_per_chunk
 
 
 # The compiler of torch 2.9 has no products of bf16 matrices with an fp32 result (pytorch#163393).
@@ -335,4 +335,9 @@ def save_plain(model: PreTrainedModel, folder: Path) -> None:
     if model.config.model_type == "gpt2":
         # transformers 5 does not write this key, and llama.cpp's convert_hf_to_gguf.py reads it.
         model.config.n_ctx = model.config.n_positions
+    generation = model.generation_config
+    positions = max_positions(model.config)
+    if generation.max_length is None and generation.max_new_tokens is None and positions < NO_LIMIT:
+        # Otherwise a pipeline of transformers generates 256 tokens, more than the positions of a small model.
+        generation.max_length = positions
     model.save_pretrained(folder)
