@@ -17,12 +17,9 @@ from typing import Any
 from gpt2_repro import cli, tokenization
 from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.evaluation.comparison import Comparison
-from gpt2_repro.evaluation.model_card import model_card
+from gpt2_repro.evaluation.model_card import find_results, model_card
 from gpt2_repro.evaluation.models import fingerprint
-from gpt2_repro.files import from_json, read_object
 from gpt2_repro.model.size import max_positions
-from gpt2_repro.run_record.layout import COMPARISON
 
 
 LLMC = ".bin"  # the extension of llm.c's files
@@ -51,11 +48,7 @@ def main(argv: list[str]) -> None:
         staged = Path(scratch, f"staged{'' if args.is_folder else LLMC}")
         if args.is_folder:
             _write_folder(written, tokenizer, staged)
-            if checkpoint.record:
-                results = _results(checkpoint, fingerprint(model, tokenizer))
-                name = args.push_to_hub or args.out.name
-                card = model_card(name, checkpoint.record, *results, license_id=args.license)
-                (staged / "README.md").write_text(card, encoding="utf-8")
+            _write_card(checkpoint, fingerprint(model, tokenizer), args, staged / "README.md")
         else:
             from gpt2_repro.model.llmc import write_llmc
 
@@ -88,6 +81,20 @@ def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenization.save(tokenizer, folder)
 
 
+def _write_card(checkpoint: Checkpoint, revision: str, args: argparse.Namespace, path: Path) -> None:
+    """Write the model card of a model that this project trained, with its scores."""
+    if checkpoint.record is None:
+        return
+    card = model_card(
+        args.push_to_hub or args.out.name,
+        checkpoint.record,
+        find_results(Path(checkpoint.source), revision),
+        license_id=args.license,
+        repository=args.push_to_hub,
+    )
+    path.write_text(card, encoding="utf-8")
+
+
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
@@ -116,13 +123,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.out is not None and args.out.exists():
         raise UserError(f"{args.out} already exists.")
     return args
-
-
-def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
-    """Return the comparison of a run and the name of the model with this fingerprint."""
-    path = Path(checkpoint.source).parent / COMPARISON
-    comparison = from_json(Comparison, read_object(path), default=Comparison(rows=[]))
-    return next(((comparison, model.name) for model in comparison.models if model.revision == revision), (None, None))
 
 
 def require_same(written: Any, again: Any) -> None:

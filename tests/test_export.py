@@ -9,19 +9,31 @@ import huggingface_hub
 import pytest
 import torch
 from jinja2 import TemplateError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from gpt2_repro import generate
 from gpt2_repro.checkpoints import training_record
+from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow, Difference, Score
-from gpt2_repro.evaluation.model_card import model_card
-from gpt2_repro.evaluation.models import fingerprint
+from gpt2_repro.evaluation.comparison import (
+    ComparedModel,
+    Comparison,
+    ComparisonRow,
+    Difference,
+    Score,
+    TaskDetails,
+)
+from gpt2_repro.evaluation.model_card import Results, find_results, model_card
+from gpt2_repro.evaluation.models import fingerprint, open_model
+from gpt2_repro.evaluation.output import comparison_markdown
+from gpt2_repro.evaluation.references import DOCUMENTS
+from gpt2_repro.evaluation.tasks import LOCAL_TASKS
 from gpt2_repro.export import main
 from gpt2_repro.model.llmc import read_llmc, transposed
 from gpt2_repro.model.load import load_model, load_pair
 from gpt2_repro.model.nanogpt import SHAPE
 from gpt2_repro.run_record.environment import TrainingRecord
+from gpt2_repro.tokenization import start_ids
 from tests.sections import ROOT
 
 
@@ -123,6 +135,44 @@ def test_a_temperature_of_0_is_greedy_whatever_the_checkpoint_says(run: Path, tm
     assert texts[0] == texts[1] and texts[0].startswith("the")
 
 
+GREEDILY = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "num_beams": 3, "suppress_tokens": [7]}
+
+
+@pytest.mark.parametrize("settings", [{}, GREEDILY, {"do_sample": True, "top_k": 3}])
+def test_a_temperature_of_0_is_argmax(run: Path, tmp_path: Path, settings: dict, capsys) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(run / "final", folder)
+    config = folder / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | settings), encoding="utf-8")
+    model, tokenizer = load_pair(str(folder))
+    ids = start_ids(tokenizer, "the")
+    for _ in range(12):
+        with torch.inference_mode():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        if ids[-1] == tokenizer.eos_token_id:
+            break
+    generate.main([str(folder), "the", "--temperature", "0", "--max_new_tokens", "12"])
+    assert capsys.readouterr().out == tokenizer.decode(ids, skip_special_tokens=True) + "\n"
+
+
+def snippet(folder: Path) -> str:
+    """Return the code in the model card of a folder."""
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    return card.partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_code_in_the_card_generates(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    """The model has 32 positions, fewer than the 256 tokens that a pipeline generates by default."""
+    main([str(run / "checkpoint-4"), str(tmp_path / "export")])
+    capsys.readouterr()
+    for folder in (run / "final", tmp_path / "export"):
+        monkeypatch.chdir(folder)
+        exec(snippet(folder), {})
+        assert capsys.readouterr().out.startswith("The meaning of life is")
+        (text,) = pipeline("text-generation", model=str(folder))("a" * 20)
+        assert text["generated_text"].startswith("a" * 20)
+
+
 def test_a_model_that_llm_c_cannot_have_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "final", tmp_path / "model")
     model, other = (load_model(str(run / "final")) for _ in range(2))
@@ -185,7 +235,7 @@ def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Pa
     assert {path.name for path in pushed.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert not [path for path in pushed.iterdir() if b"hf_secret" in path.read_bytes()]
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(pushed)), logits(load_model(str(run / "final"))))
-    assert 'from_pretrained("somebody/tiny")' in (pushed / "README.md").read_text(encoding="utf-8")
+    assert "somebody/tiny" in snippet(pushed)
     broken.append(True)
     with pytest.raises(UserError, match="somebody/tiny") as refused:
         main([str(run), str(tmp_path / "kept"), "--push_to_hub", "somebody/tiny"])
@@ -194,10 +244,23 @@ def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Pa
 
 
 OPENAI = "openai-community/gpt2"
+REVISION = "e" * 64
 VALUES = {"me": Score(0.31, 0.0065), OPENAI: Score(0.3256, 0.0065)}
 ROW = ComparisonRow("lambada_openai", "acc", True, VALUES, {"me": Difference(-0.0156, 0.005, verdict="worse")})
 COMMAND = "bash evaluate.sh /home/me/runs/x --local_data '/home/me/d'"
-COMPARISON = Comparison(baseline=OPENAI, command=COMMAND, versions={"lm_eval": "0.4.13"}, rows=[ROW])
+ME = ComparedModel("me", "runs/me/final", revision=REVISION)
+LAMBADA = "EleutherAI/lambada_openai"
+COMPARISON = Comparison(
+    baseline=OPENAI,
+    command=COMMAND,
+    date="2026-11-28",
+    versions={"lm_eval": "0.4.13"},
+    tasks=["lambada_openai"],
+    task_details={"lambada_openai": TaskDetails(1.0, 5153, LAMBADA)},
+    models=[ME, ComparedModel(OPENAI, OPENAI, is_local=False)],
+    rows=[ROW],
+)
+RESULTS = Results(COMPARISON, ME)
 
 
 @pytest.fixture(scope="module")
@@ -211,13 +274,45 @@ def recorded(record: TrainingRecord, source: dict, init_from: str) -> TrainingRe
     return dataclasses.replace(record, environment=dataclasses.replace(environment, data=data, run_identity=identity))
 
 
-def test_the_card_has_no_paths_of_this_machine(run: Path, record: TrainingRecord) -> None:
-    name = "/home/me/a.jsonl=0.7,/home/me/b.jsonl=0.3"
-    files = [{"name": "/home/me/a.jsonl", "files": [{"path": "/home/me/a.jsonl"}]}, {"name": "org/set"}]
-    changed = recorded(record, {"name": name, "sources": files}, "/home/me/runs/x/final")
-    card = model_card("me", changed, COMPARISON, "me")
-    assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "evaluate.sh x --local_data 'd'" in card
-    assert str(run.parent) not in (run / "final" / "README.md").read_text(encoding="utf-8")
+def test_the_card_has_no_names_of_local_files(run: Path, record: TrainingRecord, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    name = "/home/me/secret-a.jsonl=0.7,secret-b.jsonl=0.3"
+    files = [{"path": "/home/me/secret-a.jsonl", "bytes": 5}, {"path": "secret-b.jsonl", "bytes": 6}]
+    mixed = {"name": name, "sources": [{"name": "secret-a.jsonl", "files": files}, {"name": "org/set"}]}
+    for source in (mixed, {"name": "files", "files": files}, {"name": "secret-a.jsonl", "files": files}):
+        card = model_card("me", recorded(record, source, "/home/me/runs/secret/final"), RESULTS)
+        assert "/home" not in card and "secret" not in card
+        assert '{"local files": 2, "bytes": 11}' in card
+    assert "org/set" in model_card("me", recorded(record, mixed, ""))
+    final = (run / "final" / "README.md").read_text(encoding="utf-8")
+    assert str(run.parent) not in final and "a.jsonl" not in final and "b.jsonl" not in final
+
+
+def test_the_card_has_no_names_of_local_files_in_the_deviations(record: TrainingRecord) -> None:
+    fields = {
+        "data.source": ["secret.txt", "data/secret", "/home/secret"],
+        "data.tokenizer": [
+            "./secret",
+            "secret/a/tokenizer.json",
+            "tokenizer-secret.json",
+            "char",
+            "train:300",
+            "org/b",
+        ],
+        "model.init_from": ["/home/secret/final", "runs/secret", "org/b"],
+        "data.data_files": ["secret.txt"],
+    }
+    rows = [{"field": field, "run": value, "recipe": "-"} for field, values in fields.items() for value in values]
+    source = {"name": "files", "files": [{"path": "secret.txt", "bytes": 5}]}
+    changed = recorded(record, source, "")
+    environment = dataclasses.replace(changed.environment, deviations=rows)
+    card = model_card("me", dataclasses.replace(changed, environment=environment))
+    assert "secret" not in card
+    assert [card.count(f"| {value} | - |") for value in ("char", "train:300", "org/b")] == [1, 1, 2]
+    public = recorded(record, {"name": "org/b:part", "repository": "org/b"}, "")
+    rows = [{"field": "data.source", "run": "org/b:part", "recipe": "-"}]
+    environment = dataclasses.replace(public.environment, deviations=rows)
+    assert "| org/b:part | - |" in model_card("me", dataclasses.replace(public, environment=environment))
 
 
 FINEWEB = {"name": "fineweb-10bt", "repository": "HuggingFaceFW/fineweb"}
@@ -247,13 +342,120 @@ def test_the_header_has_what_is_known(record: TrainingRecord, source, init_from,
         assert getattr(header, name) == known.get(name)
 
 
+def evaluated(card: str) -> list[huggingface_hub.EvalResult]:
+    return huggingface_hub.ModelCard(card).data.eval_results or []
+
+
 def test_results_stand_in_the_card_in_the_hubs_form(record: TrainingRecord) -> None:
-    card = model_card("me", record, COMPARISON, "me")
-    (result,) = huggingface_hub.ModelCard(card).data.eval_results
-    assert (result.dataset_type, result.dataset_split) == ("EleutherAI/lambada_openai", "test")
+    card = model_card("me", record, RESULTS)
+    (result,) = evaluated(card)
+    assert (result.dataset_type, result.dataset_split) == (LAMBADA, "test")
     assert (result.metric_type, result.metric_value) == ("acc", 0.31)
+    assert "| task | metric | this model | openai-community/gpt2 | difference |" in card
     assert "| lambada_openai | acc ↑ | 0.3100 ± 0.0065 | 0.3256 ± 0.0065 | −0.0156 ± 0.0050 worse |" in card
-    assert "lambada" not in model_card("me", record, dataclasses.replace(COMPARISON, limit=5), "me")
+    assert f"lambada_openai: 5,153 documents of {LAMBADA}" in card
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "details", "words"),
+    [
+        ("lambada_openai", "acc", TaskDetails(1.0, 5152, LAMBADA), f"5,152 documents of {LAMBADA}"),
+        (
+            "lambada_openai",
+            "acc",
+            TaskDetails(1.0, 5153, "secret/lambada_openai.jsonl"),
+            "5,153 documents of local files",
+        ),
+        ("lambada_openai", "acc (clean)", TaskDetails(1.0, 5153, LAMBADA), "5,153 documents"),
+        ("wikitext", "word_perplexity", TaskDetails(2.0, 15, "secret/wikitext.jsonl"), "15 documents of local files"),
+        ("last_word", "acc", TaskDetails(1.0, 40, "secret/validation.jsonl"), "40 documents of local files"),
+        ("arc_challenge", "acc", TaskDetails(1.0, 1172, "allenai/ai2_arc"), "1,172 documents of allenai/ai2_arc"),
+        (
+            "bits_per_byte_secret",
+            "bits_per_byte",
+            TaskDetails(1.0, 3, "secret"),
+            "local text 1: 3 documents of local files",
+        ),
+        ("mmlu", "acc", TaskDetails(1.0, None, None), "mmlu: an unknown number"),
+    ],
+)
+def test_only_a_complete_split_of_the_hub_is_a_result_of_the_hub(
+    record: TrainingRecord, task: str, metric: str, details: TaskDetails, words: str
+) -> None:
+    row = dataclasses.replace(ROW, task=task, metric=metric)
+    comparison = dataclasses.replace(COMPARISON, tasks=[task], task_details={task: details}, rows=[row])
+    card = model_card("me", record, Results(comparison, ME))
+    assert not evaluated(card)
+    assert words in card and "0.3100" in card
+    assert "secret" not in card
+
+
+def test_the_sizes_of_public_splits_are_known() -> None:
+    assert DOCUMENTS.keys() == {task for task, known in LOCAL_TASKS.items() if known.dataset}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "models/gpt2", "/models/openai-community/gpt2", "final (runs/secret)"])
+def test_a_local_baseline_has_no_name_of_the_hub(record: TrainingRecord, name: str) -> None:
+    row = dataclasses.replace(ROW, values={"me": VALUES["me"], name: VALUES[OPENAI]})
+    baseline = ComparedModel(name, name, is_local=True)
+    comparison = dataclasses.replace(COMPARISON, rows=[row], baseline=name, models=[ME, baseline])
+    evaluation = model_card("me", record, Results(comparison, ME)).partition("## Evaluation")[2].partition("## ")[0]
+    assert "0.3256" in evaluation and "gpt2" not in evaluation and "secret" not in evaluation
+
+
+def stored(path: Path, comparison: Comparison) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(comparison.to_json(), encoding="utf-8")
+
+
+def test_the_scores_of_a_model_are_found(tmp_path: Path, record: TrainingRecord) -> None:
+    """In the comparison of the run, in the scores by --follow, and in a comparison of several seeds."""
+    final, other = tmp_path / "run" / "final", tmp_path / "other" / "final"
+    assert find_results(final, REVISION) is None
+    by_follow = tmp_path / "run/evaluation/final/comparison.json"
+    stored(by_follow, COMPARISON)
+    assert find_results(final, REVISION) == RESULTS
+    assert find_results(final, "f" * 64) is None
+    stored(by_follow, dataclasses.replace(COMPARISON, limit=5))
+    assert find_results(final, REVISION) is None, "a smoke test"
+    stored(by_follow, COMPARISON)
+    first, second = ("a" * 64, "b" * 64)
+    seeds = ComparedModel("me, 2 seeds", revision=f"{first[:12]}+{second[:12]}", seeds=["me", "you"])
+    values = {seeds.name: Score(0.3, 0.005, [0.31, 0.29]), OPENAI: VALUES[OPENAI]}
+    row = dataclasses.replace(ROW, values=values, difference={seeds.name: Difference(-0.0256, 0.005, verdict="worse")})
+    joined = dataclasses.replace(COMPARISON, rows=[row], models=[seeds, COMPARISON.models[1]])
+    stored(tmp_path / "run/evaluation/comparison.json", joined)
+    assert find_results(final, REVISION) == RESULTS
+    for folder, revision, own in ((final, first, 0.31), (other, second, 0.29)):
+        results = find_results(folder, revision)
+        card = model_card("me", record, results)
+        (result,) = evaluated(card)
+        assert result.metric_value == own
+        assert "| task | metric | this model | mean of 2 seeds | openai-community/gpt2 |" in card
+        assert f"| {own:.4f} | 0.3000 ± 0.0050; 2 seeds ± 0.0141 | 0.3256 ± 0.0065 |" in card
+
+
+@pytest.mark.parametrize(("averaged", "words"), [(True, "are an average"), (False, "are those of step"), (None, None)])
+def test_the_card_of_a_run_with_an_average_names_its_weights(record: TrainingRecord, averaged, words) -> None:
+    environment = record.environment
+    identity = dict(environment.run_identity) | {"ema_steps": 5}
+    changed = dataclasses.replace(environment, run_identity=identity)
+    card = model_card("me", dataclasses.replace(record, environment=changed, averaged=averaged))
+    assert ("The weights are" in card) == (words is not None)
+    assert words is None or words in card
+    assert "The weights are" not in model_card("me", record)
+
+
+def test_the_weights_of_a_run_with_an_average_are_named(train, tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "--ema_steps", 3, "--save_steps", 4)
+    final, saved = (training_record(folder / name) for name in ("final", "checkpoint-4"))
+    assert final is not None and saved is not None
+    assert (final.averaged, saved.averaged) == (True, False)
+    assert final.weights in (folder / "final" / "README.md").read_text(encoding="utf-8")
+    columns = [open_model(resolve_checkpoint(str(folder / name))).column for name in ("final", "checkpoint-4")]
+    assert [column.weights for column in columns] == [final.weights, saved.weights] and final.weights != saved.weights
+    table = comparison_markdown(dataclasses.replace(COMPARISON, models=columns))
+    assert final.weights in table and saved.weights in table
 
 
 def test_the_card_lists_how_the_run_deviates(record: TrainingRecord) -> None:

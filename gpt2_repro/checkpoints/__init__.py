@@ -260,7 +260,11 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
         run, known = read_object(checkpoint.parent / layout.ENVIRONMENT), "run_identity" in manifest
         manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
         step = layout.step_of(checkpoint)
-        manifest |= {"step": step, "losses": events.validation_losses(checkpoint.parent / layout.METRICS, step)}
+        manifest |= {
+            "step": step,
+            "averaged": False,
+            "losses": events.validation_losses(checkpoint.parent / layout.METRICS, step),
+        }
     if "run_identity" not in manifest["environment"]:
         return None
     losses = {key: loss for key, loss in manifest.get("losses", {}).items() if loss is not None}

@@ -25,7 +25,7 @@ from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.errors import BadCheckpoint, UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, options_of_scores, override_arguments, parse_options
-from gpt2_repro.evaluation.comparison import ComparedModel, EvaluationSettings
+from gpt2_repro.evaluation.comparison import UNTRAINED, ComparedModel, EvaluationSettings
 from gpt2_repro.evaluation.follow import follow
 from gpt2_repro.evaluation.harness import choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
@@ -37,7 +37,6 @@ from gpt2_repro.run_record.environment import TrainingRecord
 
 
 SEED = 1234
-UNTRAINED = "untrained"
 
 logger = logging.getLogger("gpt2_repro.evaluation")
 

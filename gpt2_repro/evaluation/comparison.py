@@ -15,6 +15,7 @@ MARGINS: dict[str, float] = _TABLES["margins"]
 DIAGNOSIS_TABLES: dict[str, str] = _TABLES["diagnosis_tables"]
 CLEAN = " (clean)"  # end of the name of a metric without the documents that overlap with the training data
 ARROWS = {True: " ↑", False: " ↓", None: ""}
+UNTRAINED = "untrained"  # name and source of a model with random weights
 MOST_COLUMNS = 4  # models; a table of more models has one row per model
 
 
@@ -66,6 +67,8 @@ class ComparedModel:
     tokens_trained: int | None = None  # None if unknown
     revision: str = ""
     seeds: list[str] = dataclasses.field(default_factory=list)  # the names of the models whose mean this is
+    is_local: bool = True  # whether `source` is a folder or a file, and no Hub id
+    weights: str = ""  # which weights of a run with --ema_steps
     has_separator: bool = True  # if not, the first token of each document is context and is not scored
     lossy_tasks: list[str] = dataclasses.field(default_factory=list)  # whose text the tokenizer does not keep
 

@@ -10,44 +10,120 @@ from typing import Any
 import yaml
 
 from gpt2_repro.checkpoints.checkpoint import HUB_ID
-from gpt2_repro.evaluation.comparison import Comparison, ComparisonRow
+from gpt2_repro.evaluation.comparison import (
+    CLEAN,
+    UNTRAINED,
+    ComparedModel,
+    Comparison,
+    ComparisonRow,
+    Difference,
+    Score,
+    TaskDetails,
+)
 from gpt2_repro.evaluation.output import render
-from gpt2_repro.evaluation.tasks import LOCAL_TASKS, LocalTask
+from gpt2_repro.evaluation.references import DOCUMENTS
+from gpt2_repro.evaluation.scores import BITS
+from gpt2_repro.evaluation.tasks import LOCAL_TASKS, local_task
+from gpt2_repro.files import from_json, read_object
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
+from gpt2_repro.run_record.layout import COMPARISON, ENVIRONMENT, EVALUATION_FOLDER, RECIPE
 from gpt2_repro.text import Cell, Table
+
+
+OURS = "this model"  # heading of its column
+SHOWN_FILES = 3  # of each list of files of the Hub
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """The scores of one model in a comparison.
+
+    Args:
+        column: the name of the model in the comparison, or of the mean over seeds that contains it.
+        seed: the position of the model among the seeds of the column, None if the column is this model alone.
+    """
+
+    comparison: Comparison
+    column: ComparedModel
+    seed: int | None = None
+
+    def own_score(self, row: ComparisonRow) -> Score | None:
+        """Return this model's own score, or None if it is unknown."""
+        score = row.values.get(self.column.name)
+        if score is None or score.value is None:
+            return None
+        if self.seed is None:
+            return score
+        if len(score.seeds) != len(self.column.seeds):
+            return None
+        return Score(score.seeds[self.seed])
+
+    @property
+    def rows(self) -> list[ComparisonRow]:
+        """The rows in which this model has a score."""
+        return [row for row in self.comparison.rows if self.own_score(row) is not None]
+
+
+def find_results(folder: Path, revision: str) -> Results | None:
+    """Return the scores of a model of a run, or None. Smoke tests are omitted.
+
+    The model may be in the comparison of its run, in the scores of its checkpoint by --follow, or in the comparison of
+    another run with other seeds.
+
+    Args:
+        folder: the model's final/ or checkpoint-N/ in the run directory.
+        revision: the model's hash (see `models.fingerprint`).
+    """
+    run, name = folder.parent, Path(COMPARISON).name
+    others = sorted(run.parent.glob(f"*/{COMPARISON}"))
+    for path in (run / COMPARISON, run / EVALUATION_FOLDER / folder.name / name, *others):
+        comparison = from_json(Comparison, read_object(path), default=Comparison(rows=[]))
+        if comparison.limit is not None:
+            continue
+        for column in comparison.models:
+            if column.revision == revision:
+                return Results(comparison, column)
+            hashes = column.revision.split("+")  # see scores.join_seeds
+            if column.seeds and revision[: len(hashes[0])] in hashes:
+                return Results(comparison, column, hashes.index(revision[: len(hashes[0])]))
+    return None
 
 
 def model_card(
     name: str,
     record: TrainingRecord,
-    comparison: Comparison | None = None,
-    column: str | None = None,
+    results: Results | None = None,
+    *,
     license_id: str | None = None,
+    repository: str | None = None,
 ) -> str:
     """Return the model card as Markdown with the metadata header of the Hub.
 
+    Names of local files are not in the card.
+
     Args:
-        name: the title of the card, and the name of the model in the card's code example.
-        comparison: the evaluation results. Results of a smoke test are omitted.
-        column: the name of this model in `comparison`.
+        name: the title of the card.
         license_id: the license of the weights. It does not follow from the license of the data.
+        repository: the Hub id of the model. None: the code example loads the folder of the card.
     """
-    rows = _rows(comparison, column)
+    start = record.environment.run_identity.get("init_from", "")
     header: dict[str, Any] = {"license": license_id} if license_id else {}
     header |= {"library_name": "transformers", "pipeline_tag": "text-generation", **_origin(record)}
-    if rows and column:
-        header["model-index"] = [{"name": name, "results": _results(rows, column)}]
+    entries = _index_entries(results) if results else []
+    if entries:
+        header["model-index"] = [{"name": name, "results": entries}]
     card = render(
         "model_card.md.j2",
         name=name,
+        repository=repository,
         header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
         record=record,
-        source=json.dumps(_shorten_files(record.environment.data["source"])),
-        rows=rows,
-        comparison=comparison,
-        table=_scores(rows, comparison, column) if comparison else "",
-        deviations=deviation_table(record.environment.deviations),
+        start=start and _public_name(start),
+        source=json.dumps(_public_source(record.environment.data["source"])),
+        comparison=results.comparison if results and results.rows else None,
+        table=_score_table(results).markdown() if results else "",
+        scored=_scored_documents(results) if results else [],
+        deviations=deviation_table(_public_deviations(record)),
         recipe_file=RECIPE,
         environment_file=ENVIRONMENT,
     )
@@ -59,47 +135,158 @@ def _origin(record: TrainingRecord) -> dict[str, Any]:
     """Return the Hub datasets and the base model, each only if it is known."""
     source, start = record.environment.data.get("source", {}), record.environment.run_identity.get("init_from", "")
     sources = source.get("sources", [source])
-    is_hub_id = HUB_ID.fullmatch(start) and not start.startswith("runs/") and not Path(start).exists()
     known = {
         "datasets": sorted({one["repository"] for one in sources if "repository" in one}),
-        "base_model": start.rstrip("/") if is_hub_id else None,
+        "base_model": start.rstrip("/") if _is_hub_id(start) else None,
     }
     return {key: value for key, value in known.items() if value}
 
 
-def _rows(comparison: Comparison | None, column: str | None) -> list[ComparisonRow]:
-    if comparison is None or column is None or comparison.limit is not None:
-        return []
-    return [row for row in comparison.rows if (score := row.values.get(column)) and score.value is not None]
+def _is_hub_id(name: str) -> bool:
+    is_file_name = "." in name and "/" not in name
+    has_form = HUB_ID.fullmatch(name) and not is_file_name and not name.startswith("runs/")
+    return bool(has_form) and not Path(name).exists()
 
 
-def _results(rows: list[ComparisonRow], column: str) -> list[dict[str, Any]]:
-    """Return the evaluation results in the format that the Hub uses in model cards."""
-    results: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        data = LOCAL_TASKS.get(row.task, LocalTask("", "test", [], []))
-        of = {"name": data.title or row.task, "type": data.dataset or row.task, "split": data.split}
-        result = {"task": {"type": "text-generation"}, "dataset": of, "metrics": []}
-        metric = {"type": row.metric, "name": row.metric, "value": round(row.values[column].value or 0.0, 4)}
-        results.setdefault(row.task, result)["metrics"].append(metric)
-    return list(results.values())
+def _public_name(name: str) -> str:
+    return name if _is_hub_id(name) else "local files"
 
 
-def _scores(rows: list[ComparisonRow], comparison: Comparison, column: str | None) -> str:
-    """Return the table of the scores of this model and of the baseline."""
-    names = {name: "this model" if name == column else name for name in (column, comparison.baseline) if name}
-    return dataclasses.replace(comparison, rows=rows).table(names).markdown()
+def _index_entries(results: Results) -> list[dict[str, Any]]:
+    """Return the scores of complete public splits in the format that the Hub uses in model cards.
+
+    Scores of local files are not among them, because the files may differ from the public ones.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    for row in results.rows:
+        details = results.comparison.task_details.get(row.task)
+        score = results.own_score(row)
+        if score is None or details is None or not _is_public_split(row, details):
+            continue
+        task = LOCAL_TASKS[row.task]
+        dataset = {"name": task.title, "type": task.dataset, "split": task.split}
+        entry = {"task": {"type": "text-generation"}, "dataset": dataset, "metrics": []}
+        metric = {"type": row.metric, "name": row.metric, "value": round(score.value or 0.0, 4)}
+        entries.setdefault(row.task, entry)["metrics"].append(metric)
+    return list(entries.values())
 
 
-def _shorten_files(value: Any) -> Any:
-    """Return a data source's description with at most three names of each list of files."""
+def _is_public_split(row: ComparisonRow, details: TaskDetails) -> bool:
+    """Return whether a row has the score of all documents of a split on the Hub."""
+    task = LOCAL_TASKS.get(row.task)
+    if task is None or task.dataset is None or row.metric.endswith(CLEAN):
+        return False
+    return details.data == task.dataset and details.documents == DOCUMENTS[row.task]
+
+
+def _score_table(results: Results) -> Table:
+    """Return the table of the scores of this model, of the mean over its seeds, and of the baseline."""
+    comparison, column = results.comparison, results.column
+    headings = {column.name: OURS}
+    if results.seed is not None:
+        headings[column.name] = f"mean of {len(column.seeds)} seeds"
+    for model in comparison.models:
+        if model.name == comparison.baseline:
+            headings.setdefault(model.name, _public_heading(model))
+    tasks = _public_tasks(comparison)
+    rows = []
+    for row in results.rows:
+        values = {heading: row.values[name] for name, heading in headings.items() if name in row.values}
+        differences = {heading: row.difference[name] for name, heading in headings.items() if name in row.difference}
+        own = results.own_score(row)
+        if own is not None and OURS not in values:
+            values[OURS] = own
+            differences[OURS] = _own_difference(own, row, comparison.baseline)
+        rows.append(dataclasses.replace(row, task=tasks[row.task], values=values, difference=differences))
+    shown = list(dict.fromkeys([OURS, *headings.values()]))
+    baseline = headings.get(comparison.baseline or "")
+    public = dataclasses.replace(comparison, rows=rows, baseline=baseline)
+    return public.table({heading: heading for heading in shown})
+
+
+def _own_difference(own: Score, row: ComparisonRow, baseline: str | None) -> Difference:
+    base = row.values.get(baseline or "")
+    if own.value is None or base is None or base.value is None:
+        return Difference(None)
+    return Difference(own.value - base.value)
+
+
+def _public_heading(model: ComparedModel) -> str:
+    """Return a heading for a baseline, which does not call a local model by a name of the Hub."""
+    if model.source == UNTRAINED:
+        return UNTRAINED
+    if model.is_local:
+        return "baseline (a local model)"
+    return model.source
+
+
+def _public_tasks(comparison: Comparison) -> dict[str, str]:
+    """Return the names of the tasks in the card. A task of a local text is named after the text."""
+    names: dict[str, str] = {}
+    for task in dict.fromkeys(row.task for row in comparison.rows):
+        number = 1 + sum(name.startswith(BITS) for name in names)
+        names[task] = f"local text {number}" if task.startswith(BITS) else task
+    return names
+
+
+def _scored_documents(results: Results) -> list[str]:
+    """Return one sentence for each task: how many documents of which data were scored."""
+    tasks = _public_tasks(results.comparison)
+    sentences = []
+    for task, details in results.comparison.task_details.items():
+        if task not in tasks:
+            continue
+        count = "an unknown number of" if details.documents is None else f"{details.documents:,}"
+        sentences.append(f"{tasks[task]}: {count} documents of {_public_data(task, details)}")
+    return sentences
+
+
+def _public_data(task: str, details: TaskDetails) -> str:
+    """Return the Hub id of a task's data, or that the data were local files."""
+    own = local_task(task)
+    if details.data is None:
+        return "a group of tasks"
+    if own is not None and details.data != own.dataset:
+        return "local files"
+    if own is not None and details.documents == DOCUMENTS.get(task):
+        return f"{details.data} on the Hub, the complete split `{own.split}`"
+    return f"{details.data} on the Hub"
+
+
+def _public_source(value: Any) -> Any:
+    """Return a data source's description, with the number of local files instead of their names."""
     if isinstance(value, list):
-        return list(map(_shorten_files, value))
+        return [_public_source(part) for part in value]
     if not isinstance(value, Mapping):
         return value
-    names = [Path(file["path"]).name for file in value.get("files", ())]
-    files = {"files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])} if names else {}
-    return {key: _shorten_files(part) for key, part in {**value, **files}.items()}
+    public = {key: _public_source(part) for key, part in value.items()}
+    files = value.get("files", [])
+    if "sources" in value:
+        public.pop("name", None)  # it has the names of all sources
+    if files and isinstance(files[0], Mapping):
+        public = {key: part for key, part in public.items() if key not in ("name", "files")}
+        return {"local files": len(files), "bytes": sum(file.get("bytes", 0) for file in files), **public}
+    if len(files) > SHOWN_FILES:
+        public["files"] = [*files[:SHOWN_FILES], f"and {len(files) - SHOWN_FILES} more"]
+    return public
+
+
+def _public_deviations(record: TrainingRecord) -> list[Mapping[str, str]]:
+    """Return the training settings that differ from recipes/gpt2_124m.yaml, without names of local files."""
+    source = record.environment.data["source"]
+    public = []
+    for deviation in record.environment.deviations or ():
+        is_local = False
+        if deviation["field"] == "data.source":
+            is_local = "local files" in json.dumps(_public_source(source))
+        elif deviation["field"] in ("data.tokenizer", "model.init_from"):
+            is_local = _may_be_path(deviation["run"])
+        public.append({**deviation, "run": "local files"} if is_local else deviation)
+    return public
+
+
+def _may_be_path(name: str) -> bool:
+    return Path(name).exists() or (("/" in name or "." in name) and not _is_hub_id(name))
 
 
 def deviation_table(deviations: Sequence[Mapping[str, str]] | None) -> Table:

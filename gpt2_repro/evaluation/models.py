@@ -7,6 +7,7 @@ import json
 import logging
 import operator
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpt2_repro.checkpoints.checkpoint import Checkpoint
@@ -49,7 +50,13 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
         sizes = f"the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids"
         raise UserError(f"{checkpoint.source}: {sizes}. Pass a folder with this model and its own tokenizer files.")
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
-    column = ComparedModel(*described, fingerprint(model, tokenizer), has_separator=start_id(tokenizer) is not None)
+    column = ComparedModel(
+        *described,
+        fingerprint(model, tokenizer),
+        has_separator=start_id(tokenizer) is not None,
+        is_local=bool(checkpoint.copy) or Path(checkpoint.source).exists(),
+        weights=checkpoint.record.weights if checkpoint.record else "",
+    )
     return LoadedModel(column, load, positions, checkpoint.window(positions), *_setting_of(checkpoint))
 
 

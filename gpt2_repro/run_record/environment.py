@@ -52,3 +52,14 @@ class TrainingRecord:
     losses: Mapping[str, float] = dataclasses.field(default_factory=dict)
     environment: Environment = Environment()
     sha256: str = ""  # of the manifest, which identifies the checkpoint
+    averaged: bool | None = None  # whether the weights are an average over steps (--ema_steps). None: unknown
+
+    @property
+    def weights(self) -> str:
+        """Which weights of a run with --ema_steps these are, or "" for other runs."""
+        steps = self.environment.run_identity.get("ema_steps")
+        if not steps or self.averaged is None:
+            return ""
+        if self.averaged:
+            return f"an average over steps (`ema_steps` {steps:,})"
+        return f"those of step {self.step:,}, not the average over steps (`ema_steps` {steps:,})"

@@ -249,9 +249,18 @@ def save_final(trainer: "PretrainingTrainer") -> None:
             step = trainer.state.global_step
             losses = events.final_losses(run.metrics, step, averaged=is_averaged)
             tokens, environment = trainer.tokens_trained, trainer.environment
-            checkpoints.seal(staged, {}, step=step, tokens=tokens, losses=losses, environment=environment.to_json())
+            checkpoints.seal(
+                staged,
+                {},
+                step=step,
+                tokens=tokens,
+                losses=losses,
+                environment=environment.to_json(),
+                averaged=is_averaged,
+            )
             # The model card is not in the manifest.
-            card = model_card(run.path.resolve().name, TrainingRecord(step, tokens, losses, environment))
+            record = TrainingRecord(step, tokens, losses, environment, averaged=is_averaged)
+            card = model_card(run.path.resolve().name, record)
             write_whole(staged / "README.md", card)
             sync(staged)
         checkpoints.publish(staged, run.final)
