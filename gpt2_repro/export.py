@@ -1,14 +1,13 @@
 """Export a checkpoint to another format, and read the export back to verify it.
 
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       create a Hugging Face folder
-python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       upload to the Hub (set HF_TOKEN)
+python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       upload to the Hub (after hf auth login)
 python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin                             create a model file of llm.c
 python -m gpt2_repro.export ckpt.pt FOLDER --tokenizer openai-community/gpt2         from nanoGPT or llm.c (.bin)
 """
 
 import argparse
 import copy
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -118,8 +117,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and not args.is_folder:
         raise UserError("--push_to_hub uploads a folder. Pass another name than a .bin file.")
-    if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
-        raise UserError("To upload to the Hub, set HF_TOKEN to a token with write access.")
+    if args.push_to_hub is not None and not _hub_token():
+        raise UserError("To upload to the Hub, run hf auth login, or set HF_TOKEN to a token with write access.")
     if args.out is not None and args.out.exists():
         raise UserError(f"{args.out} already exists.")
     return args
@@ -140,19 +139,27 @@ def require_same(written: Any, again: Any) -> None:
         raise RunFailed("The export was not saved: its logits differ from the checkpoint's. Please report this error.")
 
 
+def _hub_token() -> str:
+    """Return the token of the variable HF_TOKEN or of `hf auth login`, or "" without a login."""
+    from huggingface_hub import get_token
+
+    return get_token() or ""
+
+
 def push(folder: Path, repository: str, *, private: bool) -> None:
     """Upload a folder to the Hub. Raises UserError if the upload fails."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
-    api = HfApi()
+    token = _hub_token()
+    api = HfApi(token=token)
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
         done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of gpt2-repro")
     except (HTTPError, HFValidationError, OSError) as error:
         # A server may echo the header with the token.
-        reason = " ".join(str(error).split()).replace(os.environ["HF_TOKEN"], "HF_TOKEN")[:300]
-        fix = "Check the name, the network, and that HF_TOKEN has write access."
+        reason = " ".join(str(error).split()).replace(token, "HF_TOKEN")[:300]
+        fix = "Check the name, the network, and that the token has write access."
         raise UserError(f"Cannot upload to {repository}: {reason.rstrip('.')}. {fix}") from None
     print(f"Pushed: {getattr(done, 'commit_url', repository)}")
 

@@ -209,38 +209,60 @@ def test_an_exact_gelu_is_written_for_llm_c(run: Path, tmp_path: Path, capsys) -
 def test_a_mistake_writes_one_line(run: Path, words: str, message: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no login"))
     Path("there").mkdir()
     with pytest.raises(UserError, match=message):
         main([str(run), *words.split()])
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Path, monkeypatch) -> None:
-    created, broken = [], []
+SECRET = "hf_secretsecret"
+
+
+@pytest.fixture(params=["HF_TOKEN", "login"])
+def login(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> None:
+    """Log in to the Hub: in the environment, or as `hf auth login` stores the token."""
+    stored = tmp_path / "stored" / "token"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(stored))
+    for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(variable, raising=False)
+    if request.param == "HF_TOKEN":
+        monkeypatch.setenv("HF_TOKEN", SECRET)
+    else:
+        stored.parent.mkdir()
+        stored.write_text(f"{SECRET}\n", encoding="utf-8")
+
+
+@pytest.mark.usefixtures("login")
+def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Path, monkeypatch, capfd) -> None:
+    created, broken, tokens = [], [], []
 
     class Hub:
+        def __init__(self, token: str) -> None:
+            tokens.append(token)
+
         def create_repo(self, name: str, **options: object) -> None:
             created.append((name, options))
 
         def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
             if broken:
-                raise OSError("Authorization: Bearer hf_secretsecret\nwas not accepted")
+                raise OSError(f"Authorization: Bearer {SECRET}\nwas not accepted")
             shutil.copytree(folder_path, tmp_path / "hub" / repo_id)
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
-    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
     main([str(run), "--push_to_hub", "somebody/tiny", "--private"])
-    assert created == [("somebody/tiny", {"private": True, "exist_ok": True})]
+    assert created == [("somebody/tiny", {"private": True, "exist_ok": True})] and tokens == [SECRET]
     pushed = tmp_path / "hub" / "somebody" / "tiny"
     assert {path.name for path in pushed.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    assert not [path for path in pushed.iterdir() if b"hf_secret" in path.read_bytes()]
+    assert not [path for path in pushed.iterdir() if SECRET.encode() in path.read_bytes()]
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(pushed)), logits(load_model(str(run / "final"))))
     assert "somebody/tiny" in snippet(pushed)
     broken.append(True)
     with pytest.raises(UserError, match="somebody/tiny") as refused:
         main([str(run), str(tmp_path / "kept"), "--push_to_hub", "somebody/tiny"])
-    assert "hf_secret" not in str(refused.value) and "\n" not in str(refused.value)
+    assert SECRET not in str(refused.value) and "\n" not in str(refused.value)
     assert (tmp_path / "kept" / "model.safetensors").is_file(), "the exported folder is kept if the upload fails"
+    assert SECRET not in "".join(capfd.readouterr())
 
 
 OPENAI = "openai-community/gpt2"
