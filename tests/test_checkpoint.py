@@ -1,5 +1,6 @@
 """The right checkpoint is found for a run directory, a model folder or a Hub id."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,42 @@ def test_an_unfinished_run_is_its_newest_complete_checkpoint(run: Path) -> None:
     assert resolve_checkpoint(str(run), unfinished=True) == resolve_checkpoint(str(run / "checkpoint-5"))
     with pytest.raises(UserError, match="checkpoint-5"):
         resolve_checkpoint(str(run))
+
+
+def saved(run: Path, name: str, step: int) -> None:
+    folder = run / name
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    seal(folder, {}, step=step)
+
+
+@pytest.mark.parametrize(
+    ("steps", "state", "reached", "newest"),
+    [
+        ((10, 20), "complete", 20, "final"),
+        ((10, 20), "running", 20, "final"),  # killed after it wrote final/, or extended without a save
+        ((10,), "complete", 20, "final"),
+        ((), "stopped", 25, "final"),
+        ((20, 30), "stopped", 30, "checkpoint-30"),
+        ((20, 30), "running", 25, "checkpoint-30"),
+        ((10, 15), "stopped", 15, "checkpoint-15"),  # the run went back (--resume_from) and was stopped
+        ((10, 15), "complete", 15, "final"),
+        ((20, 30), None, None, "checkpoint-30"),
+    ],
+)
+def test_a_run_is_its_newest_weights(run: Path, steps: tuple[int, ...], state, reached, newest: str, caplog) -> None:
+    saved(run, "final", 20)
+    for step in steps:
+        saved(run, f"checkpoint-{step}", step)
+    (run / "checkpoint-40").mkdir()  # incomplete
+    if state:
+        (run / "run_status.json").write_text(json.dumps({"state": state, "step": reached}), encoding="utf-8")
+    caplog.set_level("INFO")
+    for unfinished in (True, False):
+        assert resolve_checkpoint(str(run), unfinished=unfinished).source == str(run / newest)
+    assert bool(caplog.messages) == (newest != "final")
+    assert all(newest in message for message in caplog.messages)
+    assert resolve_checkpoint(str(run / "final")).source == str(run / "final")
 
 
 def test_a_checkpoint_belongs_to_its_run(run: Path) -> None:

@@ -5,12 +5,12 @@ import logging
 import re
 from pathlib import Path
 
-from gpt2_repro.checkpoints import complete_checkpoints, training_record
+from gpt2_repro.checkpoints import complete_checkpoints, read_manifest, training_record
 from gpt2_repro.errors import UserError, nearest
 from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import FINAL, RECIPE, is_run
+from gpt2_repro.run_record.layout import FINAL, RECIPE, is_run, step_of
 
 
 logger = logging.getLogger(__name__)
@@ -43,12 +43,18 @@ class Checkpoint:
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     """Return the checkpoint for a folder, a run directory or a Hub id, or raise UserError.
 
-    For a run directory, the result is `final/`. Without `final/`, `unfinished` selects the newest complete checkpoint.
+    For a run directory, the result is `final/`, or the newest complete checkpoint if that is newer. Without `final/`,
+    `unfinished` selects the newest complete checkpoint.
     """
     path = Path(name)
-    for folder in (path, path / FINAL):
-        if (folder / "config.json").is_file():
-            return _open_folder(folder)
+    if (path / "config.json").is_file():
+        return _open_folder(path)
+    if (path / FINAL / "config.json").is_file():
+        newer = newer_than_final(path)
+        if newer is None:
+            return _open_folder(path / FINAL)
+        logger.info("Run %s has continued after final/. Using its newest complete checkpoint: %s", name, newer.name)
+        return _open_folder(newer)
     if is_run(path):
         newest = next(iter(complete_checkpoints(path)), None)
         if newest is None or not unfinished:
@@ -63,6 +69,17 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         raise UserError(f"{name} does not exist. {suggest_run(path)}")
     check_hub()
     return Checkpoint(name.rstrip("/"), name)
+
+
+def newer_than_final(run: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run that has continued after it wrote final/, otherwise None."""
+    newest = next(iter(complete_checkpoints(run)), None)
+    ended = read_manifest(run / FINAL).get("step")
+    if newest is None or ended is None:
+        return None
+    status = RunRecord(run).status()
+    went_back = status.state != "complete" and status.step is not None and status.step < ended
+    return newest if step_of(newest) > ended or went_back else None
 
 
 def suggest_run(path: Path) -> str:

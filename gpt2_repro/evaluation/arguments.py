@@ -49,7 +49,7 @@ class EvaluationRecipe(Recipe):
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
     """Return the command line of evaluate.sh. Recipe fields that were not passed are None."""
     parser = CommandParser(prog=EVALUATE, usage="%(prog)s CHECKPOINT... [--key value ...]", description=description)
-    models = "A run directory (final/ is scored), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
+    models = "A run directory (final/ or a newer checkpoint), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=models)
     defaults = "default: the value in the run's recipe; without a run, the value shown here"
     recipe = parser.add_argument_group(f"section `evaluation` of the recipe ({defaults})")
