@@ -70,7 +70,9 @@ def main(argv: list[str]) -> None:
 
 def _parse(argv: list[str]) -> Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.diagnose", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="Run directory (final/ or a newer checkpoint), checkpoint-N/, final/ or Hub id.")
+    parser.add_argument(
+        "run", metavar="RUN", help="Run directory (final/ or a newer checkpoint), checkpoint-N/, final/ or Hub id."
+    )
     parser.add_argument("--baseline", help="Model with RUN's tokenizer. (default: the recipe's, or GPT-2 124M)")
     parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help="Prepared folder. (default: the run's)")
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")

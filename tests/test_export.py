@@ -20,6 +20,7 @@ from gpt2_repro.evaluation.comparison import (
     Comparison,
     ComparisonRow,
     Difference,
+    EvaluationSettings,
     Score,
     TaskDetails,
 )
@@ -27,6 +28,7 @@ from gpt2_repro.evaluation.model_card import Results, find_results, model_card
 from gpt2_repro.evaluation.models import fingerprint, open_model
 from gpt2_repro.evaluation.output import comparison_markdown
 from gpt2_repro.evaluation.references import DOCUMENTS
+from gpt2_repro.evaluation.scores import Metric, compare, join_seeds
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS
 from gpt2_repro.export import main
 from gpt2_repro.model.llmc import read_llmc, transposed
@@ -441,11 +443,15 @@ def test_the_scores_of_a_model_are_found(tmp_path: Path, record: TrainingRecord)
     stored(by_follow, dataclasses.replace(COMPARISON, limit=5))
     assert find_results(final, REVISION) is None, "a smoke test"
     stored(by_follow, COMPARISON)
-    first, second = ("a" * 64, "b" * 64)
-    seeds = ComparedModel("me, 2 seeds", revision=f"{first[:12]}+{second[:12]}", seeds=["me", "you"])
-    values = {seeds.name: Score(0.3, 0.005, [0.31, 0.29]), OPENAI: VALUES[OPENAI]}
-    row = dataclasses.replace(ROW, values=values, difference={seeds.name: Difference(-0.0256, 0.005, verdict="worse")})
-    joined = dataclasses.replace(COMPARISON, rows=[row], models=[seeds, COMPARISON.models[1]])
+    first, second = "a" * 64, "b" * 64
+    metric = Metric("lambada_openai", "acc", None, None, True, num_documents=5153, data=LAMBADA)
+    scored = [
+        (ComparedModel(name, revision=revision), [dataclasses.replace(metric, value=value)])
+        for name, revision, value in (("me", first, 0.31), ("you", second, 0.29), (OPENAI, "c", 0.3256))
+    ]
+    columns = join_seeds(scored, {"me": "setting", "you": "setting"})
+    metadata = {"date": "2026-11-28", "command": "", "versions": {"lm_eval": "0.4.13"}}
+    joined = compare(columns, columns[1][0], EvaluationSettings(max_length=1024), metadata)
     stored(tmp_path / "run/evaluation/comparison.json", joined)
     assert find_results(final, REVISION) == RESULTS
     for folder, revision, own in ((final, first, 0.31), (other, second, 0.29)):
@@ -453,8 +459,8 @@ def test_the_scores_of_a_model_are_found(tmp_path: Path, record: TrainingRecord)
         card = model_card("me", record, results)
         (result,) = evaluated(card)
         assert result.metric_value == own
-        assert "| task | metric | this model | mean of 2 seeds | openai-community/gpt2 |" in card
-        assert f"| {own:.4f} | 0.3000 ± 0.0050; 2 seeds ± 0.0141 | 0.3256 ± 0.0065 |" in card
+        assert "| task | metric | this model | mean of 2 seeds | baseline |" in card
+        assert f"| lambada_openai | acc ↑ | {own:.4f} | 0.3000; 2 seeds ± 0.0141 | 0.3256 |" in card
 
 
 @pytest.mark.parametrize(("averaged", "words"), [(True, "are an average"), (False, "are those of step"), (None, None)])

@@ -67,7 +67,7 @@ class ComparedModel:
     tokens_trained: int | None = None  # None if unknown
     revision: str = ""
     seeds: list[str] = dataclasses.field(default_factory=list)  # the names of the models whose mean this is
-    is_local: bool = True  # whether `source` is a folder or a file, and no Hub id
+    is_local: bool | None = None  # whether `source` is a folder or a file, and no Hub id. None: unknown
     weights: str = ""  # which weights of a run with --ema_steps
     has_separator: bool = True  # if not, the first token of each document is context and is not scored
     lossy_tasks: list[str] = dataclasses.field(default_factory=list)  # whose text the tokenizer does not keep

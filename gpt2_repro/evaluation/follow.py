@@ -129,16 +129,14 @@ class Follower:
         """
         steps = {checkpoint_path(Path(), step).name: manifest for step, manifest in self.place.manifests().items()}
         new = {}
+        options = self._all_options()
         for name, manifest in {FINAL: self.place.manifest(FINAL), **steps}.items():
             if not manifest or manifest.get("rolling") or manifest["sha256"] in self.tried:
                 continue
-            if not self._is_scored(name, manifest):
+            scores = self.folder / name
+            if checkpoints.read_manifest(scores) != manifest or read_object(scores / OPTIONS) != options:
                 new[name] = manifest
         return new
-
-    def _is_scored(self, name: str, manifest: dict[str, Any]) -> bool:
-        scores = self.folder / name
-        return checkpoints.read_manifest(scores) == manifest and read_object(scores / OPTIONS) == self._all_options()
 
     def _all_options(self) -> dict[str, Any]:
         """Return everything that the scores depend on, apart from the checkpoint."""
@@ -231,7 +229,7 @@ def _require_same_run(place: Place, mark: BinaryIO) -> None:
         return  # nothing is written yet
     mark.seek(0)
     scored = parse_object(mark.read()) or {}
-    if scored and not any(run[key] and run[key] == scored.get(key) for key in run):
+    if "run_identity" in scored and not any(run[key] and run[key] == scored.get(key) for key in run):
         raise UserError(f"{Path(mark.name).parent} has scores of another run. Pass another --output_dir.")
     if scored != run:
         mark.truncate(0)

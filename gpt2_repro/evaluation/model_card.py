@@ -215,9 +215,11 @@ def _public_heading(model: ComparedModel) -> str:
     """Return a heading for a baseline, which does not call a local model by a name of the Hub."""
     if model.source == UNTRAINED:
         return UNTRAINED
+    if model.is_local is None:
+        return "baseline"
     if model.is_local:
         return "baseline (a local model)"
-    return model.source
+    return model.source.rstrip("/")
 
 
 def _public_tasks(comparison: Comparison) -> dict[str, str]:

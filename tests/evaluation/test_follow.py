@@ -246,6 +246,10 @@ def test_copies_at_a_place_are_followed_with_their_log(run, tmp_path) -> None:
         assert followed(name, Scores()) == ["checkpoint-2", "checkpoint-1", "waits"]
         assert (mirror / "environment.json").read_bytes() == (run / "environment.json").read_bytes()
         assert followed(name, Scores()) == ["waits"]
+        for minutes, names in ((0, ["waits"]), (7, [])):  # the files of the last save arrive after the status
+            end(run, updated=(datetime.now(UTC) - timedelta(minutes=minutes)).isoformat())
+            fsspec.filesystem("objects").put(str(run / "run_status.json"), f"{name}/run_status.json")
+            assert followed(name, Scores()) == names
     finally:
         Objects.store.clear()
 
