@@ -43,6 +43,7 @@ SECONDS = 30.0  # between two looks at the run
 RESTART_SECONDS = 360.0
 NICENESS = 10  # the training on the same machine comes first
 OPTIONS = "options.json"  # what the scores of a checkpoint depend on
+DELETED = "it was deleted"  # by the run, while it was read
 SNAPSHOT = ".snapshot-"  # prefix of a folder with the files that are being scored
 # The files that a model and its tokenizer are loaded from. Optimizer states have other names, or are in a folder.
 LOADED = re.compile(r"[^/]+\.(safetensors|json|jinja|txt|model)")
@@ -156,19 +157,15 @@ class Follower:
         self.is_waiting = False
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=SNAPSHOT) as scratch:
             run = Path(scratch)
-            try:
-                with faults_in_words(self.place.name):
-                    problem = _take(self.place, name, manifest, run)
-            except FileNotFoundError:
-                self.tried.add(manifest["sha256"])
-                logger.warning("%s is not scored: it was deleted", name)
-                return
+            with faults_in_words(self.place.name):
+                problem = _take(self.place, name, manifest, run)
             problem = problem or self._score_copy(name, manifest, run)
         self.tried.add(manifest["sha256"])
         self.problems.pop(name, None)
         if problem:
-            self.problems[name] = problem
             logger.warning("%s is not scored: %s", name, problem)
+        if problem and problem != DELETED:
+            self.problems[name] = problem
 
     def _score_copy(self, name: str, manifest: dict[str, Any], run: Path) -> str | None:
         """Score the copy of a checkpoint in the folder `run`, or return why it cannot be scored."""
@@ -252,17 +249,12 @@ def _read(place: Place, folder: Path, *names: str) -> None:
 
 
 def _take(place: Place, name: str, manifest: dict[str, Any], run: Path) -> str | None:
-    """Link or copy what the model and the log need to the folder `run`, or return why a file cannot be used.
-
-    Raises FileNotFoundError if the checkpoint was deleted.
-    """
+    """Link or copy what the model and the log need to the folder `run`, or return why that is impossible."""
     for file in filter(LOADED.fullmatch, manifest["files"]):
         try:
             sha256 = _fetch(place, f"{name}/{file}", run / name / file)
         except FileNotFoundError:
-            if place.manifest(name) == manifest:
-                return f"{file} is missing"
-            raise
+            return f"{file} is missing" if place.manifest(name) == manifest else DELETED
         if sha256 != manifest["files"][file]["sha256"]:
             return f"{file} is damaged"
     _read(place, run, *SMALL_FILES)
