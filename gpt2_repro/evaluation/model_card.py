@@ -118,7 +118,7 @@ def model_card(
         repository=repository,
         header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
         record=record,
-        start=start and _public_name(start),
+        start=_public_start(start),
         source=json.dumps(_public_source(record.environment.data["source"])),
         comparison=results.comparison if results and results.rows else None,
         table=_score_table(results).markdown() if results else "",
@@ -148,8 +148,11 @@ def _is_hub_id(name: str) -> bool:
     return bool(has_form) and not Path(name).exists()
 
 
-def _public_name(name: str) -> str:
-    return name if _is_hub_id(name) else "local files"
+def _public_start(start: str) -> str:
+    """Return the initial weights for a sentence: a Hub id, or no name for a local model."""
+    if not start:
+        return ""
+    return f"`{start}`" if _is_hub_id(start) else "a local model"
 
 
 def _index_entries(results: Results) -> list[dict[str, Any]]:

@@ -200,7 +200,8 @@ def test_finetuning_keeps_the_shape_and_the_learning_rate(straight, type_warm, t
     environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     shape = [environment["run_identity"][name] for name in ("n_layer", "n_head", "n_embd")]
     assert environment["startup"] and shape == [2, 2, 32]  # the checkpoint's
-    assert "`start`" in (run / "final" / "README.md").read_text(encoding="utf-8")
+    card = (run / "final" / "README.md").read_text(encoding="utf-8")
+    assert "the weights of a local model" in card and "`start`" not in card
     logged = events(run)
     assert {event["learning_rate"] for event in logged if "loss" in event} == {3e-5}
     losses = {event["step"]: event["eval_loss"] for event in logged if "eval_loss" in event}
