@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import json
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,36 +23,41 @@ from gpt2_repro.launchers import ROOT
 
 DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is passed
 SECTIONS = ("data", "model", "training", "evaluation")
-# The recipe.yaml of a run of an earlier version has these values.
-EARLIER = {"skip_loss_z": 0.0, "skip_grad_z": 0.0, "extend_to": 0, "sample_by": "document"}
 
 R = TypeVar("R", bound="Recipe")
 Options = Mapping[str, dict[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True)
 class JsonObject:
     """A mapping, or the text of one: a JSON object, `key=value,key=value`, or "" for an empty mapping."""
 
-    content: dataclasses.InitVar[str | Mapping[str, Any] | Iterable[tuple[str, Any]]]
-    values: dict[str, Any] = dataclasses.field(init=False)
+    def __init__(self, content: str | Mapping[str, Any]) -> None:
+        self.values: dict[str, Any] = _parse_mapping(content) if isinstance(content, str) else dict(content)
 
-    def __post_init__(self, content: str | Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        if isinstance(content, str):
-            is_json = not content.strip() or content.lstrip().startswith("{")
-            content = json.loads(content or "{}") if is_json else map(_pair, content.split(","))
-        object.__setattr__(self, "values", dict(content))
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JsonObject) and self.values == other.values
+
+    def __hash__(self) -> int:  # dataclasses accept only hashable defaults
+        return hash(str(self))
 
     def __str__(self) -> str:
         return json.dumps(self.values)
 
 
-def _pair(text: str) -> tuple[str, Any]:
-    key, value = text.split("=")
-    try:
-        return key.strip(), json.loads(value)
-    except ValueError:
-        return key.strip(), value.strip()
+def _parse_mapping(text: str) -> dict[str, Any]:
+    """Return the mapping in a text. Raises ValueError if the text has another form."""
+    if not text.strip():
+        return {}
+    if text.lstrip().startswith("{"):
+        return dict(json.loads(text))
+    values: dict[str, Any] = {}
+    for pair in text.split(","):
+        key, value = pair.split("=")
+        try:
+            values[key.strip()] = json.loads(value)
+        except ValueError:
+            values[key.strip()] = value.strip()
+    return values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,33 +69,43 @@ class Recipe:
 
     path: Path
     typed: frozenset[str]  # names of the fields and options on the command line
-    stated: frozenset[str]  # names of the fields on the command line or in the file
-    options: argparse.Namespace  # the options that are not fields of a recipe
     written: Mapping[str, Mapping[str, Any]]  # the sections in the file, without defaults and overrides
+    options: argparse.Namespace  # the options that are not fields of a recipe
 
     @property
     def sections(self) -> dict[str, Any]:
         """The sections that the command uses, by name."""
         return {name: getattr(self, name) for name in SECTIONS if hasattr(self, name)}
 
-    @property
+    def is_stated(self, name: str) -> bool:
+        """Return whether a field is set on the command line or in the file, and not by its default."""
+        return name in self.typed or any(name in section for section in self.written.values())
+
     def overrides(self) -> dict[str, Any]:
-        """The values of the fields on the command line, by name."""
-        values = {key: value for section in self.sections.values() for key, value in values_of(section).items()}
-        return {key: values[key] for key in sorted(self.typed & values.keys())}
+        """Return the values of the fields on the command line, by name."""
+        overrides: dict[str, Any] = {}
+        for section in self.sections.values():
+            for name, value in values_of(section).items():
+                if name in self.typed:
+                    overrides[name] = value
+        return dict(sorted(overrides.items()))
 
     @property
     def title(self) -> str:
         """The name of the recipe and the overrides that change the run, such as `gpt2_124m seed=43`."""
         settings = settings_of(*self.sections.values())
-        named = (f"{key}={value}" for key, value in self.overrides.items() if settings[key].role != "unnamed")
-        return " ".join([self.path.stem, *named])
+        words = [self.path.stem]
+        for name, value in self.overrides().items():
+            if settings[name].role != "unnamed":
+                words.append(f"{name}={value}")
+        return " ".join(words)
 
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML text, which is a valid recipe."""
-        sections = {name: values_of(section) for name, section in self.sections.items()}
-        shown = {name: {k: v for k, v in values.items() if v is not None} for name, values in sections.items()}
-        plain = json.loads(json.dumps(shown))  # YAML does not support TokenCount
+        sections: dict[str, dict[str, Any]] = {}
+        for name, section in self.sections.items():
+            sections[name] = {key: value for key, value in values_of(section).items() if value is not None}
+        plain = json.loads(json.dumps(sections))  # YAML does not support TokenCount
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=119)
         return f"# Resolved from {self.path}\n{text}"
 
@@ -105,17 +120,22 @@ class Recipe:
 
 def values_of(section: Any) -> dict[str, Any]:
     """Return the values of a recipe section by field name, with mappings instead of JsonObjects."""
-    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
-    return {name: value.values if isinstance(value, JsonObject) else value for name, value in values.items()}
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        values[field.name] = value.values if isinstance(value, JsonObject) else value
+    return values
 
 
 class _UniqueKeys(yaml.SafeLoader):
     """A YAML loader that refuses a repeated key. PyYAML would use the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        if repeated := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.YAMLError(f"the key {repeated!r} occurs twice")
+        keys: list[Any] = []
+        for key, _ in node.value:
+            if key.value in keys:
+                raise yaml.YAMLError(f"the key {key.value!r} occurs twice")
+            keys.append(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -135,8 +155,9 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"{path} is not valid YAML: {in_a_line(error)}") from None
     if not isinstance(document, dict) or not all(isinstance(keys or {}, dict) for keys in document.values()):
         raise UserError(f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}.")
-    if unknown := [str(name) for name in document if name not in SECTIONS]:
-        raise UserError(f"{path} has no section {unknown[0]!r}. {did_you_mean(unknown[0], SECTIONS)}")
+    for name in document:
+        if name not in SECTIONS:
+            raise UserError(f"{path} has no section {str(name)!r}. {did_you_mean(str(name), SECTIONS)}")
     return {name: keys or {} for name, keys in document.items()}
 
 
@@ -148,49 +169,78 @@ def parse_recipe(kind: type[R], argv: Sequence[str], *, options: Options | None 
         options: the options that are not fields of a recipe, with keyword arguments for `add_argument`.
         about: `prog` and `description` of the argument parser.
     """
-    named = bool(argv) and not argv[0].startswith("-")
-    path, flags = (Path(argv[0]), list(argv[1:])) if named else (DEFAULT, list(argv))
-    classes: dict[str, Any] = {name: cls for name, cls in typing.get_type_hints(kind).items() if name in SECTIONS}
+    path = DEFAULT
+    words = list(argv)
+    if words and not words[0].startswith("-"):
+        path = Path(words.pop(0))
+    annotations = typing.get_type_hints(kind)
+    classes: dict[str, Any] = {name: annotations[name] for name in annotations if name in SECTIONS}
     usage = f"%(prog)s [RECIPE] [--key value ...]     default RECIPE: {DEFAULT}"
     parser = _Parser(classes.values(), usage=usage, **about)
     for name, keywords in (options or {}).items():
         parser.add_argument(f"--{name}", **keywords)
-    written = {} if {"--help", "-h"} & set(flags) else load_sections(path)
-    fields = {name: {field.name: field for field in dataclasses.fields(cls)} for name, cls in classes.items()}
+
+    asks_for_help = "--help" in words or "-h" in words
+    written = {} if asks_for_help else load_sections(path)
     for name in classes:
-        parser.set_defaults(**_defaults(path, name, written.get(name, {}), fields))
-    values = vars(parser.parse(flags))
-    for key, field in (item for section in fields.values() for item in section.items()):
-        choices = typing.get_args(field.type) if typing.get_origin(field.type) is Literal else None
-        if choices and values[key] not in choices:
-            raise UserError(f"{key} cannot be {values[key]!r}. {did_you_mean(str(values[key]), choices)}")
-    names = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in flags if word.startswith("--")}
-    typed = {key for key in values if {key, f"no_{key}"} & names}
+        parser.set_defaults(**_defaults(path, name, written.get(name, {}), classes))
+    values = vars(parser.parse(words))
+    sections: dict[str, Any] = {}
+    for name, section in classes.items():
+        _check_choices(section, values)
+        sections[name] = section(**{field.name: values[field.name] for field in dataclasses.fields(section)})
     return kind(
         path=path,
-        typed=frozenset(typed),
-        stated=frozenset(typed.union(*written.values())),
-        options=argparse.Namespace(**{name: values[name] for name in options or {}}),
+        typed=_names_of_options(words, values),
         written=written,
-        **{name: cls(**{key: values[key] for key in fields[name]}) for name, cls in classes.items()},
+        options=argparse.Namespace(**{name: values[name] for name in options or {}}),
+        **sections,
     )
 
 
-def _defaults(path: Path, section: str, keys: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _names_of_options(words: Sequence[str], known: Collection[str]) -> frozenset[str]:
+    """Return the names of the options in the words of a command line, without a `no_` before them."""
+    names = set()
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--").split("=")[0].replace("-", "_")
+            names.add(name if name in known else name.removeprefix("no_"))
+    return frozenset(names & set(known))
+
+
+def _check_choices(section: Any, values: Mapping[str, Any]) -> None:
+    """Raise UserError if a field that has choices has another value.
+
+    argparse checks the words of the command line only, not the defaults that the file sets.
+    """
+    for field in dataclasses.fields(section):
+        if typing.get_origin(field.type) is Literal:
+            choices = typing.get_args(field.type)
+            value = values[field.name]
+            if value not in choices:
+                raise UserError(f"{field.name} cannot be {value!r}. {did_you_mean(str(value), choices)}")
+
+
+def _defaults(path: Path, section: str, keys: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a section in a file, as text that the parser converts like words of the command line."""
+    fields = {field.name: field for field in dataclasses.fields(classes[section])}
     defaults: dict[str, Any] = {}
-    for key, value in (item for item in keys.items() if item not in EARLIER.items()):
-        if key not in fields[section]:
-            owners = [name for name in fields if key in fields[name]]
-            fix = f"It belongs to {owners[0]}." if owners else did_you_mean(str(key), fields[section])
+    for key, value in keys.items():
+        if key not in fields:
+            owners = [name for name, owner in classes.items() if key in owner.__dataclass_fields__]
+            fix = f"It belongs to {owners[0]}." if owners else did_you_mean(str(key), fields)
             raise UserError(f"{path}: the section {section} has no key {str(key)!r}. {fix}")
-        is_list = typing.get_origin(fields[section][key].type) is list
-        if isinstance(value, list) and not is_list:
+        if value is None:
+            continue  # the default applies
+        if typing.get_origin(fields[key].type) is list:
+            items = value if isinstance(value, list) else [value]
+            defaults[key] = [str(item) for item in items]
+        elif isinstance(value, list):
             raise UserError(f"{path}: {key} needs one value, not a list.")
-        if is_list and value is not None:
-            defaults[key] = [str(item) for item in (value if isinstance(value, list) else [value])]
-        elif value is not None:  # null: the default applies
-            defaults[key] = json.dumps(value) if isinstance(value, dict) else str(value)
+        elif isinstance(value, dict):
+            defaults[key] = json.dumps(value)
+        else:
+            defaults[key] = str(value)
     return defaults
 
 

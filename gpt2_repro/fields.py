@@ -4,9 +4,14 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gpt2_repro.errors import UserError
+
+
+# Whether a field changes the loss curve (`fixed`, or `changeable` by --allow_resume_change), something else that is
+# measured (`neutral`), or nothing that the title of a run should have (`unnamed`).
+Role = Literal["fixed", "changeable", "neutral", "unnamed"]
 
 
 class Range(NamedTuple):
@@ -22,37 +27,55 @@ BELOW_1 = Range("at least 0 and less than 1", lambda value: 0 <= value < 1)
 FRACTION = Range("from 0 to 1", lambda value: 0 <= value <= 1)
 
 
-class Setting(dict[str, Any]):
-    """The metadata of a field: keywords for argparse, which HfArgumentParser copies, and attributes for us.
+class Setting(str):
+    """The help text of a field, and what else is known of the field.
+
+    HfArgumentParser passes the metadata of a field to argparse, which accepts no keys of ours. It passes the text on
+    unchanged.
 
     Attributes:
         valid: the valid numbers.
-        role: whether the field changes the loss curve (`fixed`, or `changeable` by --allow_resume_change), something
-            else that is measured (`neutral`), or nothing that the title of a run should have (`unnamed`).
+        role: see `Role`.
     """
 
-    def __init__(self, valid: Range, role: str, **keywords: Any) -> None:
-        super().__init__(keywords)
-        self.valid, self.role, self.is_trajectory = valid, role, role in ("fixed", "changeable")
+    valid: Range
+    role: Role
 
-    def __missing__(self, key: str) -> "Setting":
-        return self  # dataclasses store the metadata in a proxy, which has no attributes
+    def __new__(cls, help: str, valid: Range, role: Role) -> "Setting":
+        setting = super().__new__(cls, help)
+        setting.valid = valid
+        setting.role = role
+        return setting
+
+    @property
+    def is_trajectory(self) -> bool:
+        """Whether the field changes the loss curve."""
+        return self.role in ("fixed", "changeable")
 
 
-def option(default: Any, help: str, valid: Range = AT_LEAST_0, *, role: str = "neutral", **keywords: Any) -> Any:
-    """Return a field of a section. If `default` is a list or a mapping, every instance gets a copy."""
-    metadata = Setting(valid, role, help=help, **keywords)
+def option(default: Any, help: str, valid: Range = AT_LEAST_0, *, role: Role = "neutral", **keywords: Any) -> Any:
+    """Return a field of a section. If `default` is a list or a mapping, every instance gets a copy.
+
+    `keywords` are further arguments of argparse.
+    """
+    metadata = {"help": Setting(help, valid, role), **keywords}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=functools.partial(copy.copy, default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-fixed, changeable, unnamed = (functools.partial(option, role=role) for role in ("fixed", "changeable", "unnamed"))
+fixed = functools.partial(option, role="fixed")
+changeable = functools.partial(option, role="changeable")
+unnamed = functools.partial(option, role="unnamed")
 
 
 def settings_of(*sections: Any) -> dict[str, Setting]:
     """Return what is known of the fields of sections, by name."""
-    return {field.name: field.metadata["setting"] for each in sections for field in dataclasses.fields(each)}
+    settings: dict[str, Setting] = {}
+    for section in sections:
+        for field in dataclasses.fields(section):
+            settings[field.name] = field.metadata["help"]
+    return settings
 
 
 def check_ranges(section: Any) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import read_table
 
 
 ROOT = Path(__file__).parents[1]  # has recipes/, accelerate_configs/ and ds_configs/
 # The commands that messages name, for the current folder.
 SCRIPTS = "" if Path().samefile(ROOT) else f"{ROOT}/"
-PREPARE, EVALUATE = shlex.join(["python", f"{SCRIPTS}prepare_data.py"]), shlex.join(["bash", f"{SCRIPTS}evaluate.sh"])
+PREPARE = shlex.join(["python", f"{SCRIPTS}prepare_data.py"])
+EVALUATE = shlex.join(["bash", f"{SCRIPTS}evaluate.sh"])
 # Set by accelerate, torchrun and clusters. torchrun also reads its options from PET_*.
 VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET|ACCELERATE|FSDP)_\w+"
@@ -47,8 +47,16 @@ class Launcher(NamedTuple):
         return [*command, *options]
 
 
-_TABLE = [Launcher(**row) for row in read_table(__file__, "launchers.yaml")]
-LAUNCHERS, RECOMMENDED = {launcher.name: launcher for launcher in _TABLE}, _TABLE[0]
+_ZERO = "mp_rank_00_model_states"  # one model file for all ranks
+RECOMMENDED = Launcher("zero1", form=_ZERO, deepspeed_json="zero1.json")
+DDP = Launcher("ddp")
+ZERO2 = Launcher("zero2", form=_ZERO, deepspeed_json="zero2.json")
+ZERO3 = Launcher(
+    "zero3", form="zero_pp_rank_0_mp_rank_00_model_states", deepspeed_json="zero3.json", whole_weights=False
+)
+FSDP2 = Launcher("fsdp2", form="pytorch_model_fsdp", whole_weights=False)
+ZERO1_MULTINODE = Launcher("zero1_multinode", form=_ZERO, deepspeed_json="zero1.json")
+LAUNCHERS = {launcher.name: launcher for launcher in (RECOMMENDED, DDP, ZERO2, ZERO3, FSDP2, ZERO1_MULTINODE)}
 
 
 def training_command(*options: str, on_gpu: bool) -> list[str]:
@@ -58,19 +66,25 @@ def training_command(*options: str, on_gpu: bool) -> list[str]:
     """
     root = Path(os.path.relpath(ROOT))
     launch = ["accelerate", "launch", "--config_file", str(root / RECOMMENDED.config), *options]
-    return [*(launch if on_gpu else ["python"]), str(root / "train.py")]
+    start = launch if on_gpu else ["python"]
+    return [*start, str(root / "train.py")]
 
 
 def check_variables() -> None:
     """Raise UserError if a launcher's variables are set but no launcher is running."""
     # torchrun and accelerate set TORCHELASTIC_RUN_ID. Without them, a process would wait for the others forever.
-    alone = "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if "MASTER_ADDR" not in os.environ or alone else ()
-    stale = [name for name in names if name in os.environ]
+    launcher_runs = "MASTER_ADDR" in os.environ
+    waits_for_others = "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    stale: list[str] = []
+    if waits_for_others or not launcher_runs:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+        stale += [name for name in names if name in os.environ]
     # For these engines, accelerate starts even a single process with torchrun.
     if "LOCAL_RANK" not in os.environ:
-        engines = [name for name in os.environ if re.fullmatch(r"ACCELERATE_USE_(?!CPU$)\w+", name)]
-        stale += [name for name in engines if os.environ[name].lower() not in ("", "0", "false", "no")]
+        for name, value in os.environ.items():
+            is_engine = re.fullmatch(r"ACCELERATE_USE_(?!CPU$)\w+", name)
+            if is_engine and value.lower() not in ("", "0", "false", "no"):
+                stale.append(name)
     if stale:
         set_here = ", ".join(f"{name}={os.environ[name]}" for name in stale)
         fix = f"Run `unset {' '.join(stale)}`, or start the command with accelerate launch."
@@ -90,23 +104,32 @@ def forget_variables() -> None:
 def current_launcher() -> Launcher:
     """Return the launcher of this process: ddp if neither FSDP2 nor DeepSpeed is used."""
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        return LAUNCHERS["fsdp2"]
+        return FSDP2
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
-        return LAUNCHERS["ddp"]
-    if path := deepspeed_json():
-        stage = json.loads(path.read_text(encoding="utf-8")).get("zero_optimization", {}).get("stage", 0)
-    else:
+        return DDP
+    path = deepspeed_json()
+    if path is None:
         stage = int(os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"])
-    return LAUNCHERS[f"zero{stage}" if stage in (2, 3) else "zero1"]
+    else:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        stage = config.get("zero_optimization", {}).get("stage", 0)
+    if stage == 2:
+        return ZERO2
+    return ZERO3 if stage == 3 else RECOMMENDED
 
 
 def deepspeed_json() -> Path | None:
     """Return the path of the DeepSpeed JSON of this process, or None without one."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return None
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    return Path(path) if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none" else None
+    return None if path == "none" else Path(path)
 
 
 def launcher_of_checkpoint(files: Collection[str]) -> Launcher:
     """Return the first launcher that can resume a checkpoint with these files, or ddp."""
     stems = {Path(file).stem for file in files}
-    return next((each for each in LAUNCHERS.values() if each.form in stems), LAUNCHERS["ddp"])
+    for launcher in LAUNCHERS.values():
+        if launcher.form in stems:
+            return launcher
+    return DDP

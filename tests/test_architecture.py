@@ -121,12 +121,12 @@ def test_pure_modules_use_no_torch_network_or_environment(name: str) -> None:
     assert not imported & {"torch", "transformers", "requests", "urllib", "socket", "huggingface_hub", "os"}
 
 
-def test_functions_are_short() -> None:
+def test_functions_and_files_are_short() -> None:
     for path in files():
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 500, path.relative_to(ROOT)
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                most = 40 if node.name == "main" and layer_of(module_of(path)) == 3 else 70
-                assert (node.end_lineno or 0) - node.lineno < most, f"{node.name} of {path.relative_to(ROOT)}"
+                assert (node.end_lineno or 0) - node.lineno < 80, f"{node.name} of {path.relative_to(ROOT)}"
 
 
 def test_text_files_are_opened_as_utf_8() -> None:

@@ -22,11 +22,23 @@ from gpt2_repro.planning.cost import GPT2_FLOPS_PER_TOKEN
 
 
 TEMPLATE = Path(__file__).with_name("budget.yaml.j2")
-A, ALPHA, B, BETA = 482.01, 0.3478, 2085.43, 0.3658
-SMALLEST, FEWEST = 70e6, 5e9  # parameters and tokens of the runs that were fitted
-GPT2_124M, TOKENS, LOSS = 124_439_808, 9.89e9, 3.28  # llm.c's run, as recipes/gpt2_124m.yaml
-BATCH, RATE, WIDTH = 1 << 19, 6e-4, 768
-CONTEXT, VOCABULARY = 1024, 50_257
+A = 482.01
+ALPHA = 0.3478
+B = 2085.43
+BETA = 0.3658
+# The smallest run that was fitted.
+FITTED_PARAMETERS = 70e6
+FITTED_TOKENS = 5e9
+# llm.c's run, as recipes/gpt2_124m.yaml.
+GPT2_124M = 124_439_808
+TOKENS = 9.89e9
+LOSS = 3.28
+BATCH = 1 << 19
+RATE = 6e-4
+WIDTH = 768
+CONTEXT = 1024
+VOCABULARY = 50_257
+FEWEST_STEPS = 100
 # The fit is not more exact than this (nats). The smallest model in this range is the cheapest to sample and to score.
 TOLERANCE = 0.02
 HELD_OUT = 100_000_000  # tokens for validation
@@ -61,25 +73,42 @@ class Choice(NamedTuple):
         `name` is the name of its data folder. Raises UserError if no sample of FineWeb has so many tokens.
         """
         needed = int(1.01 * self.tokens) + HELD_OUT  # a row less at the end of each shard
-        if not (source := next((source for tokens, source in SOURCES.items() if needed < tokens), None)):
-            raise UserError(f"{self.tokens / 1e9:.0f}B tokens are more than FineWeb's sample of 350B has. Pay less.")
         template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), keep_trailing_newline=True)
-        share = TOKENS * GPT2_FLOPS_PER_TOKEN / (self.tokens * self.scale.flops_per_token)
-        constants = {"held_out": HELD_OUT, "tolerance": TOLERANCE, "tokens": TOKENS, "loss": LOSS}
-        run = {"name": name, "heading": heading, "hours": hours, "source": source, "needed": needed}
-        constants["is_fitted"] = is_fitted(self.scale.parameters, self.tokens)
-        return template.render(choice=self, share=share, **run, **constants)
+        reference_flops = TOKENS * GPT2_FLOPS_PER_TOKEN
+        return template.render(
+            choice=self,
+            name=name,
+            heading=heading,
+            hours=hours,
+            source=smallest_source(needed),
+            needed=needed,
+            share=reference_flops / (self.tokens * self.scale.flops_per_token),
+            is_fitted=is_fitted(self.scale.parameters, self.tokens),
+            held_out=HELD_OUT,
+            tolerance=TOLERANCE,
+            tokens=TOKENS,
+            loss=LOSS,
+        )
+
+
+def smallest_source(needed: int) -> str:
+    """Return the smallest sample of FineWeb with more than `needed` tokens, or raise UserError."""
+    for tokens, source in SOURCES.items():
+        if needed < tokens:
+            return source
+    raise UserError(f"{needed / 1e9:.0f}B tokens are more than FineWeb's sample of 350B has. Pay less.")
 
 
 def expected_loss(parameters: float, tokens: float) -> float:
     """Return the expected validation loss on FineWeb, in nats per token of GPT-2."""
     of_size = A / parameters**ALPHA - A / GPT2_124M**ALPHA
-    return LOSS + of_size + B / tokens**BETA - B / TOKENS**BETA
+    of_data = B / tokens**BETA - B / TOKENS**BETA
+    return LOSS + of_size + of_data
 
 
 def is_fitted(parameters: float, tokens: float) -> bool:
     """Return whether a run is in the range of the runs that were fitted."""
-    return parameters >= SMALLEST and tokens >= FEWEST
+    return parameters >= FITTED_PARAMETERS and tokens >= FITTED_TOKENS
 
 
 def choose(flops: float, gpus: int) -> Choice:
@@ -87,14 +116,20 @@ def choose(flops: float, gpus: int) -> Choice:
 
     A step has `gpus` times a power of two tokens. Raises UserError if there are too few FLOPs for 100 steps.
     """
-    choices = []
+    choices: list[Choice] = []
     for depth in range(2, 49):
-        shape = {"n_layer": depth, "n_embd": 64 * depth, "sequence_length": CONTEXT}
-        scale = gpt2_scale(**shape, vocab_size=VOCABULARY, pad_to_multiple_of=128)
+        scale = gpt2_scale(
+            n_layer=depth,
+            n_embd=64 * depth,
+            sequence_length=CONTEXT,
+            vocab_size=VOCABULARY,
+            pad_to_multiple_of=128,
+        )
         tokens = flops / scale.flops_per_token
         target = max(32_768, BATCH * (tokens / TOKENS) ** 0.383)
         batch = gpus << round(math.log2(target / gpus))
-        if (steps := int(tokens / batch)) >= 100:
+        steps = int(tokens / batch)
+        if steps >= FEWEST_STEPS:
             choices.append(Choice(depth, scale, batch, steps))
     if not choices:
         raise UserError("This budget is too small for 100 steps. Pass a larger --budget or --hours.")

@@ -14,8 +14,12 @@ from gpt2_repro.text import Cell, Table, duration
 GPT2_FLOPS_PER_TOKEN = 855e6
 # Assumed minutes that a rented machine needs before and after training. The first start installs and compiles. The
 # evaluation is for models with up to 300M parameters.
-BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
-SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
+BOOT = 3.0
+ENVIRONMENT = 4.0
+COMPILING = 1.5
+EVALUATION = 5.0
+SAVE_SECONDS = 2.0
+SAMPLE_SECONDS = 0.6
 SYNC_BYTES_PER_SECOND = 50e6
 
 
@@ -45,8 +49,10 @@ class Card(NamedTuple):
     @property
     def basis(self) -> str:
         """The basis of the speed, for `budget`."""
-        bases = {"estimated": "estimated", "measured": "measured on one card"}
-        return bases.get(self.speed.split()[0], "published")
+        origin = self.speed.split()[0]
+        if origin == "estimated":
+            return "estimated"
+        return "measured on one card" if origin == "measured" else "published"
 
 
 CARDS = {row["card"]: Card(**row) for row in read_table(__file__, "cards.yaml")}
@@ -58,7 +64,17 @@ LEAST_SHARE = 0.32
 
 def price_of(name: str) -> Price | None:
     """Return the first list price of the first card that matches `name`, or None."""
-    return next((price for card in cards_named(name)[:1] for price in PRICES if price.card == card.card), None)
+    card = card_named(name)
+    if card is None:
+        return None
+    prices = [price for price in PRICES if price.card == card.card]
+    return prices[0] if prices else None
+
+
+def card_named(name: str) -> Card | None:
+    """Return the first card that matches `name`, or None."""
+    cards = cards_named(name)
+    return cards[0] if cards else None
 
 
 def cards_named(name: str) -> list[Card]:
@@ -66,14 +82,25 @@ def cards_named(name: str) -> list[Card]:
 
     A GPU that is not in cards.yaml gets an estimated speed if its peak FLOP/s is known.
     """
-    if matching := [card for card in CARDS.values() if is_named(card.name, name)]:
-        return matching[:1]
+    for card in CARDS.values():
+        if is_named(card.name, name):
+            return [card]
     requested = _words(name)
-    if matching := [card for card in CARDS.values() if requested and requested <= _words(card.card)]:
+    matching = [card for card in CARDS.values() if requested <= _words(card.card)]
+    if requested and matching:
         return matching
     peak = peak_flops(name)
-    speed = f"estimated at {LEAST_SHARE:.0%} of the peak, the lowest share of a published speed"
-    return [Card(name, name, None, LEAST_SHARE * peak / GPT2_FLOPS_PER_TOKEN, speed)] if peak else []
+    if peak is None:
+        return []
+    return [
+        Card(
+            card=name,
+            name=name,
+            memory_gb=None,
+            tokens_per_second=LEAST_SHARE * peak / GPT2_FLOPS_PER_TOKEN,
+            speed=f"estimated at {LEAST_SHARE:.0%} of the peak, the lowest share of a published speed",
+        )
+    ]
 
 
 def _words(name: str) -> set[str]:
@@ -140,14 +167,18 @@ class RunCost(NamedTuple):
         """Return the time and cost as lines of text."""
         heading = f"Time and cost on {self.cards} x {self.card}"
         if not self.minutes:
-            fix = "" if self.card in CARDS else ", or --gpu CARD to plan for another machine"
-            return [f"{heading}: the speed of this run is not known. Pass --tokens_per_second{fix}."]
-        unknown = f"{duration(60 * self.minutes)} Pass --usd_per_hour for the cost."
-        cost = f"${self.usd:,.2f} at ${self.usd_per_hour:,.2f} an hour ({self.price})" if self.usd else unknown
-        cells = [
-            [Cell(name), Cell(f"{time:,.1f} min", "number"), Cell(basis)]
-            for name, time, basis in [*self.budget, Activity("total", self.minutes, cost)]
-        ]
+            fix = "Pass --tokens_per_second"
+            if self.card not in CARDS:
+                fix += ", or --gpu CARD to plan for another machine"
+            return [f"{heading}: the speed of this run is not known. {fix}."]
+        if self.usd and self.usd_per_hour:
+            total = f"${self.usd:,.2f} at ${self.usd_per_hour:,.2f} an hour ({self.price})"
+        else:
+            total = f"{duration(60 * self.minutes)} Pass --usd_per_hour for the cost."
+        cells: list[list[Cell]] = []
+        for activity in [*self.budget, Activity("total", self.minutes, total)]:
+            time = Cell(f"{activity.minutes:,.1f} min", "number")
+            cells.append([Cell(activity.name), time, Cell(activity.basis)])
         return [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {self.speed}"]
 
 
@@ -157,7 +188,9 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[Acti
     The basis of the speed, of all GPUs together, is "typed" (passed as an option) or one of `Card.basis`.
     """
     training = work.tokens / tokens_per_second / 60
-    saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
+    saves = work.saves
+    if work.save_minutes:
+        saves = max(saves, 1 + int(training / work.save_minutes))
     copied = work.kept * work.checkpoint_bytes + work.final_bytes  # by runpod/run_and_stop.sh
     activities = [
         Activity("boot", BOOT, "assumed"),
@@ -184,34 +217,72 @@ def cost_of(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, s
         usd_per_hour: price of the complete machine, 0 for the list price.
         speed: tokens per second of all GPUs together, 0 for the speed in cards.yaml.
     """
-    card, price = next(iter(cards_named(name)), None), price_of(name)
-    ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
-    is_124m = work.model_type == "gpt2" and abs(ratio - 1) <= 0.02
-    source, basis = f"{speed:,.0f} tokens/s, passed as an option" if speed else None, "typed"
-    if card and not speed and work.is_fast:
-        speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
-        source = card.speed if is_124m else f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token"
-        basis = card.basis if is_124m else "estimated"
+    card = card_named(name)
+    list_price = price_of(name)
+    if usd_per_hour:
+        price = "passed as an option"
+    elif list_price:
+        price = str(list_price)
+        usd_per_hour = list_price.usd_per_hour * cards
+    else:
+        price = None
+    rate: Rate | None = None
+    if speed:
+        rate = Rate(speed, "typed", f"{speed:,.0f} tokens/s, passed as an option")
+    elif card:
+        rate = _rate_on(card, work, cards)
     return RunCost(
         card=card.card if card else name,
         cards=cards,
-        speed=source,
-        usd_per_hour=usd_per_hour or (price.usd_per_hour * cards if price else None),
-        price="passed as an option" if usd_per_hour else str(price) if price else None,
-        budget=budget(work, speed, basis=basis) if speed else [],
+        speed=rate.origin if rate else None,
+        usd_per_hour=usd_per_hour or None,
+        price=price,
+        budget=budget(work, rate.tokens_per_second, basis=rate.basis) if rate else [],
     )
+
+
+class Rate(NamedTuple):
+    """A training speed of all GPUs together."""
+
+    tokens_per_second: float
+    basis: str  # see Activity.basis
+    origin: str
+
+
+def _rate_on(card: Card, work: Workload, cards: int) -> Rate | None:
+    """Return the speed of a run on a number of cards, or None if it does not follow from the speed of GPT-2 124M."""
+    if not work.is_fast:
+        return None
+    speed = card.tokens_per_second * cards
+    ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
+    if work.model_type == "gpt2" and abs(ratio - 1) <= 0.02:
+        return Rate(speed, card.basis, card.speed)
+    return Rate(speed / ratio, "estimated", f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token")
+
+
+class Offer(NamedTuple):
+    """The training steps of GPT-2 124M on 10B tokens at a list price."""
+
+    usd: float
+    hours: float
+    price: Price
 
 
 def offer_lines() -> list[str]:
     """Return the ten cheapest list prices for GPT-2 124M on 10B tokens as lines of text."""
     # Training steps only, without start-up, validation, saving and evaluation.
-    times = [(10e9 / CARDS[price.card].tokens_per_second / 3600, price) for price in PRICES]
-    offers = sorted((hours * price.usd_per_hour, hours, price) for hours, price in times)
-    cells = [
-        [Cell(f"${usd:,.2f}", "number"), Cell(f"{hours:.1f} h", "number")]
-        + [Cell(price.card + "*" * (CARDS[price.card].basis == "estimated"))]
-        + [Cell(f"${price.usd_per_hour:.2f} an hour, {price.provider}, {price.date}")]
-        for usd, hours, price in offers[:10]
-    ]
+    offers: list[Offer] = []
+    for price in PRICES:
+        hours = 10e9 / CARDS[price.card].tokens_per_second / 3600
+        offers.append(Offer(hours * price.usd_per_hour, hours, price))
+    cells: list[list[Cell]] = []
+    for offer in sorted(offers)[:10]:
+        card = offer.price.card
+        if CARDS[card].basis == "estimated":
+            card += "*"
+        terms = f"${offer.price.usd_per_hour:.2f} an hour, {offer.price.provider}, {offer.price.date}"
+        cost = Cell(f"${offer.usd:,.2f}", "number")
+        time = Cell(f"{offer.hours:.1f} h", "number")
+        cells.append([cost, time, Cell(card), Cell(terms)])
     title = "Cost of training GPT-2 124M on 10B tokens with one GPU, training steps only (*: estimated speed):"
     return [title, *Table(["cost", "time", "GPU", "list price"], cells).lines()]

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from gpt2_repro.batch_plan import micro_batches
-from gpt2_repro.files import read_table
 from gpt2_repro.text import Finding, size
 
 
@@ -16,10 +15,28 @@ class MemoryTrial(NamedTuple):
     @property
     def options(self) -> str:
         """The command-line options of this memory setting."""
-        return f"--per_device_train_batch_size {self.micro_batch}{' --activation_checkpointing' * self.checkpointing}"
+        options = f"--per_device_train_batch_size {self.micro_batch}"
+        if self.checkpointing:
+            options += " --activation_checkpointing"
+        return options
 
 
-SAVED_BYTES: dict[str, dict[str, float]] = read_table(__file__, "saved_bytes.yaml")
+class SavedBytes(NamedTuple):
+    """Bytes saved for the backward pass, per token, block and unit of width."""
+
+    bf16: float  # compiled, with bf16 weights
+    autocast: float  # compiled, with fp32 weights and products in bf16
+    eager: float  # under autocast
+
+
+# With the shapes of the recipes. The compiled loss is traced with the attention operation of CUDA
+# (tests/model/test_saved_bytes.py), and eager mode is measured with benchmarks/saved_bytes.py. fp32 saves twice as much.
+SAVED_BYTES = {
+    "gpt2": SavedBytes(bf16=34.1, autocast=38.1, eager=36),
+    "llama": SavedBytes(bf16=34.1, autocast=37.1, eager=56),
+    "mixtral": SavedBytes(bf16=42.2, autocast=69.2, eager=92),
+}
+OTHER_ARCHITECTURES = SAVED_BYTES["llama"]
 # CUDA context, workspaces of libraries, communication buffers, and what the allocator holds without using it. With it,
 # the estimate of GPT-2 124M with 64 rows is what an H200 needed: 27.5 GB (benchmarks/RESULTS.md).
 CONTEXT_BYTES = 2.6e9
@@ -49,19 +66,51 @@ class MemoryEstimate(NamedTuple):
 
     def bytes_of(self, trial: MemoryTrial) -> float:
         """Return the GPU memory in bytes of a training step with the setting `trial`."""
-        tokens, autocast = trial.micro_batch * self.sequence_length, self.bf16 and not self.sharded
-        # ZeRO-1: weight and gradient in bf16 and the fp32 gradient sum; divided over the ranks, the fp32 master weight
-        # and the two Adam moments. DDP: weight, gradient and moments in fp32, the weight in bf16, the buckets of DDP.
-        of_weight = 8 + self.state_bytes / self.ranks if self.sharded else 6 + self.state_bytes + 4 * (self.ranks > 1)
-        mode = "eager" if not self.compiled else "autocast" if autocast else "bf16"
-        saved = SAVED_BYTES.get(self.model_type, SAVED_BYTES["llama"])[mode]
-        inputs = 4 if autocast else 2  # of a block, which is all that is saved with activation checkpointing
-        blocks = saved + inputs * self.n_layer if trial.checkpointing else saved * self.n_layer
-        # 2: the gradient of the head's input.
-        activations = tokens * self.n_embd * (blocks + inputs + 2) * (1 if self.bf16 else 2)
+        of_weights = self.parameters * self._bytes_per_weight()
+        return of_weights + self._activation_bytes(trial) + self._logit_bytes(trial) + CONTEXT_BYTES
+
+    @property
+    def _is_autocast(self) -> bool:
+        return self.bf16 and not self.sharded
+
+    def _bytes_per_weight(self) -> float:
+        if self.sharded:
+            # Weight and gradient in bf16 and the fp32 gradient sum. The ranks share the fp32 master weight and the two
+            # moments of Adam.
+            return 8 + self.state_bytes / self.ranks
+        # Weight, gradient and moments in fp32, and the weight in bf16.
+        copied = 6 + self.state_bytes
+        buckets_of_ddp = 4 if self.ranks > 1 else 0
+        return copied + buckets_of_ddp
+
+    def _activation_bytes(self, trial: MemoryTrial) -> float:
+        saved = SAVED_BYTES.get(self.model_type, OTHER_ARCHITECTURES)
+        if not self.compiled:
+            of_block = saved.eager
+        elif self._is_autocast:
+            of_block = saved.autocast
+        else:
+            of_block = saved.bf16
+        inputs = 4 if self._is_autocast else 2  # of a block
+        if trial.checkpointing:
+            blocks = inputs * self.n_layer + of_block  # one block at a time is computed again
+        else:
+            blocks = of_block * self.n_layer
+        gradient_of_head_input = 2
+        tokens = trial.micro_batch * self.sequence_length
+        activations = tokens * self.n_embd * (blocks + inputs + gradient_of_head_input)
+        return activations if self.bf16 else 2 * activations
+
+    def _logit_bytes(self, trial: MemoryTrial) -> float:
         # On GPUs the gradient of a chunk replaces its logits (softmax_kernel.py). A CPU is not compiled.
-        logits = min(tokens, self.chunk) * self.vocab_size * (6 if not self.compiled else 2 if self.bf16 else 4)
-        return self.parameters * of_weight + activations + logits + CONTEXT_BYTES
+        if not self.compiled:
+            bytes_per_logit = 6
+        elif self.bf16:
+            bytes_per_logit = 2
+        else:
+            bytes_per_logit = 4
+        tokens = min(trial.micro_batch * self.sequence_length, self.chunk)
+        return tokens * self.vocab_size * bytes_per_logit
 
     def fits(self, trial: MemoryTrial, memory_bytes: float) -> bool:
         """Return whether the memory setting `trial` fits in `memory_bytes` of GPU memory."""
@@ -76,14 +125,19 @@ class MemoryEstimate(NamedTuple):
             most: the largest micro-batch to consider, and whether activation checkpointing is required.
             rows: number of rows per process and optimizer step. Only micro-batches that divide it are considered.
         """
-        return next((trial for trial in trials_of(most, rows) if self.fits(trial, memory_bytes)), None)
+        for trial in trials_of(most, rows):
+            if self.fits(trial, memory_bytes):
+                return trial
+        return None
 
 
 def check_memory(
     estimate: MemoryEstimate, requested: MemoryTrial, rows: int, memory_bytes: float
 ) -> tuple[Finding, MemoryTrial | None]:
     """Check whether a micro-batch fits on a GPU. Return the finding, and the memory setting to use, if any fits."""
-    form = f"{requested.micro_batch} rows x {estimate.sequence_length} tokens{', checkpointed,' * requested.checkpointing}"
+    form = f"{requested.micro_batch} rows x {estimate.sequence_length} tokens"
+    if requested.checkpointing:
+        form += ", checkpointed,"
     usable = f"{size(USABLE * memory_bytes)} of the GPU's {size(memory_bytes)}"
     text = f"{form} need {size(estimate.bytes_of(requested))} (estimated). Usable: {usable}"
     if estimate.fits(requested, memory_bytes):
@@ -102,8 +156,13 @@ def trials_of(most: MemoryTrial, rows: int) -> list[MemoryTrial]:
         rows: number of rows per process and optimizer step. The micro-batches divide it, and each one is about half
             as large as the one before.
     """
-    sizes, limit = [], most.micro_batch
+    sizes: list[int] = []
+    limit = most.micro_batch
     while limit:
-        sizes.append(micro_batches(rows, limit)[0])
-        limit = sizes[-1] // 2
-    return [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]
+        largest = micro_batches(rows, limit)[0]
+        sizes.append(largest)
+        limit = largest // 2
+    checkpointed = [MemoryTrial(rows, True) for rows in sizes]
+    if most.checkpointing:
+        return checkpointed
+    return [MemoryTrial(rows) for rows in sizes] + checkpointed

@@ -13,16 +13,53 @@ from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.fields import ABOVE_0, FRACTION, Range, changeable, check_ranges, fixed, option, unnamed
-from gpt2_repro.files import expand, read_table
+from gpt2_repro.files import expand
 from gpt2_repro.model.arguments import SHAPE, ModelArguments, check_model
 from gpt2_repro.optim import Schedule
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import Rotation
 
 
-_REFUSED = read_table(__file__, "refused_fields.yaml")
-# For each field of TrainingArguments that `trainer:` cannot set, the reason.
-DERIVED: dict[str, str] = {name: reason for reason, names in _REFUSED.items() for name in names}
+# Fields of TrainingArguments that `trainer:` cannot set, by the reason. Nor can it set the fields of the section.
+REFUSED_FIELDS = {
+    "the files in accelerate_configs/ set it": (
+        "deepspeed fsdp fsdp_config parallelism_config accelerator_config local_rank"
+    ),
+    "it follows from tokens_per_step, total_tokens and the data": (
+        "gradient_accumulation_steps num_train_epochs auto_find_batch_size average_tokens_across_devices "
+        "dataloader_drop_last dataloader_persistent_workers dataloader_multiprocessing_context "
+        "remove_unused_columns label_names length_column_name"
+    ),
+    "checkpoints have other options (save_*, keep_*, resume_from)": (
+        "load_best_model_at_end metric_for_best_model greater_is_better save_total_limit save_only_model "
+        "save_on_each_node enable_jit_checkpoint ignore_data_skip resume_from_checkpoint "
+        "restore_callback_states_from_checkpoint"
+    ),
+    "final/ is pushed after the training": (
+        "push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision"
+    ),
+    "the loss is the plain negative log-likelihood": (
+        "label_smoothing_factor neftune_noise_alpha use_liger_kernel liger_kernel_config prediction_loss_only "
+        "include_for_metrics batch_eval_metrics eval_accumulation_steps eval_do_concat_batches "
+        "eval_use_gather_object include_num_input_tokens_seen debug"
+    ),
+    "the section training has another field for it": (
+        "fp16 fp16_full_eval bf16_full_eval lr_scheduler_kwargs optim_args gradient_checkpointing "
+        "gradient_checkpointing_kwargs torch_compile_backend torch_compile_mode do_train do_eval do_predict use_cache"
+    ),
+}
+
+
+def why_refused(name: str) -> str | None:
+    """Return why `trainer:` cannot set a field of TrainingArguments, or None if it can."""
+    if name in TrainingSection.__dataclass_fields__:
+        return "it is a field of the section training"
+    for reason, names in REFUSED_FIELDS.items():
+        if name in names.split():
+            return reason
+    return None
+
+
 RATE = Range("above 0 and less than 1", lambda value: 0 < value < 1)
 SEED = Range("at least 0 and less than 2**32", lambda value: 0 <= value < 2**32)  # numpy's seeds
 
@@ -132,10 +169,10 @@ class TrainingSection:
         check_ranges(self)
         if not self.eval_steps:
             self.eval_strategy = "no"
-        reasons = DERIVED | dict.fromkeys(self.__dataclass_fields__, "it is a field of the section training")
         for name in self.trainer.values:
-            if name in reasons:
-                raise UserError(f"trainer cannot set {name}: {reasons[name]}.")
+            reason = why_refused(name)
+            if reason:
+                raise UserError(f"trainer cannot set {name}: {reason}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,24 +202,32 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
     """
     recipe = parse_recipe(TrainingRecipe, argv, **parsing)
     check_warmup(recipe.training)
-    data, model = name_folder(recipe.data, recipe.typed), recipe.model
-    if model.init_from:
-        from gpt2_repro.model.initial_weights import follow_checkpoint  # imports torch
+    recipe = dataclasses.replace(recipe, data=name_folder(recipe.data, recipe.typed))
+    if recipe.model.init_from:
+        recipe = dataclasses.replace(recipe, model=_model_of_checkpoint(recipe))
+    check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
+    return recipe
 
-        model = follow_checkpoint(model, recipe.stated)
-        if model is recipe.model:
-            # It cannot be read, perhaps on another machine. A run that has started knows its shape.
-            run = RunRecord(output_dir_of(dataclasses.replace(recipe, data=data))).environment().run_identity
-            shape = {option: run[option] for option in SHAPE if option not in recipe.stated and option in run}
-            model = dataclasses.replace(model, **shape)
-    check_model(model, packing=recipe.data.packing, separator=recipe.data.separator)
-    return dataclasses.replace(recipe, data=data, model=model)
+
+def _model_of_checkpoint(recipe: TrainingRecipe) -> ModelArguments:
+    """Return the section `model:` with the shape of `init_from`, or of the run if it has started."""
+    from gpt2_repro.model.initial_weights import follow_checkpoint  # imports torch
+
+    stated = [name for name in SHAPE if recipe.is_stated(name)]
+    model = follow_checkpoint(recipe.model, stated)
+    if model is not recipe.model:
+        return model
+    # It cannot be read, perhaps on another machine. A run that has started knows its shape.
+    run_identity = RunRecord(output_dir_of(recipe)).environment().run_identity
+    shape = {name: run_identity[name] for name in SHAPE if name not in stated and name in run_identity}
+    return dataclasses.replace(model, **shape)
 
 
 def check_trackers(report_to: Sequence[str]) -> None:
     """Raise UserError if the package of a common tracking service is missing, without importing anything."""
     for name in {"wandb", "trackio", "tensorboard"} & set(report_to):
-        if not any(map(importlib.util.find_spec, (name, f"{name}X"))):  # transformers also accepts tensorboardX
+        packages = [name, f"{name}X"]  # transformers also accepts tensorboardX
+        if not any(importlib.util.find_spec(package) for package in packages):
             raise UserError(f"Cannot report to {name!r} (--report_to). Run `pip install {name}`.")
 
 
@@ -214,5 +259,9 @@ def output_dir_of(recipe: TrainingRecipe) -> str:
     NAME is the name of the recipe file. If --dataset_dir was passed and differs from the folder in the recipe file,
     NAME is the name of the passed folder.
     """
-    folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
-    return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"
+    if recipe.training.output_dir:
+        return expand(recipe.training.output_dir)
+    folder = Path(recipe.data.dataset_dir).name
+    folder_in_file = Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
+    name = recipe.path.stem if folder in ("", folder_in_file) else folder
+    return f"runs/{name}"

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from gpt2_repro.batch_plan import BatchPlan, micro_batches, plan_batches
 from gpt2_repro.data.arguments import DataArguments
@@ -29,9 +30,74 @@ def plan_run(training: TrainingSection, data: DataArguments, *, num_processes: i
     Args:
         num_processes: the world size.
     """
-    tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
-    micro_batch = training.per_device_train_batch_size or micro_batches(tokens // (length * num_processes))[0]
-    return plan_batches(tokens, length, micro_batch_size=micro_batch, num_processes=num_processes, max_steps=steps)
+    length = data.sequence_length
+    micro_batch = training.per_device_train_batch_size
+    if not micro_batch:
+        micro_batch = micro_batches(training.tokens_per_step // (length * num_processes))[0]
+    return plan_batches(
+        training.tokens_per_step,
+        length,
+        micro_batch_size=micro_batch,
+        num_processes=num_processes,
+        max_steps=count_steps(training),
+    )
+
+
+class TextSize(NamedTuple):
+    """The size of a recipe's text, prepared or expected."""
+
+    tokens: float
+    held_out: list[int]  # tokens of each validation set
+    vocab_size: int
+    missing_bytes: float  # peak of the data preparation, 0 if the data is prepared
+
+
+def text_size(data: DataArguments, *, expected_tokens: int) -> TextSize:
+    """Return the size of a recipe's text. `expected_tokens` counts if nothing is known of the source."""
+    if Path(data.dataset_dir, MANIFEST).is_file():
+        manifest = PreparedData.read(data.dataset_dir).manifest
+        tokens = sum(counts.tokens for counts in manifest.counts.values())
+        held_out = [counts.row_tokens for split, counts in manifest.counts.items() if split != "train"]
+        return TextSize(tokens, held_out, manifest.vocab_size, missing_bytes=0)
+    preset = None if data.data_files else PRESETS.get(data.source)
+    available: float = preset.tokens if preset else expected_tokens
+    if data.max_tokens:
+        available = min(available, data.max_tokens)
+    if data.split == "head":
+        share = min(data.validation_tokens, available / 10)
+    else:
+        share = data.validation_fraction * available
+    held_out = [int(share)] + [data.validation_tokens] * len(data.validation_sets)
+    vocab_size = expected_vocab_size(data.tokenizer) or 50_257
+    staged = 2 * available
+    peak = peak_bytes(staged=staged, rows=staged, downloads=preset.downloads if preset else 0)
+    return TextSize(available, held_out, vocab_size, peak)
+
+
+class Saves(NamedTuple):
+    """The checkpoints of a run."""
+
+    planned: int  # that are saved because of `save_steps`
+    kept: int  # when the run has ended, with the best one
+    at_once: int  # on the disk at the same time: kept, rolling, best, and one that is being written
+
+
+def count_saves(training: TrainingSection, *, steps: int, validations: int) -> Saves:
+    """Return how many checkpoints a run of `steps` steps saves and keeps."""
+    if training.save_strategy == "no":
+        planned = 0
+    else:
+        planned = math.ceil(steps / (training.save_steps or steps))
+    kept = min(training.keep_checkpoints or planned, max(1, planned))
+    if training.keep_every_steps:
+        kept += steps // training.keep_every_steps
+    at_once = kept + 2
+    if planned and training.save_rolling_minutes:
+        at_once += 1
+    # The last save deletes the rolling checkpoint, but not the best one.
+    if training.keep_best_checkpoint and validations and kept < planned:
+        kept += 1
+    return Saves(planned, kept, at_once)
 
 
 def workload_of(recipe: TrainingRecipe) -> Workload:
@@ -39,58 +105,47 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
 
     The data does not have to be prepared.
     """
-    data, training = recipe.data, recipe.training
-    preset = None if data.data_files else PRESETS.get(data.source)
-    is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
-    manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
-    tokens: float = sum(counts.tokens for counts in manifest.counts.values()) if manifest else 0
-    # If the data is not prepared, use the tokens of the source or of the run.
-    tokens = tokens or min(data.max_tokens or math.inf, preset.tokens if preset else training.total_tokens)
-    share = min(data.validation_tokens, tokens / 10) if data.split == "head" else data.validation_fraction * tokens
-    held_out = [int(share)] + [data.validation_tokens] * len(data.validation_sets)
-    if manifest:
-        held_out = [counts.row_tokens for split, counts in manifest.counts.items() if split != "train"]
-    vocabulary = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer) or 50_257
-    scale = scale_of(recipe.model, sequence_length=data.sequence_length, vocab_size=vocabulary)
-
+    training = recipe.training
+    text = text_size(recipe.data, expected_tokens=training.total_tokens)
+    scale = scale_of(recipe.model, sequence_length=recipe.data.sequence_length, vocab_size=text.vocab_size)
     steps = count_steps(training)
-    steps = min(training.stop_at_step or steps, steps)
+    if training.stop_at_step:
+        steps = min(steps, training.stop_at_step)
+
     validations = 0 if training.eval_strategy == "no" else _times(steps, training.eval_steps)
+    measured = validations
+    if training.ema_steps and validations:
+        measured = 2 * validations - 1  # after the first step, the averaged weights are validated too
+    tokens_per_validation = sum(min(training.eval_tokens or tokens, tokens) for tokens in text.held_out)
     # HellaSwag is scored and samples are written with a validation.
     hellaswag_passes = min(validations, _times(steps, training.hellaswag_steps))
-    sampled = training.sample_steps if training.sample_tokens else 0
-    saves = 0 if training.save_strategy == "no" else -(-steps // (training.save_steps or steps))
-    retained = min(training.keep_checkpoints or saves, max(1, saves))
-    retained += steps // training.keep_every_steps if training.keep_every_steps else 0
-    # The last save deletes the rolling checkpoint, but not the best one.
-    best = bool(training.keep_best_checkpoint and validations and retained < saves)
-    rolling = 1 if saves and training.save_rolling_minutes else 0
+    samples = min(validations, _times(steps, training.sample_steps)) if training.sample_tokens else 0
+
+    saves = count_saves(training, steps=steps, validations=validations)
     state = state_bytes(averaged=training.ema_steps > 0)
-    one, final = checkpoint_bytes(scale.trained, bf16=training.is_half, state=state), 4 * scale.parameters
+    size = checkpoint_bytes(scale.trained, bf16=training.is_half, state=state)
+    final_size = 4 * scale.parameters
     is_compiled = training.torch_compile is not False and not training.activation_checkpointing
-    peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
+    is_dense = scale.active == scale.parameters  # the time of a mixture of experts does not follow from its FLOPs
     return Workload(
         tokens=steps * training.tokens_per_step,
         steps=steps,
         flops=float(steps * training.tokens_per_step * scale.flops_per_token),
         parameters=scale.trained,
         vocab_size=scale.padded_vocab_size,
-        # After the first step, the averaged weights are validated too.
-        eval_tokens=(2 * validations - 1 if training.ema_steps and validations else validations)
-        * sum(min(training.eval_tokens or tokens, tokens) for tokens in held_out),
+        eval_tokens=int(measured * tokens_per_validation),
         hellaswag_tokens=hellaswag_passes * HELLASWAG_TOKENS,
-        samples=min(validations, _times(steps, sampled)),
-        saves=saves,
-        kept=retained + best,
-        save_minutes=training.save_minutes if saves else 0.0,
-        checkpoint_bytes=one,
-        final_bytes=final,
-        run_bytes=(retained + rolling + 2) * one + final,
-        data_bytes=2 * tokens,
-        missing_bytes=0 if is_prepared else peak,
+        samples=samples,
+        saves=saves.planned,
+        kept=saves.kept,
+        save_minutes=training.save_minutes if saves.planned else 0.0,
+        checkpoint_bytes=size,
+        final_bytes=final_size,
+        run_bytes=saves.at_once * size + final_size,
+        data_bytes=2 * text.tokens,
+        missing_bytes=text.missing_bytes,
         model_type=recipe.model.model_type,
-        # The time of a mixture of experts does not follow from its FLOPs.
-        is_fast=training.is_half and is_compiled and scale.active == scale.parameters,
+        is_fast=training.is_half and is_compiled and is_dense,
     )
 
 
@@ -99,13 +154,13 @@ def estimate_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float 
 
     The estimate is for the recommended launcher on `cards` GPUs with `memory_bytes` of memory each.
     """
-    model, training = recipe.model, recipe.training
+    training = recipe.training
     return MemoryEstimate(
-        model_type=model.model_type,
+        model_type=recipe.model.model_type,
         parameters=work.parameters,
         ranks=cards,
-        n_layer=model.n_layer,
-        n_embd=model.n_embd,
+        n_layer=recipe.model.n_layer,
+        n_embd=recipe.model.n_embd,
         sequence_length=recipe.data.sequence_length,
         vocab_size=work.vocab_size,
         chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
@@ -120,4 +175,4 @@ def _times(steps: int, every: int) -> int:
 
     The event happens at step 0, every `every` steps, and at the last step. If `every` is 0, it never happens.
     """
-    return 1 + -(-steps // every) if every else 0
+    return 1 + math.ceil(steps / every) if every else 0

@@ -15,24 +15,21 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpt2_repro import cli, hardware
-from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.config import DEFAULT
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import write_whole
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.launchers import EVALUATE, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
-from gpt2_repro.planning.compute_optimal import choose
 from gpt2_repro.planning.plan import division, run_lines
 from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, load_recipe, output_dir_of
 from gpt2_repro.planning.sizing import follow_data, plans_of
 from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
 from gpt2_repro.preflight import environment
+from gpt2_repro.preflight.budget import recipe_within
 from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.text import Finding
 
@@ -58,32 +55,41 @@ def main(argv: list[str]) -> None:
         sys.exit(1)
     requested = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
     options = requested.options
-    device, notes = _device_of(requested)
+    device = _device_of(requested)
+    notes = _notes_on_card(requested) if options.gpu else []
     if options.budget or options.hours:
-        requested = _recipe_within(requested, device)
+        requested = recipe_within(requested, device, OPTIONS)
+        header = [line for line in requested.path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+        print("\n".join([f"wrote {requested.path}", *header, ""]))
     if any(note.about == "precision" for note in notes):
         requested = _with_options(requested, precision="fp16")
     recipe = follow_data(requested, device=device)
     if recipe.training.tokens_per_step % (recipe.data.sequence_length * device.count):
         # No micro-batch divides the step: UserError, before a smaller one is proposed.
         plan_run(recipe.training, recipe.data, num_processes=device.count)
-    memory_findings, needed = _check_memory(recipe, device)
-    requested, recipe = (_with_options(each, **needed or {}) for each in (requested, recipe))
-    plan = plan_run(recipe.training, recipe.data, num_processes=device.count)
-    work, plans = workload_of(recipe), plans_of(recipe, requested, device)
+    memory_check = _check_memory(recipe, device)
+    requested = _with_options(requested, **memory_check.changes)
+    recipe = _with_options(recipe, **memory_check.changes)
+
+    work = workload_of(recipe)
     findings = notes if options.gpu else [*packages, *_check_machine(recipe, work)]
-    findings += [Finding("✓", "step", division(plan)), *memory_findings]
-    speed, price = options.tokens_per_second or 0, recipe.training.usd_per_hour
-    if speed and (options.budget or options.hours):
+    plan = plan_run(recipe.training, recipe.data, num_processes=device.count)
+    findings += [Finding("✓", "step", division(plan)), *memory_check.findings]
+    speed = options.tokens_per_second or 0
+    if options.budget or options.hours:
         speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
+    price = recipe.training.usd_per_hour
     planned = cost.cost_of(work, device.name, device.count, usd_per_hour=price, speed=speed)
-    lines = [*map(str, findings), "", *run_lines(recipe.data, recipe.model, work, plans), ""]
-    lines += [*planned.lines(), "", *cost.offer_lines()]
-    print("\n".join([*lines, *(_commands(requested, device) if needed is not None else [])]))
+    lines = [str(finding) for finding in findings]
+    lines += ["", *run_lines(recipe.data, recipe.model, work, plans_of(recipe, requested, device))]
+    lines += ["", *planned.lines(), "", *cost.offer_lines()]
+    if memory_check.fits:
+        lines += ["", "Commands:", *_commands(requested, device)]
+    print("\n".join(lines))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
-def _device_of(requested: TrainingRecipe) -> tuple[Accelerator, list[Finding]]:
+def _device_of(requested: TrainingRecipe) -> Accelerator:
     """Return the devices to plan for: those of this machine, or those of --gpu.
 
     Raises UserError if the speed of --gpu is not known.
@@ -91,79 +97,32 @@ def _device_of(requested: TrainingRecipe) -> tuple[Accelerator, list[Finding]]:
     options = requested.options
     if options.gpu is None:
         device = hardware.find_accelerator(use_cpu=requested.training.use_cpu)
-        return dataclasses.replace(device, count=options.n or (device.count if device.kind == "cuda" else 1)), []
+        found = device.count if device.kind == "cuda" else 1
+        return dataclasses.replace(device, count=options.n or found)
     if options.dist or options.memory:
         raise UserError("--dist and --memory check this machine, but --gpu plans for another machine.")
-    cards = cost.cards_named(options.gpu)
-    if not cards and not options.tokens_per_second:
+    card = cost.card_named(options.gpu)
+    if card is None and not options.tokens_per_second:
         known = ", ".join(cost.CARDS)
         raise UserError(f"The speed of {options.gpu!r} is not known. Pass --tokens_per_second, or --gpu: {known}.")
-    text = f"{options.gpu} matches {' and '.join(card.card for card in cards)}. The estimate is for the first"
-    notes = [Finding("!", "card", text)] if cards[1:] else []
+    memory_bytes = card.memory_gb * 10**9 if card and card.memory_gb else None
+    return Accelerator("cuda", options.gpu, options.n or 1, None, memory_bytes)
+
+
+def _notes_on_card(requested: TrainingRecipe) -> list[Finding]:
+    """Return what is special about the card that --gpu names."""
+    name = requested.options.gpu
+    cards = cost.cards_named(name)
+    notes: list[Finding] = []
+    if len(cards) > 1:
+        names = " and ".join(card.card for card in cards)
+        notes.append(Finding("!", "card", f"{name} matches {names}. The estimate is for the first"))
     if cards and not cards[0].bf16 and requested.training.asked_precision in ("bf16", "auto"):
         text = f"{cards[0].card} has no bf16, so the run is planned in fp16. Pass --precision fp16 to train.py"
         notes.append(Finding("!", "precision", text))
-    memory_bytes = cards[0].memory_gb * 10**9 if cards and cards[0].memory_gb else None
-    if memory_bytes is None:
-        notes.append(Finding("!", "memory", f"not checked, because the memory of {options.gpu} is not known"))
-    return Accelerator("cuda", options.gpu, options.n or 1, None, memory_bytes), notes
-
-
-def _recipe_within(requested: TrainingRecipe, device: Accelerator) -> TrainingRecipe:
-    """Write the recipe for --budget or --hours on a machine, and return it.
-
-    Raises UserError if more than half of the time would be spent on other things than training steps.
-    """
-    options = requested.options
-    minutes, speed = _limits(requested, device)
-    limit = min(minutes, key=lambda option: minutes[option])
-    limit_minutes, flops = minutes[limit], 60 * speed * cost.GPT2_FLOPS_PER_TOKEN  # of a minute
-
-    def others(training: float) -> float:
-        """Return the minutes that a run needs besides so many minutes of training steps."""
-        choice = choose(flops * training, device.count)
-        depth = choice.depth
-        model = dataclasses.replace(requested.model, n_layer=depth, n_head=depth, n_embd=64 * depth)
-        sizes = {"tokens_per_step": TokenCount(choice.tokens_per_step), "total_tokens": TokenCount(choice.tokens)}
-        work = workload_of(dataclasses.replace(requested.with_training(**sizes, warmup_steps=0), model=model))
-        entries = cost.budget(work, speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops, basis="estimated")
-        return sum(entry.minutes for entry in entries if entry.name != "training steps")
-
-    if 2 * others(limit_minutes / 2) > limit_minutes:
-        problem = "More than half of the time would be spent around the training"
-        raise UserError(f"{problem}. Pass a larger --{limit}, such as {2 * getattr(options, limit):g}.")
-    training = limit_minutes / 2
-    for _ in range(5):  # the time of validations and checkpoints depends on the run
-        training = limit_minutes - others(training)
-    name = f"budget_{getattr(options, limit):g}{'usd' if limit == 'budget' else 'h'}"
-    path, card = Path(f"{name}.yaml"), next(iter(cost.cards_named(device.name)), None)
-    hours = limit_minutes / 60
-    heading = f"A GPT-2 for {hours:.1f} hours on {device.count} x {card.card if card else device.name}."
-    text = choose(flops * training, device.count).recipe(name, heading, hours=hours)
-    if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
-        raise UserError(f"{path} exists with other values. Delete or rename it.")
-    write_whole(path, text)
-    header = [line for line in text.splitlines() if line.startswith("#")]
-    print("\n".join([f"wrote {path}", *header, ""]))
-    return dataclasses.replace(load_recipe([str(path), *cli.words_of(requested.overrides)]), options=options)
-
-
-def _limits(requested: TrainingRecipe, device: Accelerator) -> tuple[dict[str, float], float]:
-    """Return the minutes that --budget and --hours allow, and the speed of GPT-2 124M. Raises UserError."""
-    options = requested.options
-    card, known = next(iter(cost.cards_named(device.name)), None), cost.price_of(device.name)
-    paid = requested.training.usd_per_hour or (known.usd_per_hour * device.count if known else 0)
-    speed = options.tokens_per_second or (card.tokens_per_second * device.count if card else 0)
-    if requested.path != DEFAULT:
-        raise UserError(f"--budget and --hours write their own recipe. Leave out {requested.path}.")
-    if unused := sorted(requested.typed - {*OPTIONS, "usd_per_hour", "accept_any_hardware", "use_cpu"}):
-        raise UserError(f"--budget and --hours write their own recipe. Pass --{unused[0]} to train.py afterwards.")
-    if options.budget and not paid:
-        raise UserError("--budget needs the price of the machine. Pass --usd_per_hour, or --hours instead.")
-    if not speed:
-        raise UserError("The speed of this machine is not known. Pass --gpu, or --tokens_per_second for GPT-2 124M.")
-    hours = {"hours": options.hours, "budget": options.budget and options.budget / paid}
-    return {option: 60 * time for option, time in hours.items() if time}, speed
+    if not cards or cards[0].memory_gb is None:
+        notes.append(Finding("!", "memory", f"not checked, because the memory of {name} is not known"))
+    return notes
 
 
 def _with_options(recipe: TrainingRecipe, **values: Any) -> TrainingRecipe:
@@ -178,55 +137,71 @@ def _is_launched(recipe: TrainingRecipe, device: Accelerator) -> bool:
 
 def _commands(recipe: TrainingRecipe, device: Accelerator) -> list[str]:
     """Return the commands that prepare, train and evaluate, with the options that were passed."""
-    count, options = str(device.count), recipe.overrides
-    train = training_command("--num_processes", count, on_gpu=_is_launched(recipe, device))
-    of_data = cli.words_of({name: value for name, value in options.items() if hasattr(recipe.data, name)})
-    if recipe.data.source == "files" and not recipe.data.data_files:
-        of_data += ["--data_files", "FILE"]
-    is_prepared = Path(recipe.data.dataset_dir, MANIFEST).is_file()
-    lines = [
-        *([] if is_prepared else [f"{PREPARE} {shlex.join([str(recipe.path), *of_data])}"]),
-        shlex.join([*train, str(recipe.path), *cli.words_of(options)]),
-        f"{EVALUATE} {shlex.quote(output_dir_of(recipe))}",
-    ]
-    return ["", "Commands:", *(f"  {line}" for line in lines)]
+    lines: list[str] = []
+    options = recipe.overrides()
+    if not Path(recipe.data.dataset_dir, MANIFEST).is_file():
+        of_data = cli.words_of({name: value for name, value in options.items() if hasattr(recipe.data, name)})
+        if recipe.data.source == "files" and not recipe.data.data_files:
+            of_data += ["--data_files", "FILE"]
+        lines.append(f"{PREPARE} {shlex.join([str(recipe.path), *of_data])}")
+    train = training_command("--num_processes", str(device.count), on_gpu=_is_launched(recipe, device))
+    lines.append(shlex.join([*train, str(recipe.path), *cli.words_of(options)]))
+    lines.append(f"{EVALUATE} {shlex.quote(output_dir_of(recipe))}")
+    return [f"  {line}" for line in lines]
 
 
-def _check_memory(recipe: TrainingRecipe, device: Accelerator) -> tuple[list[Finding], dict[str, Any] | None]:
-    """Check that a micro-batch fits on a GPU. Return the finding, if any, and the fields that must change.
+class MemoryCheck(NamedTuple):
+    """Whether a micro-batch fits on a GPU.
 
-    The fields are None if no micro-batch fits.
+    Attributes:
+        fits: whether any micro-batch fits, or the memory is not known.
+        changes: the fields of the section training that must change so that it fits.
     """
-    training, memory_bytes = recipe.training, device.memory_bytes
+
+    findings: list[Finding]
+    fits: bool
+    changes: dict[str, Any]
+
+
+def _check_memory(recipe: TrainingRecipe, device: Accelerator) -> MemoryCheck:
+    """Check that the micro-batch of a recipe fits on a GPU."""
+    training = recipe.training
     setting = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
     rows = max(1, training.tokens_per_step // recipe.data.sequence_length // device.count)
     if recipe.options.memory:
         finding, fitting = _find_micro_batch(recipe, setting, rows, device)
-    elif memory_bytes:
-        estimate = estimate_memory(recipe, workload_of(recipe), memory_bytes, device.count)
+    elif device.memory_bytes:
+        estimate = estimate_memory(recipe, workload_of(recipe), device.memory_bytes, device.count)
         estimate = estimate._replace(sharded=_is_launched(recipe, device))
-        finding, fitting = memory.check_memory(estimate, setting, rows, memory_bytes)
+        finding, fitting = memory.check_memory(estimate, setting, rows, device.memory_bytes)
     else:
-        return [], {}
-    if fitting in (None, setting):
-        return [finding], None if finding.mark == "✗" else {}
-    checkpointing = {"activation_checkpointing": True} if fitting.checkpointing else {}
-    return [finding], {"per_device_train_batch_size": fitting.micro_batch} | checkpointing
+        return MemoryCheck([], fits=True, changes={})
+    if fitting is None:
+        return MemoryCheck([finding], fits=finding.mark != "✗", changes={})
+    changes: dict[str, Any] = {}
+    if fitting != setting:
+        changes["per_device_train_batch_size"] = fitting.micro_batch
+        if fitting.checkpointing:
+            changes["activation_checkpointing"] = True
+    return MemoryCheck([finding], fits=finding.mark != "✗" or bool(changes), changes=changes)
 
 
 def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]:
     """Check the devices, limits, data, disks and (with --dist) links of this machine."""
     import torch
 
-    options, folder = recipe.options, Path(recipe.data.dataset_dir)
-    needs = [environment.Need("data", folder, work.missing_bytes)]
-    needs.append(environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes))
-    data = Finding("!", "data", f"{folder} is not prepared yet")
+    folder = Path(recipe.data.dataset_dir)
     if (folder / MANIFEST).is_file():
         data = _judge("data", lambda: f"{PreparedData.open(recipe).path} has the settings of the recipe")
+    else:
+        data = Finding("!", "data", f"{folder} is not prepared yet")
+    needs = [
+        environment.Need("data", folder, work.missing_bytes),
+        environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes),
+    ]
     findings = [*_check_devices(recipe), *environment.check_limits(), data, *environment.check_room(needs)]
-    if options.dist:
-        findings.append(check_all_reduce(options.n or torch.cuda.device_count() or 2))
+    if recipe.options.dist:
+        findings.append(check_all_reduce(recipe.options.n or torch.cuda.device_count() or 2))
     return findings
 
 
@@ -237,27 +212,39 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
     from gpt2_repro.model.attention import Machine, choose_attention
     from gpt2_repro.model.configuration import build_config
 
-    training, model, length = recipe.training, recipe.model, recipe.data.sequence_length
-    asked, accept = training.asked_precision, training.accept_any_hardware
+    training = recipe.training
+    accept = training.accept_any_hardware
     version = f"ROCm {torch.version.hip}" if torch.version.hip else hardware.nvidia_driver()
-    driver = Finding("✓" if version else "!", "driver", version or "no NVIDIA device")
+    driver = Finding("✓", "driver", version) if version else Finding("!", "driver", "no NVIDIA device")
     try:
         on_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=accept)
     except UserError as error:
         return [driver, Finding("✗", "device", str(error))]
-    is_bf16, is_fp16 = asked in ("auto", "bf16"), asked == "fp16"
-    config = build_config(model, sequence_length=length, vocab_size=128)
-    rows, attention = training.per_device_train_batch_size, model.attn_implementation
     device = hardware.find_accelerator(use_cpu=on_cpu)
-    machine = Machine(device.kind == "cuda", is_bf16, length, document_mask=model.document_mask, fp16=is_fp16)
-
     gpus = f"{device.count} x {device.name}, {(device.memory_bytes or 0) / 1e9:.0f} GB each"
+    machine = Machine(
+        device.kind == "cuda",
+        training.asked_precision in ("auto", "bf16"),
+        recipe.data.sequence_length,
+        document_mask=recipe.model.document_mask,
+        fp16=training.asked_precision == "fp16",
+    )
+
+    def precision() -> str:
+        asked = training.asked_precision
+        return hardware.choose_precision(asked, use_cpu=on_cpu, accept_any_hardware=accept)[1]
+
+    def attention() -> object:
+        config = build_config(recipe.model, sequence_length=recipe.data.sequence_length, vocab_size=128)
+        asked = recipe.model.attn_implementation
+        return choose_attention(asked, machine, config, rows=training.per_device_train_batch_size)
+
     return [
         driver,
         Finding("✓", "device", f"the CPU, {hardware.cpu_cores()} cores" if on_cpu else gpus),
-        _judge("precision", lambda: hardware.choose_precision(asked, use_cpu=on_cpu, accept_any_hardware=accept)[1]),
+        _judge("precision", precision),
         _check_compile(training, on_cpu=on_cpu),
-        _judge("attention", lambda: choose_attention(attention, machine, config, rows=rows)),
+        _judge("attention", attention),
     ]
 
 
@@ -291,7 +278,7 @@ def _find_micro_batch(
         largest: the largest micro-batch to try.
         rows: number of rows per GPU and optimizer step.
     """
-    folder, length = recipe.data.dataset_dir, recipe.data.sequence_length
+    folder = recipe.data.dataset_dir
     if not Path(folder, MANIFEST).is_file():
         return Finding("!", "memory", f"not tested, because the data in {folder} is not prepared yet"), None
     logger.info("Searching for the largest micro-batch. Each attempt takes 2 to 3 minutes (assumed).")
@@ -305,11 +292,17 @@ def _find_micro_batch(
         launch = RECOMMENDED.command("--num_processes", str(device.count))
         start = launch if _is_launched(recipe, device) else [sys.executable]
         for trial in memory.trials_of(largest, rows):
-            tokens = 2 * trial.micro_batch * length * device.count  # two forward passes per step
-            # Pass the data as an option, because then only the form of its rows must match the recipe.
-            varied = {"dataset_dir": folder, "output_dir": Path(scratch, trial.options), "tokens_per_step": tokens}
+            # Two forward passes per step.
+            tokens_per_step = 2 * trial.micro_batch * recipe.data.sequence_length * device.count
+            varied = {
+                # Pass the data as an option, because then only the form of its rows must match the recipe.
+                "dataset_dir": folder,
+                "output_dir": Path(scratch, trial.options),
+                "tokens_per_step": tokens_per_step,
+            }
             command = [*start, str(ROOT / "train.py"), str(path), *cli.words_of(varied)]
-            if finding := environment.try_training(command, trial):
+            finding = environment.try_training(command, trial)
+            if finding is not None:
                 return finding, trial if finding.mark == "✓" else None
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU"), None
 

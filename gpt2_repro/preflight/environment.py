@@ -34,14 +34,23 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_
 
 def check_python() -> list[Finding]:
     """Check the versions of Python and of the packages that this project requires."""
-    supported = sys.version_info >= (3, 11)
-    python = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    needed = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
-    checked = [_check_package(one) for one in needed if one.marker is None or one.marker.evaluate()]
-    # Packages that are not in PACKAGES are listed only if their check fails.
-    packages = [finding for finding in checked if finding.mark != "✓" or finding.about in PACKAGES]
-    return [Finding("✓" if supported else "✗", "python", python), *packages]
+    is_supported = sys.version_info >= (3, 11)
+    python = platform.python_version()
+    if is_supported:
+        findings = [Finding("✓", "python", python)]
+    else:
+        findings = [Finding("✗", "python", f"{python}: install Python 3.11 or newer")]
+    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        needed = Requirement(text)
+        if needed.marker is None or needed.marker.evaluate():
+            finding = _check_package(needed)
+            # Packages that are not in PACKAGES are listed only if their check fails.
+            if finding.mark != "✓" or needed.name in PACKAGES:
+                findings.append(finding)
+    return findings
 
 
 def _check_package(needed: Requirement) -> Finding:
@@ -59,15 +68,19 @@ def _check_package(needed: Requirement) -> Finding:
 
 def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
     """Check the size of the shared memory and the limit of open files."""
-    shared = shutil.disk_usage(shared_memory).total if shared_memory.is_dir() else 0
-    enough = shared >= LEAST_SHARED_MEMORY
-    fix = "" if enough else ": NCCL and data loading need 1 GB; start the container with --shm-size 16g"
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    few = 0 <= files < LEAST_OPEN_FILES
-    return [
-        Finding("✓" if enough else "✗", "shared memory", f"{shared / 1e9:.1f} GB{fix}"),
-        Finding("!" if few else "✓", "open files", f"limit {files}{': run ulimit -n 65536' if few else ''}"),
-    ]
+    size_of_memory = shutil.disk_usage(shared_memory).total if shared_memory.is_dir() else 0
+    text = f"{size_of_memory / 1e9:.1f} GB"
+    if size_of_memory >= LEAST_SHARED_MEMORY:
+        shared = Finding("✓", "shared memory", text)
+    else:
+        fix = "NCCL and data loading need 1 GB; start the container with --shm-size 16g"
+        shared = Finding("✗", "shared memory", f"{text}: {fix}")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= limit < LEAST_OPEN_FILES:
+        files = Finding("!", "open files", f"limit {limit}: run ulimit -n 65536")
+    else:
+        files = Finding("✓", "open files", f"limit {limit}")
+    return [shared, files]
 
 
 class Need(NamedTuple):
@@ -90,7 +103,8 @@ def _check_disk(needs: Sequence[Need]) -> Finding:
     folder = _existing(needs[0].folder)
     for need in needs:
         resolved = need.folder.resolve()
-        if not os.access(_existing(resolved), os.W_OK) or any(map(Path.is_file, (resolved, *resolved.parents))):
+        is_below_file = any(path.is_file() for path in (resolved, *resolved.parents))
+        if is_below_file or not os.access(_existing(resolved), os.W_OK):
             fix = "cannot be created or is not writable. Pass another --dataset_dir or --output_dir"
             return Finding("✗", "disk", f"The folder {need.folder} {fix}")
     free = shutil.disk_usage(folder).free
@@ -120,8 +134,11 @@ def run_command(command: Sequence[str], seconds: float, **variables: str) -> tup
 def error_in(output: str) -> str:
     """Return the first error message in a command's output, or the last line."""
     # The error is often not the last line, because a launcher prints a traceback after it.
-    errors = re.findall(r"^(?:\[rank\d+\]: *)?(?:error: |[\w.]*(?:Error|Exception)\b).*", output, re.MULTILINE)
-    return (errors or re.findall(r".*\w.*", output)[-1:] or ["no output"])[0].strip()
+    error = re.search(r"^(?:\[rank\d+\]: *)?(?:error: |[\w.]*(?:Error|Exception)\b).*", output, re.MULTILINE)
+    if error:
+        return error[0].strip()
+    lines = re.findall(r".*\w.*", output)
+    return lines[-1].strip() if lines else "no output"
 
 
 def try_training(command: Sequence[str], trial: MemoryTrial) -> Finding | None:
@@ -129,9 +146,11 @@ def try_training(command: Sequence[str], trial: MemoryTrial) -> Finding | None:
     # A new process for each memory setting, because a process frees all its memory when it ends (llm.c, discussion 481).
     code, output = run_command([*command, *trial.options.split()], TRIAL_SECONDS)
     # Exit codes -9 and 137: the kernel killed the process because the machine ran out of memory.
-    is_full = code in (-9, 137) or (code != 0 and OUT_OF_MEMORY.search(output) is not None)
-    logger.info("  %s: %s", trial.options, "out of memory" if is_full else "failed" if code else "fits")
-    if is_full:
+    if code in (-9, 137) or (code != 0 and OUT_OF_MEMORY.search(output)):
+        logger.info("  %s: out of memory", trial.options)
         return None
-    text = f"{trial.options} failed: {error_in(output)}" if code else f"fits: {trial.options}"
-    return Finding("✗" if code else "✓", "memory", text)
+    if code:
+        logger.info("  %s: failed", trial.options)
+        return Finding("✗", "memory", f"{trial.options} failed: {error_in(output)}")
+    logger.info("  %s: fits", trial.options)
+    return Finding("✓", "memory", f"fits: {trial.options}")

@@ -38,7 +38,8 @@ def measure(seconds: float) -> None:
     timer = threading.Timer(seconds, _fail, [f"no sum within {seconds:.0f} s: the processes cannot communicate"])
     timer.daemon = True
     timer.start()
-    rank, processes = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    processes = dist.get_world_size()
     positions = torch.arange(NUMBERS, device=device, dtype=torch.float32) % 1024
     # Sums of small integers are exact in fp32, in any order.
     expected = positions * processes + processes * (processes - 1) / 2
@@ -51,7 +52,8 @@ def measure(seconds: float) -> None:
         if cuda:
             torch.cuda.synchronize()
         fastest = min(fastest, time.perf_counter() - began)
-        if wrong := int((numbers != expected).sum()):
+        wrong = int((numbers != expected).sum())
+        if wrong:
             _fail(f"wrong sums on rank {rank}: {wrong:,}. The GPU links corrupt data")
     dist.barrier()
     if rank == 0:
@@ -71,9 +73,11 @@ def check_all_reduce(processes: int, *, seconds: float = 30.0) -> Finding:
     """Measure and check all-reduces over `processes` new processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     command = [*launcher, "-m", "gpt2_repro.preflight.links", str(seconds)]
-    about, limit = f"all-reduce over {processes} processes", STARTING + seconds
+    about = f"all-reduce over {processes} processes"
+    limit = STARTING + seconds
     code, output = run_command(command, limit)
-    if code == 0 and (speed := re.search(r"^[\d.]+ GB/s$", output, re.MULTILINE)):
+    speed = re.search(r"^[\d.]+ GB/s$", output, re.MULTILINE)
+    if code == 0 and speed:
         return Finding("✓", about, f"{speed[0]}, and every all-reduce gave the correct result")
     fix = "look at `nvidia-smi topo -m` and `dmesg`, or rent another machine"
     # Peer-to-peer transfers through an IOMMU can cause wrong sums (pytorch#84803) and hangs (NVIDIA/nccl#631, #2079).
