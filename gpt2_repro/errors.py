@@ -29,18 +29,25 @@ def in_a_line(error: object) -> str:
 def error_number(error: BaseException) -> int | None:
     """Return the errno of an exception, or None. Works for tokenizers and safetensors."""
     # Their exceptions have no errno. Only the text contains, for example, "os error 28".
+    number = getattr(error, "errno", None)
+    if number:
+        return number
     match = re.search(r"os error (\d+)", str(error))
-    return getattr(error, "errno", None) or (int(match[1]) if match else None)
+    return int(match[1]) if match else None
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """Return the valid word that is nearest to `word`, or None if no word is similar."""
-    return next(iter(difflib.get_close_matches(word, list(valid), n=1)), None)
+    matches = difflib.get_close_matches(word, list(valid), n=1)
+    return matches[0] if matches else None
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """Return a sentence that names the valid word that is nearest to `word`, or all if they are few."""
-    choices = list(map(str, valid))
-    if near := nearest(word, choices):
-        return f"Did you mean {near!r}?"
-    return f"Valid: {', '.join(choices)}." if len(choices) < 30 else "Pass --help to list the valid names."
+    choices = [str(choice) for choice in valid]
+    match = nearest(word, choices)
+    if match:
+        return f"Did you mean {match!r}?"
+    if len(choices) < 30:
+        return f"Valid: {', '.join(choices)}."
+    return "Pass --help to list the valid names."

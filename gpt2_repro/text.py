@@ -15,7 +15,9 @@ def count(number: float | None) -> str:
         return "–"
     if abs(number) >= 1e9:
         return f"{number / 1e9:.2f} B"
-    return f"{number / 1e6:.1f} M" if abs(number) >= 1e6 else f"{number:,.0f}"
+    if abs(number) >= 1e6:
+        return f"{number / 1e6:.1f} M"
+    return f"{number:,.0f}"
 
 
 def duration(seconds: float | None) -> str:
@@ -35,7 +37,9 @@ def duration(seconds: float | None) -> str:
 
 def in_terminal(text: str, most: int) -> str:
     """Return a text on one line of at most `most` characters, without control characters of terminals."""
-    line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in " ".join(text.split()))
+    line = ""
+    for character in " ".join(text.split()):
+        line += character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
     return line if len(line) <= most else f"{line[:most]}…"
 
 
@@ -70,17 +74,28 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """Return the table as Markdown, with numbers right-aligned."""
-        first = next((column for row in self.rows for column, cell in enumerate(row) if cell.kind == "number"), 1)
-        rule = ["---:" if column >= first else "---" for column in range(len(self.headers))]
-        texts = [[cell.text for cell in row] for row in self.rows]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in (self.headers, rule, *texts))
+        first = self._first_column_of_numbers()
+        rule = ["---"] * first + ["---:"] * (len(self.headers) - first)
+        lines = [self.headers, rule]
+        for row in self.rows:
+            lines.append([cell.text for cell in row])
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+    def _first_column_of_numbers(self) -> int:
+        for row in self.rows:
+            kinds = [cell.kind for cell in row]
+            if "number" in kinds:
+                return kinds.index("number")
+        return 1
 
     def lines(self) -> list[str]:
         """Return the table as aligned lines of text, with numbers right-aligned."""
-        kinds = [cell.kind for cell in self.rows[0]] if self.rows else [""] * len(self.headers)
-        headers = [Cell(text, kind) for text, kind in zip(self.headers, kinds, strict=True)]
-        columns = []
-        for column in zip(headers, *self.rows, strict=True):
-            width = max(len(cell.text) for cell in column)
-            columns.append([f"{cell.text:{'>' if cell.kind == 'number' else '<'}{width}}" for cell in column])
-        return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+        lines = [""] * (1 + len(self.rows))
+        for column, header in enumerate(self.headers):
+            cells = [row[column] for row in self.rows]
+            width = max(len(text) for text in [header, *(cell.text for cell in cells)])
+            kind = cells[0].kind if cells else ""
+            for number, cell in enumerate([Cell(header, kind), *cells]):
+                text = cell.text.rjust(width) if cell.kind == "number" else cell.text.ljust(width)
+                lines[number] += f"{text}  "
+        return [line.rstrip() for line in lines]

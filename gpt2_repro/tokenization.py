@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +35,25 @@ PROBE = "It's 2024: 3.14159 naïve CAFÉs\r\n\n  def f(x):\treturn x_1 + 1000000
 
 def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return tokenizer.json and the configuration of a tokenizer folder."""
-    names = ("special_tokens_map.json", CONFIG)  # the later file has priority
-    texts = [(folder / name).read_text(encoding="utf-8") for name in names if (folder / name).is_file()]
-    config: dict[str, Any] = functools.reduce(lambda one, text: one | json.loads(text), texts, {})
-    return json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")), config
+    config: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", CONFIG):  # the later file has priority
+        path = folder / name
+        if path.is_file():
+            config |= json.loads(path.read_text(encoding="utf-8"))
+    description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    return description, config
 
 
 def roles_of(config: dict[str, Any]) -> dict[str, str]:
     """Return the special tokens of a configuration, such as {"eos_token": "</s>"}."""
-    named = {role: config.get(role) for role in ROLES}
-    contents = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
-    return {role: content for role, content in contents.items() if isinstance(content, str)}
+    roles: dict[str, str] = {}
+    for role in ROLES:
+        token = config.get(role)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            roles[role] = token
+    return roles
 
 
 def separator_token(config: dict[str, Any]) -> str | None:
@@ -63,21 +71,38 @@ def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
     special = {token["content"] for token in added if token.get("special")}
     # The new names contain a code point that is not a character. If the tokens were removed, the following added
     # tokens would get other ids.
-    names = {token: f"\ufdd0special {number}\ufdd0" for number, token in enumerate(sorted(special)) if len(token) > 1}
-    model = dict(description["model"])
+    names: dict[str, str] = {}
+    for number, token in enumerate(sorted(special)):
+        if len(token) > 1:
+            names[token] = f"\ufdd0special {number}\ufdd0"
+
+    model = description["model"] | {"dropout": None}  # dropout would give other ids on each call
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(token, token): index for token, index in model["vocab"].items()}
     else:
         model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
     if "merges" in model:
-        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-        model["merges"] = [pair for pair in pairs if not names.keys() & {*pair, "".join(pair)}]
+        model["merges"] = _merges_without(names, model["merges"])
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
-    renamed = [token | {"content": names.get(token["content"], token["content"])} for token in added]
-    # Saved truncation and padding would cut or pad documents. Dropout would give other ids on each call.
+
+    renamed = []
+    for token in added:
+        content = token["content"]
+        renamed.append(token | {"content": names.get(content, content)})
+    # Saved truncation and padding would cut or pad documents.
     settings = {"truncation": None, "padding": None, "post_processor": None}
-    return description | settings | {"added_tokens": renamed, "model": model | {"dropout": None}}
+    return description | settings | {"added_tokens": renamed, "model": model}
+
+
+def _merges_without(tokens: Collection[str], merges: Sequence[Any]) -> list[list[str]]:
+    """Return the merges of a BPE as pairs, without those that have or give one of `tokens`."""
+    pairs: list[list[str]] = []
+    for merge in merges:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        if left not in tokens and right not in tokens and left + right not in tokens:
+            pairs.append([left, right])
+    return pairs
 
 
 def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -94,19 +119,26 @@ def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str,
     description |= {"truncation": None, "padding": None}
     if backend.num_special_tokens_to_add(False):
         description["post_processor"] = None
-    end = separator_token(config) if separator != "none" else None
     vocabulary = backend.get_vocab()
+    roles: dict[str, str | None] = dict(roles_of(config))
+    end = separator_token(config) if separator != "none" else None
+    special = {*roles_of(config).values(), end or ""} & vocabulary.keys()
     added = {token["id"]: token for token in description.get("added_tokens", [])}
-    for token in {*roles_of(config).values(), end or ""} & vocabulary.keys():
-        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for token in special:
         number = vocabulary[token]
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
         added[number] = {"id": number, "content": token} | plain | added.get(number, {}) | {"special": True}
     description["added_tokens"] = [added[number] for number in sorted(added)]
-    roles = roles_of(config) | {"bos_token": end, "eos_token": end}
-    kept = {key: config[key] for key in KEPT if config.get(key) is not None}
+
     # 4.57 does not have the class TokenizersBackend, which transformers 5 would write.
-    kept |= {role: token for role, token in roles.items() if token in vocabulary}
-    return description, {"tokenizer_class": "PreTrainedTokenizerFast", **kept}
+    rows_config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for key in KEPT:
+        if config.get(key) is not None:
+            rows_config[key] = config[key]
+    for role, token in (roles | {"bos_token": end, "eos_token": end}).items():
+        if token in vocabulary:
+            rows_config[role] = token
+    return description, rows_config
 
 
 def load_for_rows(folder: Path, *, separator: str) -> "PreTrainedTokenizerBase":
@@ -127,8 +159,12 @@ def load(checkpoint: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
-    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    cached = cached_file(checkpoint, "tokenizer.json", **missing)
+    cached = cached_file(
+        checkpoint,
+        "tokenizer.json",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
     loader = AutoTokenizer if cached is None else PreTrainedTokenizerFast
     return loader.from_pretrained(checkpoint, trust_remote_code=False)
 
@@ -147,7 +183,8 @@ def _encoder(tokenizer: "PreTrainedTokenizerBase") -> "Tokenizer":
     from tokenizers import Tokenizer
 
     # transformers has marked all tokens that the configuration names as special.
-    return Tokenizer.from_str(json.dumps(without_special_tokens(json.loads(tokenizer.backend_tokenizer.to_str()))))
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    return Tokenizer.from_str(json.dumps(without_special_tokens(description)))
 
 
 def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
@@ -159,7 +196,8 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[l
         if not tokenizer.is_fast:
             encoded = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
             return encoded["input_ids"]
-        return [encoding.ids for encoding in _encoder(tokenizer).encode_batch_fast(texts, add_special_tokens=False)]
+        encodings = _encoder(tokenizer).encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
         shown = texts[0] if len(texts) == 1 else "a text"
         fix = "Use only characters that occur in the training data."
@@ -194,16 +232,29 @@ def start_ids(tokenizer: "PreTrainedTokenizerBase", prompt: str, *, window: int 
 
     Raises UserError if the prompt fills the window or cannot be encoded.
     """
+    ids: list[int] = []
     start = start_id(tokenizer)
-    ids = [*([] if start is None else [start]), *(encode(tokenizer, [prompt])[0] if prompt else [])]
-    for text in () if ids else ("\n", *sorted(tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens))):
-        with contextlib.suppress(UserError):
-            if ids := encode(tokenizer, [text])[0]:
-                break
+    if start is not None:
+        ids.append(start)
+    if prompt:
+        ids += encode(tokenizer, [prompt])[0]
+    if not ids:
+        ids = _shortest_start(tokenizer)
     if window and len(ids) >= window:
         limit = f"must have fewer than {window:,}, the size of the window"
         raise UserError(f"The prompt has {len(ids):,} tokens, but {limit}. Pass a shorter --sample_prompt.")
     return ids
+
+
+def _shortest_start(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Return the ids of a line break, or of the first ordinary entry of the vocabulary that can be encoded."""
+    ordinary = sorted(tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens))
+    for text in ("\n", *ordinary):
+        with contextlib.suppress(UserError):
+            ids = encode(tokenizer, [text])[0]
+            if ids:
+                return ids
+    return []
 
 
 def is_same(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> bool:
@@ -227,11 +278,15 @@ def bytes_of_ids(tokenizer: "PreTrainedTokenizerBase") -> "NDArray[np.int64]":
     """
     import numpy as np
 
-    vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
-    added, sizes = tokenizer.added_tokens_decoder, np.zeros((2, max(vocabulary.values()) + 1), np.int64)
+    vocabulary = tokenizer.get_vocab()
+    special = set(tokenizer.all_special_ids)
+    added = tokenizer.added_tokens_decoder
+    sizes = np.zeros((2, max(vocabulary.values()) + 1), np.int64)
     # With this decoder, each character of a token is a byte.
-    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] if tokenizer.is_fast else None
-    is_byte_level = '"ByteLevel"' in json.dumps(decoder)
+    is_byte_level = False
+    if tokenizer.is_fast:
+        decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
+        is_byte_level = '"ByteLevel"' in json.dumps(decoder)
 
     def size(*ids: int) -> int:
         return len(tokenizer.decode(ids, clean_up_tokenization_spaces=False).encode())
@@ -242,8 +297,11 @@ def bytes_of_ids(tokenizer: "PreTrainedTokenizerBase") -> "NDArray[np.int64]":
             continue
         if number in added:
             sizes[:, number] = len(added[number].content.encode())
-        elif is_byte_level or re.fullmatch("<0x[0-9A-F]{2}>", token):
-            sizes[:, number] = len(token) if is_byte_level else 1
+        elif is_byte_level:
+            sizes[:, number] = len(token)
+        elif re.fullmatch("<0x[0-9A-F]{2}>", token):
+            sizes[:, number] = 1
         else:
-            sizes[:, number] = size(other, number) - size(other), size(number)
+            sizes[0, number] = size(other, number) - size(other)
+            sizes[1, number] = size(number)
     return sizes

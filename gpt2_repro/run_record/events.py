@@ -36,9 +36,14 @@ def read(path: Path) -> tuple[list[Event], int]:
 
     An incomplete last line is not counted, because a killed process can leave one.
     """
-    lines = _read(path)
-    damaged = [line for line, event in lines if event is None and line.endswith("\n")]
-    return [event for _, event in lines if event is not None], len(damaged)
+    found: list[Event] = []
+    damaged = 0
+    for line, event in _read(path):
+        if event is not None:
+            found.append(event)
+        elif line.endswith("\n"):
+            damaged += 1
+    return found, damaged
 
 
 LOSSES = ("_loss", "_bits_per_byte")  # ends of the keys of validation losses
@@ -47,17 +52,23 @@ AVERAGED = "eval_EMA"  # instead of "eval", for losses of the averaged weights
 
 def validation_losses(path: Path, step: int | None = None) -> dict[str, float | None]:
     """Return the losses (None if not finite) of the validation at `step`, or the last one."""
-    validations = [event for event in read(path)[0] if "eval_loss" in event and step in (None, event.get("step"))]
-    losses = {key: value for event in validations for key, value in event.items() if key.endswith(LOSSES)}
-    return {key: value if is_number(value) else None for key, value in losses.items()}
+    losses: dict[str, float | None] = {}
+    for event in read(path)[0]:
+        if "eval_loss" in event and step in (None, event.get("step")):
+            for key, value in event.items():
+                if key.endswith(LOSSES):
+                    losses[key] = value if is_number(value) else None
+    return losses
 
 
 def final_losses(path: Path, step: int, *, averaged: bool) -> dict[str, float]:
     """Return the finite validation losses at `step`, those of the averaged weights if the final model has these."""
     prefix = AVERAGED if averaged else "eval"
-    losses = validation_losses(path, step)
-    finite = {key: loss for key, loss in losses.items() if key.startswith(prefix) and loss is not None}
-    return {key.replace(AVERAGED, "eval"): loss for key, loss in finite.items()}
+    losses: dict[str, float] = {}
+    for key, loss in validation_losses(path, step).items():
+        if key.startswith(prefix) and loss is not None:
+            losses[key.replace(AVERAGED, "eval")] = loss
+    return losses
 
 
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:
@@ -67,12 +78,18 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
     """
 
     def stays(event: Event) -> bool:
+        at = event.get("step")
+        if not isinstance(at, int):
+            return False
         is_repeated = validates_again and ("eval_loss" in event or "text" in event)
-        return isinstance(at := event.get("step"), int) and at <= step - is_repeated
+        return at < step if is_repeated else at <= step
 
     if path.is_file():
-        remaining = (line.rstrip("\n") for line, event in _read(path) if event is not None and stays(event))
-        write_whole(path, "".join(f"{line}\n" for line in remaining))
+        text = ""
+        for line, event in _read(path):
+            if event is not None and stays(event):
+                text += line.removesuffix("\n") + "\n"
+        write_whole(path, text)
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:

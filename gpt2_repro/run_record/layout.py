@@ -44,7 +44,8 @@ def step_of(checkpoint: Path) -> int:
 
 def checkpoints(run: Path) -> list[Path]:
     """Return the checkpoint-N folders, complete or not, newest step first."""
-    return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of, reverse=True)
+    paths = [path for path in run.glob("checkpoint-*") if step_of(path) >= 0]
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def is_run(path: Path) -> bool:

@@ -10,9 +10,12 @@ from gpt2_repro.files import write_whole
 logger = logging.getLogger(__name__)
 
 FOLDER = "GPT2_REPRO_SUPERVISED"  # path of the supervisor's folder, which contains a file for each note
-# The notes: the run directory; the checkpoint of --resume_from, which only the first attempt resumes from; the mistake
-# that a restart would repeat; when the supervisor started and when the last attempt ended, in seconds since 1970.
-RUN, WENT_BACK, MISTAKE, SINCE, ENDED = "run", "went_back", "mistake", "since", "ended"
+# The names of the notes.
+RUN = "run"  # the run directory
+WENT_BACK = "went_back"  # the checkpoint of --resume_from, which only the first attempt resumes from
+MISTAKE = "mistake"  # the mistake that a restart would repeat
+SINCE = "since"  # when the supervisor started, in seconds since 1970
+ENDED = "ended"  # when the last attempt ended, in seconds since 1970
 
 
 def is_supervised() -> bool:
@@ -41,5 +44,7 @@ def noted(name: str, folder: str | Path | None = None) -> str | None:
     By default, `folder` is $GPT2_REPRO_SUPERVISED.
     """
     folder = folder or os.environ.get(FOLDER)
-    path = Path(folder, name) if folder else None
-    return path.read_text(encoding="utf-8") if path is not None and path.is_file() else None
+    if not folder:
+        return None
+    path = Path(folder, name)
+    return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -46,7 +46,8 @@ def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
     """Return the seconds of each part of PARTS, summed over all earlier attempts."""
     parts = {name: status.time_breakdown.get(name, 0.0) for name in PARTS}
     parts["redone"] += max(0.0, round((status.seconds or 0.0) - sum(parts.values()), 2))
-    since, last = noted(SINCE), -math.inf
+    since = noted(SINCE)
+    last = -math.inf
     with contextlib.suppress(ValueError):
         last = datetime.datetime.fromisoformat(status.updated or "").timestamp()
     if since is not None and last >= float(since):

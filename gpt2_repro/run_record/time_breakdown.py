@@ -2,11 +2,19 @@
 
 from collections.abc import Mapping
 
-from gpt2_repro.files import read_table
 from gpt2_repro.text import Cell, Table, duration
 
 
-PARTS: dict[str, str] = read_table(__file__, "parts_of_time.yaml")  # in the order of the table
+# The parts of the time of a run, with their names in tables, in the order of the table.
+PARTS = {
+    "startup": "start-up",  # including compilation
+    "training": "training",
+    "redone": "redone steps",  # repeated after a crash, and attempts that recorded nothing
+    "data": "data",  # waiting for rows
+    "validation": "validation and scoring",  # including HellaSwag and samples
+    "saving": "saving",
+    "idle": "idle",  # between two attempts of a supervised run
+}
 STEPS = ("training", "data")  # the parts that contain the time of optimizer steps
 
 
@@ -21,11 +29,18 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> Tabl
     If the price of the complete machine is known, there is a column with the cost in dollars.
     """
     total = sum(parts.values())
-    accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
-    accounts |= {"total": total, "goodput: training+data": goodput(parts) * total}
-    rows = []
-    for name, seconds in accounts.items():
-        cost = [f"${seconds / 3600 * usd_per_hour:,.2f}"] if usd_per_hour else []
-        texts = [duration(seconds), f"{seconds / total:.1%}", *cost] if seconds else []
-        rows.append([Cell(name), *(Cell(text, "number") for text in texts)])
-    return Table(["activity", "time", "share", *(["cost"] if usd_per_hour else [])], [row for row in rows if row[1:]])
+    seconds_of = {name: parts.get(part, 0.0) for part, name in PARTS.items()}
+    seconds_of["total"] = total
+    seconds_of["goodput: training+data"] = goodput(parts) * total
+    headers = ["activity", "time", "share"]
+    if usd_per_hour:
+        headers.append("cost")
+    rows: list[list[Cell]] = []
+    for name, seconds in seconds_of.items():
+        if not seconds:
+            continue
+        row = [Cell(name), Cell(duration(seconds), "number"), Cell(f"{seconds / total:.1%}", "number")]
+        if usd_per_hour:
+            row.append(Cell(f"${seconds / 3600 * usd_per_hour:,.2f}", "number"))
+        rows.append(row)
+    return Table(headers, rows)
