@@ -135,9 +135,8 @@ def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str,
     for key in KEPT:
         if config.get(key) is not None:
             rows_config[key] = config[key]
-    for role, token in (roles | {"bos_token": end, "eos_token": end}).items():
-        if token in vocabulary:
-            rows_config[role] = token
+    roles |= {"bos_token": end, "eos_token": end}
+    rows_config |= {role: token for role, token in roles.items() if token in vocabulary}
     return description, rows_config
 
 

@@ -16,7 +16,8 @@ from gpt2_repro.model.pretraining import make_pretraining
 from gpt2_repro.model.size import experts_of
 
 
-LENGTH, VOCABULARY = 512, 256  # of the row that is checked
+LENGTH = 512  # tokens of the row that is checked
+VOCABULARY = 256
 LOSS_TOLERANCE = 1e-4  # nats per token
 # Weights whose product is added to the residual stream, in the families of transformers.
 RESIDUAL = re.compile(
@@ -46,8 +47,7 @@ def check_architecture(config: PreTrainedConfig, *, document_mask: bool = False)
     does not separate the documents of a row.
     """
     small = copy.deepcopy(config)
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
-    small.num_hidden_layers = min(config.num_hidden_layers, max([2, *(kinds.index(kind) + 1 for kind in kinds)]))
+    small.num_hidden_layers = min(config.num_hidden_layers, _blocks_with_each_kind(config))
     small.vocab_size = VOCABULARY
     small.bos_token_id = small.eos_token_id = None
     for key, size in vars(config).items():
@@ -62,6 +62,15 @@ def check_architecture(config: PreTrainedConfig, *, document_mask: bool = False)
         problem = reason_of(error)
     if problem:
         raise UserError(f"--model_type {config.model_type} cannot be trained here: {problem}.")
+
+
+def _blocks_with_each_kind(config: PreTrainedConfig) -> int:
+    """Return how many blocks, but at least 2, contain one block of each kind."""
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
+    blocks = 2
+    for kind in kinds:
+        blocks = max(blocks, 1 + kinds.index(kind))
+    return blocks
 
 
 def _difference(config: PreTrainedConfig, *, document_mask: bool) -> str | None:
@@ -80,19 +89,24 @@ def _difference(config: PreTrainedConfig, *, document_mask: bool) -> str | None:
     with torch.no_grad():
         expected = stock(input_ids=ids, labels=ids)
         hidden = ours.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        changed = ours.base_model(input_ids=torch.cat([ids[:, :-1], ids[:, -1:] ^ 1], 1), use_cache=False)
-    if not torch.allclose(hidden[:, :-1], changed.last_hidden_state[:, :-1], atol=1e-3):
+        other_ids = ids.clone()
+        other_ids[:, -1] ^= 1
+        other_hidden = ours.base_model(input_ids=other_ids, use_cache=False).last_hidden_state
+    if not torch.allclose(hidden[:, :-1], other_hidden[:, :-1], atol=1e-3):
         return "its attention is not causal"
     loss = ours(input_ids=ids[:, :-1], shift_labels=ids[:, 1:]).loss
     if not abs(loss.item() - expected.loss.item()) <= LOSS_TOLERANCE:
         return f"its attention or its logits differ, so its loss is {expected.loss:.4f} instead of {loss:.4f}"
-    if experts_of(config)[0] and not hasattr(sys.modules[type(stock).__module__], "load_balancing_loss_func"):
+    experts, _ = experts_of(config)
+    if experts and not hasattr(sys.modules[type(stock).__module__], "load_balancing_loss_func"):
         return "transformers has no load-balancing loss for its experts"
     if document_mask and not _separates_documents(ours, ids, hidden):
         return "its layers mix documents, so --document_mask must be removed"
     loss.backward()
-    idle = [name for name, weight in ours.named_parameters() if weight.grad is None]
-    return f"{idle[0]} gets no gradient" if idle else None
+    for name, weight in ours.named_parameters():
+        if weight.grad is None:
+            return f"{name} gets no gradient"
+    return None
 
 
 @torch.no_grad()
@@ -109,4 +123,6 @@ def _separates_documents(model: PreTrainedModel, ids: Tensor, hidden: Tensor) ->
     rows[1:, middle] = 0
     mask = Documents(separator=0).attention(model, rows)
     whole, one, other = model.base_model(input_ids=rows, use_cache=False, **mask).last_hidden_state
-    return torch.allclose(one[middle:], other[middle:], atol=1e-3) and torch.allclose(whole, hidden[0], atol=1e-3)
+    hides_other_documents = torch.allclose(one[middle:], other[middle:], atol=1e-3)
+    hides_nothing_else = torch.allclose(whole, hidden[0], atol=1e-3)
+    return hides_other_documents and hides_nothing_else

@@ -1,11 +1,10 @@
 """Choose the attention kernel of a run: the fastest that works on this machine."""
 
 import copy
-import functools
 import logging
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +19,9 @@ from gpt2_repro.model.pretraining import SDPA
 
 logger = logging.getLogger(__name__)
 
-FLASH = PACKAGE, HUB_KERNEL = get_args(FlashKernel)
+PACKAGE: FlashKernel = "flash_attention_2"
+HUB_KERNEL: FlashKernel = "kernels-community/flash-attn2"
+FLASH = (PACKAGE, HUB_KERNEL)
 TIMING_SECONDS = 0.3  # per kernel, after a warm-up
 # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
 MOST_DIFFERENCE = 0.05
@@ -58,8 +59,9 @@ def obstacle(name: str, machine: Machine) -> str | None:
     if torch.cuda.get_device_capability() < (8, 0):
         return "this GPU is older than Ampere"
     if name == "causal_cudnn":
-        reason = "cuDNN is wrong for document masks and for rows whose length is not a multiple of 128"
-        return reason if machine.document_mask or machine.length % 128 else None
+        if machine.document_mask or machine.length % 128:
+            return "cuDNN is wrong for document masks and for rows whose length is not a multiple of 128"
+        return None
     if machine.one_row_compiled and not machine.document_mask:
         # _is_packed_sequence in transformers 5.23 branches on the position ids. Position ids are not read if the lengths
         # of documents are passed.
@@ -85,11 +87,7 @@ def choose_attention(
     Raises UserError if `requested` names a kernel that cannot be used.
     """
     if requested != "auto":
-        problem: str | float | None = obstacle(requested, machine)
-        if problem is None and requested in FLASH:
-            problem = time_kernels({requested: None, "causal_sdpa": None}, machine, config, rows)[requested]
-        if isinstance(problem, str):
-            raise UserError(f"{requested} cannot be used: {problem}. Pass --attn_implementation auto.")
+        _require_kernel(requested, machine, config, rows)
         return Choice(requested, "as requested")
     if not machine.cuda:
         return Choice("causal_sdpa", "torch's SDPA, because there is no NVIDIA or AMD GPU")
@@ -97,13 +95,10 @@ def choose_attention(
     if obstacles[PACKAGE] is None:
         obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
     if machine.document_mask:
-        timings = time_kernels({name: obstacles[name] for name in (*FLASH, "causal_sdpa")}, machine, config, rows)
-        if usable := [name for name in FLASH if isinstance(timings[name], float)]:
-            return Choice(usable[0], "it takes document lengths instead of a mask")
-        why = "; ".join(f"{name}: {timings[name]}" for name in FLASH)
-        return Choice("causal_sdpa", f"torch's SDPA with a document mask; {why}")
+        return _choose_for_documents(obstacles, machine, config, rows)
     if earlier:
-        if (problem := obstacles.get(earlier, "this version does not have it")) is None:
+        problem = obstacles.get(earlier, "this version does not have it")
+        if problem is None:
             return Choice(earlier, "as at the start of the run")
         why = "The run began with the attention kernel %s, but %s. All usable kernels are timed again."
         logger.warning(why, earlier, problem)
@@ -111,16 +106,44 @@ def choose_attention(
     return fastest(time_kernels(obstacles, machine, config, rows), shape)
 
 
+def _require_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int) -> None:
+    """Raise UserError if an attention kernel cannot be used, or gives other results than causal_sdpa."""
+    problem: str | float | None = obstacle(name, machine)
+    if problem is None and name in FLASH:
+        problem = time_kernels({name: None, "causal_sdpa": None}, machine, config, rows)[name]
+    if isinstance(problem, str):
+        raise UserError(f"{name} cannot be used: {problem}. Pass --attn_implementation auto.")
+
+
+def _choose_for_documents(
+    obstacles: Mapping[str, str | None], machine: Machine, config: PreTrainedConfig, rows: int
+) -> Choice:
+    """Return the attention kernel of a run with document masks."""
+    candidates = {name: obstacles[name] for name in (*FLASH, "causal_sdpa")}
+    timings = time_kernels(candidates, machine, config, rows)
+    for name in FLASH:
+        if isinstance(timings[name], float):
+            return Choice(name, "it takes document lengths instead of a mask")
+    why = "; ".join(f"{name}: {timings[name]}" for name in FLASH)
+    return Choice("causal_sdpa", f"torch's SDPA with a document mask; {why}")
+
+
 def fastest(timings: Mapping[str, float | str], shape: str) -> Choice:
     """Return the fastest kernel, or causal_sdpa if no kernel was timed. Log all times."""
-    times = sorted((time, name) for name, time in timings.items() if not isinstance(time, str))
+    times: list[tuple[float, str]] = []
     logger.info("attention, forward and backward, %s:", shape)
     for name, result in timings.items():
-        logger.info("  %-30s %s", name, result if isinstance(result, str) else f"{result:.2f} ms")
+        if isinstance(result, str):
+            logger.info("  %-30s %s", name, result)
+        else:
+            logger.info("  %-30s %.2f ms", name, result)
+            times.append((result, name))
     if not times:
         return Choice("causal_sdpa", "no kernel could be timed")
+    times.sort()
+    best_time, best = times[0]
     others = ", ".join(f"{name} {time:.2f}" for time, name in times[1:]) or "the only kernel"
-    return Choice(times[0][1], f"{times[0][0]:.2f} ms; {others}")
+    return Choice(best, f"{best_time:.2f} ms; {others}")
 
 
 def time_kernels(
@@ -146,7 +169,8 @@ def time_kernels(
         try:
             timings[name], results = _run_kernel(name, machine, config, rows)
             expected = expected or results
-            if (difference := _difference(results, expected)) > MOST_DIFFERENCE:
+            difference = _difference(results, expected)
+            if difference > MOST_DIFFERENCE:
                 timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
         except Exception as error:  # packages of kernels raise errors of their own
             timings[name] = f"it fails on this machine ({in_a_line(error)[:200]})"
@@ -157,38 +181,47 @@ def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int
     """Return a kernel's median time in milliseconds, and its output and gradients."""
     from torch.utils.benchmark import Timer  # imports setuptools
 
-    dtype = torch.bfloat16 if machine.bf16 else torch.float16 if machine.fp16 else torch.float32
+    if machine.bf16:
+        dtype = torch.bfloat16
+    elif machine.fp16:
+        dtype = torch.float16
+    else:
+        dtype = torch.float32
     device = "cuda" if machine.cuda else "cpu"
     single = copy.deepcopy(config)
-    single.num_hidden_layers, single.vocab_size = 1, 128
+    single.num_hidden_layers = 1
+    single.vocab_size = 128
     single.bos_token_id = single.eos_token_id = None  # ids outside this small vocabulary cause a warning
     model = AutoModelForCausalLM.from_config(single, dtype=dtype, attn_implementation=name)
-    module = next(each for each in model.modules() if hasattr(each, "is_causal"))
-    heads, length = config.num_attention_heads, config.max_position_embeddings
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    torch.manual_seed(0)
+    attentions = [module for module in model.modules() if hasattr(module, "is_causal")]
+    heads = config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", heads)
-    counts = [heads, groups, groups]
-    draw = functools.partial(torch.randn, device=device, dtype=dtype)
-    joint, direction = draw(rows, length, sum(counts), width), draw(rows, length, heads, width)
-    joint.requires_grad_()
+    counts = [heads, groups, groups]  # of queries, keys and values
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    length = config.max_position_embeddings
+    torch.manual_seed(0)
+    joint = torch.randn(rows, length, sum(counts), width, device=device, dtype=dtype, requires_grad=True)
+    direction = torch.randn(rows, length, heads, width, device=device, dtype=dtype)
     ids = torch.arange(rows * length, device=device).view(rows, length) % 37
     lengths = Documents(separator=0).attention(model, ids) if machine.document_mask else {}
     mask = lengths.pop("attention_mask", None)
     attend = AttentionInterface()[model.config._attn_implementation]
 
     def run() -> list[Tensor]:
-        inputs = (part.transpose(1, 2) for part in joint.split(counts, 2))
-        out = attend(module, *inputs, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
+        query, key, value = (part.transpose(1, 2) for part in joint.split(counts, 2))
+        out = attend(attentions[0], query, key, value, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
         (gradient,) = torch.autograd.grad(out, joint, direction)
         return [out.detach(), *gradient.split(counts, 2)]
 
     results = run()
-    return Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=TIMING_SECONDS).median * 1e3, results
+    timing = Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=TIMING_SECONDS)
+    return timing.median * 1e3, results
 
 
 def _difference(results: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest difference relative to the largest expected value."""
-    pairs = zip(results, expected, strict=True)
-    differences = torch.stack([(a - b).abs().max().float() / b.abs().max().float() for a, b in pairs])
-    return float(differences.nan_to_num(math.inf).max())
+    largest = 0.0
+    for result, target in zip(results, expected, strict=True):
+        difference = (result - target).abs().max().float() / target.abs().max().float()
+        largest = max(largest, float(difference.nan_to_num(math.inf)))
+    return largest

@@ -16,15 +16,28 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
-from gpt2_repro.files import read_table
-from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments
+from gpt2_repro.model.arguments import GPT2, ModelArguments
 from gpt2_repro.model.size import ModelScale, experts_of, flops_per_token, gpt2_scale, padded_size
 
 
 Kind = type[PreTrainedConfig]
 Keys = dict[str, Any]
 
-CONFIG_KEYS = read_table(__file__, "config_keys.yaml")
+_OF_TOKENIZER = "the data's tokenizer defines it"
+# Keys of a configuration that --config_overrides may not set, with the reason.
+OWNED_KEYS = {
+    "num_hidden_layers": "pass --n_layer",
+    "num_attention_heads": "pass --n_head",
+    "hidden_size": "pass --n_embd",
+    "max_position_embeddings": "pass --sequence_length",
+    "vocab_size": _OF_TOKENIZER,
+    "bos_token_id": _OF_TOKENIZER,
+    "eos_token_id": _OF_TOKENIZER,
+    "pad_token_id": _OF_TOKENIZER,
+    "use_cache": "training uses no cache",
+}
+# Names of the width of the MLP or of the experts. The first one that an architecture has is used.
+WIDTHS_OF_MLP = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner")
 # Options to load weights of unknown authors: no pickles, no remote code.
 SAFELY = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
 # Exceptions of transformers for configurations that it cannot build or run.
@@ -43,26 +56,50 @@ def size_keys(args: ModelArguments, *, sequence_length: int) -> Keys:
     if args.model_type == GPT2:
         return {}
     declared = own_keys(CONFIG_MAPPING[args.model_type])
-    wanted = {"num_key_value_heads": args.n_head, "head_dim": args.n_embd // args.n_head, "tie_word_embeddings": True}
-    keys: Keys = {key: value for key, value in wanted.items() if key in declared}
-    names = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner")
-    width = next((key for key in names if key in declared), None)
-    if width is None or width in args.config_overrides.values:
+    keys: Keys = {}
+    if "num_key_value_heads" in declared:
+        keys["num_key_value_heads"] = args.n_head
+    if "head_dim" in declared:
+        keys["head_dim"] = args.n_embd // args.n_head
+    if "tie_word_embeddings" in declared:
+        keys["tie_word_embeddings"] = True
+    widths = [key for key in WIDTHS_OF_MLP if key in declared]
+    if not widths or widths[0] in args.config_overrides.values:
         return keys
-    size = {"sequence_length": sequence_length, "vocab_size": 128}
-    configs = [build_config(args, **size, keys=keys | {width: number}) for number in (64, 128)]
-    narrow, wide = (measure_config(config).flops_per_token for config in configs)
-    if narrow == wide:
+    width = widths[0]
+
+    # The FLOPs grow linearly with the width.
+    vocab_size = 128
+    narrow = build_config(args, sequence_length=sequence_length, vocab_size=vocab_size, keys=keys | {width: 64})
+    wide = build_config(args, sequence_length=sequence_length, vocab_size=vocab_size, keys=keys | {width: 128})
+    of_narrow = measure_config(narrow).flops_per_token
+    of_wide = measure_config(wide).flops_per_token
+    if of_narrow == of_wide:
         return keys  # the architecture has no such MLP
-    gpt2 = gpt2_scale(n_layer=args.n_layer, n_embd=args.n_embd, pad_to_multiple_of=configs[0].vocab_size, **size)
-    exact = 64 + 64 * (gpt2.flops_per_token - narrow) / (wide - narrow)
+    gpt2 = gpt2_scale(
+        n_layer=args.n_layer,
+        n_embd=args.n_embd,
+        sequence_length=sequence_length,
+        vocab_size=vocab_size,
+        pad_to_multiple_of=narrow.vocab_size,
+    )
+    exact = 64 + 64 * (gpt2.flops_per_token - of_narrow) / (of_wide - of_narrow)
     if exact < 8:
         fix = f"Pass {width} and its other sizes in --config_overrides."
         raise UserError(f"--model_type {args.model_type} cannot have the FLOPs of a GPT-2 with this shape. {fix}")
+    keys[width] = _round_width(exact)
+    return keys
+
+
+def _round_width(exact: float) -> int:
+    """Return a width near `exact` that is a multiple of the largest power of two within 0.5 %, and at least of 8."""
     # A power of two suits matrix products. Those of experts need strides of 16 bytes (torch 2.13).
-    multiples = (1 << power for power in range(10, 2, -1))
-    multiple = next((number for number in multiples if abs(round(exact / number) * number / exact - 1) < 0.005), 8)
-    return keys | {width: max(1, round(exact / multiple)) * multiple}
+    for power in range(10, 2, -1):
+        multiple = 1 << power
+        rounded = round(exact / multiple) * multiple
+        if abs(rounded / exact - 1) < 0.005:
+            return rounded
+    return max(1, round(exact / 8)) * 8
 
 
 def build_config(
@@ -78,26 +115,38 @@ def build_config(
     Args:
         keys: further keys of the configuration. None: those of `size_keys`.
     """
-    keys = size_keys(args, sequence_length=sequence_length) if keys is None else keys
+    if keys is None:
+        keys = size_keys(args, sequence_length=sequence_length)
     kind = CONFIG_MAPPING[args.model_type]
-    values: Keys = {name: getattr(args, option) for option, name in SHAPE.items()}
-    values |= {"vocab_size": padded_size(vocab_size, args.pad_vocab_to_multiple_of), "use_cache": False}
-    values |= {"max_position_embeddings": sequence_length, "pad_token_id": None}
-    values |= {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id")}
-    dropouts = [name for name in own_keys(kind) if name.endswith(("pdrop", "dropout")) and "summary" not in name]
-    values |= dict.fromkeys(dropouts, args.dropout)
-    if "initializer_range" in own_keys(kind):
+    declared = own_keys(kind)
+    values: Keys = {
+        "num_hidden_layers": args.n_layer,
+        "num_attention_heads": args.n_head,
+        "hidden_size": args.n_embd,
+        "max_position_embeddings": sequence_length,
+        "vocab_size": padded_size(vocab_size, args.pad_vocab_to_multiple_of),
+        "bos_token_id": getattr(tokenizer, "bos_token_id", None),
+        "eos_token_id": getattr(tokenizer, "eos_token_id", None),
+        "pad_token_id": None,
+        "use_cache": False,
+    }
+    for key in declared:
+        if key.endswith(("pdrop", "dropout")) and "summary" not in key:
+            values[key] = args.dropout
+    if "initializer_range" in declared:
         values["initializer_range"] = 0.02  # as in GPT-2, in every architecture
     if args.model_type == GPT2:
         # The same function as gelu_new, with one kernel instead of eight (transformers activations.py).
         values["activation_function"] = "gelu_pytorch_tanh"
-    values, overrides = values | keys, args.config_overrides.values
+    values |= keys
+    overrides = args.config_overrides.values
     _check_overrides(kind, overrides, length=sequence_length)
     config = _build(kind, values | _without_windows(kind, values, overrides) | overrides)
-    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    if groups and heads % groups:
-        raise UserError(f"num_key_value_heads {groups} is not a divisor of --n_head {heads}.")
-    if experts_of(config)[1] > experts_of(config)[0]:
+    groups = getattr(config, "num_key_value_heads", None)
+    if groups and config.num_attention_heads % groups:
+        raise UserError(f"num_key_value_heads {groups} is not a divisor of --n_head {config.num_attention_heads}.")
+    experts, chosen = experts_of(config)
+    if chosen > experts:
         raise UserError("num_experts_per_tok must be at most the number of experts.")
     config.true_vocab_size = vocab_size
     return config
@@ -106,8 +155,8 @@ def build_config(
 def _check_overrides(kind: Kind, overrides: Keys, *, length: int) -> None:
     """Raise UserError for keys of --config_overrides that are unknown, set elsewhere, or a window within the row."""
     keys = own_keys(kind)
-    reasons = CONFIG_KEYS["owned"]
-    owned = reasons | {kind.attribute_map.get(name, name): reason for name, reason in reasons.items()}
+    # An architecture can have its own name of a key, as GPT-2 has n_embd.
+    owned = OWNED_KEYS | {kind.attribute_map.get(name, name): reason for name, reason in OWNED_KEYS.items()}
     for key, value in overrides.items():
         if key in owned:
             raise UserError(f"--config_overrides cannot set {key}: {owned[key]}.")
@@ -125,10 +174,11 @@ def _without_windows(kind: Kind, values: Keys, overrides: Keys) -> Keys:
         return {}
     if "layer_types" not in keys:
         return {"sliding_window": None}
-    default, types = (_build(kind, values | further).layer_types for further in ({}, overrides))
+    default = _build(kind, values).layer_types
+    types = _build(kind, values | overrides).layer_types
     if types != default or "sliding_attention" not in types:
         return {}
-    full = ["full_attention" if each == "sliding_attention" else each for each in types]
+    full = ["full_attention" if layer == "sliding_attention" else layer for layer in types]
     return {"sliding_window": values["max_position_embeddings"], "layer_types": full}
 
 
@@ -163,18 +213,31 @@ def stock_model(config: PreTrainedConfig, *, attention: str, is_random: bool = T
 
 def measure(model: PreTrainedModel, sequence_length: int) -> ModelScale:
     """Return the parameter count and FLOPs per token of a model, also on the meta device."""
-    config, head = model.config, model.get_output_embeddings().weight
-    tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-    looked_up = sum(table.numel() for table in tables if table is not head)
-    trained, (experts, chosen) = model.num_parameters(), experts_of(config)
-    stacked = sum(weight.numel() for weight in model.parameters() if weight.ndim == 3 and len(weight) == experts)
-    idle = stacked * (experts - chosen) // max(1, experts)  # weights of experts that a single token does not use
+    config = model.config
+    head = model.get_output_embeddings().weight
+    experts, chosen = experts_of(config)
+    looked_up = 0  # weights of embeddings that are not multiplied
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module.weight is not head:
+            looked_up += module.weight.numel()
+    of_experts = 0
+    for weight in model.parameters():
+        if weight.ndim == 3 and len(weight) == experts:
+            of_experts += weight.numel()
+    idle = of_experts * (experts - chosen) // max(1, experts)  # weights of experts that a single token does not use
+
+    trained = model.num_parameters()
     padding = (config.vocab_size - config.true_vocab_size) * head.shape[1]
-    parameters = trained - padding * (1 if model.get_input_embeddings().weight is head else 2)
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-    used = trained - looked_up - idle
-    flops = flops_per_token(parameters=used, n_layer=layers, n_embd=width, sequence_length=sequence_length)
+    is_tied = model.get_input_embeddings().weight is head
+    parameters = trained - (padding if is_tied else 2 * padding)
+    heads = config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    flops = flops_per_token(
+        parameters=trained - looked_up - idle,
+        n_layer=config.num_hidden_layers,
+        n_embd=heads * head_width,
+        sequence_length=sequence_length,
+    )
     return ModelScale(parameters, parameters - idle, trained, flops, padded_vocab_size=config.vocab_size)
 
 

@@ -45,7 +45,12 @@ class Documents:
             torch._dynamo.mark_dynamic(ends, 0)
             # An upper bound. The longest document would be a different number, and need a new graph, in each pass.
             longest = starts.shape[1]
-            return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+            return {
+                "cu_seq_lens_q": ends,
+                "cu_seq_lens_k": ends,
+                "max_length_q": longest,
+                "max_length_k": longest,
+            }
         device = ids.device.type
         # All layers share this float mask. SDPA would convert a bool mask in each layer and keep it for backward.
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -11,11 +12,26 @@ from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import SHAPE, ModelArguments
-from gpt2_repro.model.configuration import CONFIG_KEYS, FAILURES, own_keys, size_keys
+from gpt2_repro.model.configuration import FAILURES, own_keys, size_keys
 from gpt2_repro.model.load import load_config, load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config
 from gpt2_repro.model.size import padded_size
 from gpt2_repro.tokenization import is_same
+
+
+# Keys in which a checkpoint may differ from the model that it initializes. They do not change the model's outputs in
+# evaluation mode.
+FREE_KEYS = {
+    *("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "n_positions", "max_position_embeddings"),
+    *("use_cache", "embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout", "initializer_range"),
+    *(
+        "reorder_and_upcast_attn",
+        "pretraining_tp",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+    ),
+}
 
 
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
@@ -26,9 +42,10 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
     config = _read_config(model.init_from)
     if config is None or config.model_type != model.model_type:
         return model  # the error is raised later, when the weights are loaded
-    shape = {option: getattr(config, name) for option, name in SHAPE.items()}
-    stated_sizes = {option for option in SHAPE if option in stated and getattr(model, option)}
-    model = dataclasses.replace(model, **{option: shape[option] for option in shape.keys() - stated_sizes})
+    for name, key in SHAPE.items():
+        is_chosen = name in stated and getattr(model, name)
+        if not is_chosen:
+            model = dataclasses.replace(model, **{name: getattr(config, key)})
     keys = {key: getattr(config, key) for key in size_keys(model, sequence_length=1)}
     overrides = JsonObject(keys | model.config_overrides.values)
     return dataclasses.replace(model, config_overrides=overrides)
@@ -72,16 +89,24 @@ def _check_config(source: PreTrainedConfig, target: PreTrainedConfig, *, name: s
     if source.vocab_size not in (target.true_vocab_size, *padded):
         problem = f"{name} has {source.vocab_size:,} token ids, but the data has {target.true_vocab_size:,}."
         raise UserError(f"{problem} Pass data that was prepared with the tokenizer of {name}.")
-    options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(target, "n_positions") else {})
-    shapes = {option: (getattr(source, key), getattr(target, key)) for option, key in options.items()}
-    if fix := " ".join(f"--{option} {value}" for option, (value, wanted) in shapes.items() if value != wanted):
-        raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}, and data of this length.")
-    source, plain = plain_config(source), plain_config(target)
+    options = dict(SHAPE)
+    if hasattr(target, "n_positions"):
+        options["sequence_length"] = "n_positions"
+    words: list[str] = []
+    for option, key in options.items():
+        if getattr(source, key) != getattr(target, key):
+            words.append(f"--{option} {getattr(source, key)}")
+    if words:
+        fix = f"Pass {' '.join(words)}, and data of this length."
+        raise UserError(f"{name} has a different shape than this recipe's model. {fix}")
+    source = plain_config(source)
+    plain = plain_config(target)
     shaped = {type(target).attribute_map.get(key, key) for key in SHAPE.values()}
-    keys = sorted(
-        key for key in own_keys(type(target)) - shaped - {*CONFIG_KEYS["free"]} if not key.startswith("summary_")
-    )
-    if different := {key: getattr(source, key) for key in keys if getattr(source, key) != getattr(plain, key)}:
+    different: dict[str, Any] = {}
+    for key in sorted(own_keys(type(target)) - shaped - FREE_KEYS):
+        if not key.startswith("summary_") and getattr(source, key) != getattr(plain, key):
+            different[key] = getattr(source, key)
+    if different:
         raise UserError(f"{name} needs further keys in --config_overrides: {json.dumps(different)}.")
 
 

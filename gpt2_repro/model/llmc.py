@@ -40,7 +40,11 @@ def require_gpt2(model: PreTrainedModel) -> None:
 
 def transposed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return views of GPT-2's weights, those of transformers' Conv1D in the layout of Linear, or the reverse."""
-    return {name: w.t() if ".c_" in name and name.endswith(".weight") else w for name, w in weights.items()}
+    views: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        is_conv1d = ".c_" in name and name.endswith(".weight")
+        views[name] = weight.t() if is_conv1d else weight
+    return views
 
 
 def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
@@ -49,14 +53,15 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     config = model.config
     padded = padded_size(config.vocab_size, 128)  # rows of the token embeddings
     header = np.zeros(256, dtype=np.int32)
-    shape = (config.n_layer, config.n_head, config.n_embd, padded)
-    header[:8] = (MAGIC, DTYPES[dtype], config.n_positions, config.vocab_size, *shape)
+    header[:4] = (MAGIC, DTYPES[dtype], config.n_positions, config.vocab_size)
+    header[4:8] = (config.n_layer, config.n_head, config.n_embd, padded)
     with path.open("wb") as file:
         file.write(header.tobytes())
         for name, tensor in _tensors(model):
             if name == "wte.weight":
                 tensor = torch.nn.functional.pad(tensor, (0, 0, 0, padded - config.vocab_size))
-            file.write(tensor.to(getattr(torch, dtype)).contiguous().view(torch.uint8).numpy().tobytes())
+            values = tensor.to(getattr(torch, dtype)).contiguous()
+            file.write(values.view(torch.uint8).numpy().tobytes())
 
 
 def read_llmc(path: Path) -> PreTrainedModel:
@@ -67,24 +72,39 @@ def read_llmc(path: Path) -> PreTrainedModel:
     _, version, window, vocabulary, layers, heads, width, padded = header[:8].tolist()
     kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16
     count = gpt2_parameters(n_layer=layers, n_embd=width, n_positions=window, vocab_size=padded)
-    size, expected = path.stat().st_size, 1024 + count * kind.itemsize
+    size = path.stat().st_size
+    expected = 1024 + count * kind.itemsize
     # Before anything is allocated. Each layer needs far more bytes in the file than an empty layer in memory.
-    if size != expected or min(header[2:8]) < 1 or vocabulary > padded or width % heads or layers > width:
+    is_impossible = min(header[2:8]) < 1 or vocabulary > padded or width % heads or layers > width
+    if size != expected or is_impossible:
         raise UserError(f"{path} is damaged: it has {size:,} bytes instead of {expected:,}, or an impossible shape.")
-    shape = {"n_positions": window, "vocab_size": vocabulary, "n_layer": layers, "n_head": heads, "n_embd": width}
-    # The file has no special ids. The default would be 50256.
-    model = GPT2LMHeadModel(GPT2Config(**shape, **NO_DROPOUT, bos_token_id=None, eos_token_id=None)).eval()
+    config = GPT2Config(
+        n_positions=window,
+        vocab_size=vocabulary,
+        n_layer=layers,
+        n_head=heads,
+        n_embd=width,
+        bos_token_id=None,  # the file has no special ids; the default would be 50256
+        eos_token_id=None,
+        **NO_DROPOUT,
+    )
+    model = GPT2LMHeadModel(config).eval()
     values = torch.from_file(str(path), size=size, dtype=torch.uint8)[1024:].view(kind)
     for name, tensor in _tensors(model):
-        written = torch.Size((padded if name == "wte.weight" else len(tensor), *tensor.shape[1:]))
-        tensor.copy_(values[: written.numel()].reshape(written)[: len(tensor)])
-        values = values[written.numel() :]
+        rows = padded if name == "wte.weight" else len(tensor)
+        shape = torch.Size([rows, *tensor.shape[1:]])
+        tensor.copy_(values[: shape.numel()].reshape(shape)[: len(tensor)])
+        values = values[shape.numel() :]
     return model
 
 
 def _tensors(model: GPT2LMHeadModel) -> Iterator[tuple[str, Tensor]]:
     """Yield names and views of the weights, in the order and layout of llm.c's model file."""
-    weights, layers = transposed(model.transformer.state_dict()), range(model.config.n_layer)
-    inner = [f"h.{layer}.{block}.{part}" for block in BLOCKS for part in ("weight", "bias") for layer in layers]
-    for name in ["wte.weight", "wpe.weight", *inner, "ln_f.weight", "ln_f.bias"]:
+    names = ["wte.weight", "wpe.weight"]
+    for block in BLOCKS:
+        for part in ("weight", "bias"):
+            names += [f"h.{layer}.{block}.{part}" for layer in range(model.config.n_layer)]
+    names += ["ln_f.weight", "ln_f.bias"]
+    weights = transposed(model.transformer.state_dict())
+    for name in names:
         yield name, weights[name]

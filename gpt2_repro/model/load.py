@@ -34,8 +34,12 @@ COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
 
 def load_config(checkpoint: str) -> PreTrainedConfig:
     """Return the configuration of a checkpoint that `load_model` accepts."""
-    if (file := Path(checkpoint)).is_file():
-        return read_llmc(file).config if file.suffix == ".bin" else open_nanogpt(file)[0]
+    file = Path(checkpoint)
+    if file.is_file() and file.suffix == ".bin":
+        return read_llmc(file).config
+    if file.is_file():
+        config, _ = open_nanogpt(file)
+        return config
     return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
 
 
@@ -46,7 +50,8 @@ def load_model(checkpoint: str) -> PreTrainedModel:
 
     Raises UserError if the model is quantized, cannot be loaded from safetensors, or has weights that are not finite.
     """
-    if (file := Path(checkpoint)).is_file():
+    file = Path(checkpoint)
+    if file.is_file():
         return read_llmc(file) if file.suffix == ".bin" else read_nanogpt(file)
     verbosity = logging.get_verbosity()
     try:
@@ -58,14 +63,16 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         if Path(checkpoint).is_dir():
             _check_files(Path(checkpoint))
         logging.set_verbosity_error()  # hides a table of weights that do not fit config.json
-        load = AutoModelForCausalLM.from_pretrained
-        model, loading = load(checkpoint, config=config, output_loading_info=True, **SAFELY)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            checkpoint, config=config, output_loading_info=True, **SAFELY
+        )
     except (OSError, SafetensorError, *FAILURES) as error:
         raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None
     finally:
         logging.set_verbosity(verbosity)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if keys := sorted(key for key in loading[problem] if not CONSTANTS.search(str(key))):
+        keys = sorted(key for key in loading[problem] if not CONSTANTS.search(str(key)))
+        if keys:
             details = f"{problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)"
             raise UserError(f"Cannot load {checkpoint}, because its weights do not fit its config.json: {details}.")
     for name, weight in model.named_parameters():
@@ -82,7 +89,8 @@ def _reason(checkpoint: str, error: Exception) -> str:
 
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
     """Load a checkpoint into `model` if it is a mixture of experts. Return whether."""
-    if not experts_of(model.config)[0]:
+    experts, _ = experts_of(model.config)
+    if not experts:
         return False
     # Trainer (5.23) would skip the experts without an error, because their names differ in checkpoint and model.
     model.load_state_dict(AutoModelForCausalLM.from_pretrained(checkpoint, **SAFELY).state_dict())
@@ -92,14 +100,16 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
 def _check_files(folder: Path) -> None:
     """Raise UserError for a file outside of `folder`."""
     tensors = read_object(folder / "model.safetensors.index.json").get("weight_map", {})
-    if outside := [name for name in map(str, tensors.values()) if Path(name).name != name]:
-        raise UserError(f"The weight index of {folder} names a file outside of this folder: {outside[0]}.")
+    for name in tensors.values():
+        if Path(str(name)).name != str(name):
+            raise UserError(f"The weight index of {folder} names a file outside of this folder: {name}.")
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder or Hub id, or raise UserError."""
     folder = Path(checkpoint)
-    if folder.is_file() or (folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")])):
+    files = [*folder.glob("*token*"), *folder.glob("vocab*")]
+    if folder.is_file() or (folder.is_dir() and not files):
         raise UserError(f"{checkpoint} has no tokenizer files.")
     try:
         return load(checkpoint)

@@ -14,7 +14,13 @@ from gpt2_repro.model.size import gpt2_parameters
 
 # Names of the shape in nanoGPT and in transformers. The modules have the same names, but nanoGPT has Linear layers
 # where transformers has Conv1D, whose weights are transposed.
-SHAPE = {"block_size": "n_positions"} | {name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
+SHAPE = {
+    "block_size": "n_positions",
+    "vocab_size": "vocab_size",
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "n_embd": "n_embd",
+}
 MASKS = (".attn.bias", ".attn.masked_bias")  # buffers
 
 
@@ -31,8 +37,9 @@ def open_nanogpt(path: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
     try:
         with torch.serialization.safe_globals([(_BuildConfig, "__main__.GPTConfig")]):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        built, settings = content.get("config"), content.get("model_args")
-        shape = vars(built) if isinstance(built, _BuildConfig) else settings
+        built = content.get("config")
+        is_build_nanogpt = isinstance(built, _BuildConfig)
+        shape = vars(built) if is_build_nanogpt else content.get("model_args")
         weights = {name.removeprefix("_orig_mod."): tensor for name, tensor in content["model"].items()}
         sizes = {ours: int(shape[name_there]) for name_there, ours in SHAPE.items()}
         total = sum(tensor.numel() for tensor in weights.values())
@@ -42,9 +49,14 @@ def open_nanogpt(path: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
         if not is_possible or claimed > 2 * total or total > path.stat().st_size:
             raise ValueError("its shape does not fit its size")
         # nanoGPT's GELU is exact. build-nanogpt has GPT-2's approximation.
-        gelu = "gelu_pytorch_tanh" if isinstance(built, _BuildConfig) else "gelu"
-        no_ids = {"bos_token_id": None, "eos_token_id": None}
-        return GPT2Config(**sizes, **NO_DROPOUT, **no_ids, activation_function=gelu), weights
+        config = GPT2Config(
+            activation_function="gelu_pytorch_tanh" if is_build_nanogpt else "gelu",
+            bos_token_id=None,
+            eos_token_id=None,
+            **sizes,
+            **NO_DROPOUT,
+        )
+        return config, weights
     except Exception as error:  # torch raises many kinds for damaged and refused pickles
         raise UserError(f"{path} is not a checkpoint of nanoGPT or build-nanogpt ({in_a_line(error)}).") from None
 
@@ -61,7 +73,8 @@ def read_nanogpt(path: Path) -> PreTrainedModel:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except FAILURES as error:
         raise UserError(f"{path} has weights of other shapes: {in_a_line(error)[:200]}.") from None
-    if wrong := [*unexpected, *(name for name in missing if not name.endswith(".bias"))]:
+    wrong = [*unexpected, *(name for name in missing if not name.endswith(".bias"))]
+    if wrong:
         raise UserError(f"{path} is not a GPT-2: its weights differ in {wrong[0]}.")
     if not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"]):
         raise UserError(f"{path} has an output layer with its own weights. GPT-2 shares them with the embeddings.")

@@ -10,8 +10,14 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
     Raises UserError if the architecture does not accept the keys of --config_overrides.
     """
     if args.model_type == GPT2 and not args.config_overrides.values:
-        shape = {"n_layer": args.n_layer, "n_embd": args.n_embd, "pad_to_multiple_of": args.pad_vocab_to_multiple_of}
-        return gpt2_scale(**shape, sequence_length=sequence_length, vocab_size=vocab_size)
+        return gpt2_scale(
+            n_layer=args.n_layer,
+            n_embd=args.n_embd,
+            sequence_length=sequence_length,
+            vocab_size=vocab_size,
+            pad_to_multiple_of=args.pad_vocab_to_multiple_of,
+        )
     from gpt2_repro.model.configuration import build_config, measure_config  # imports torch
 
-    return measure_config(build_config(args, sequence_length=sequence_length, vocab_size=vocab_size))
+    config = build_config(args, sequence_length=sequence_length, vocab_size=vocab_size)
+    return measure_config(config)

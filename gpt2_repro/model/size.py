@@ -14,15 +14,21 @@ def max_positions(config: Any) -> int:
     Args:
         config: a configuration of transformers, or any object with the entries of a config.json as attributes.
     """
-    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
-    return next((number for number in limits if isinstance(number, int) and number > 0), NO_LIMIT)
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    return NO_LIMIT
 
 
 def experts_of(config: Any) -> tuple[int, int]:
     """Return the number of experts in each block, and of those that a token uses; (0, 0) for a dense model."""
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    experts = next((number for name in names if isinstance(number := getattr(config, name, None), int)), 0)
-    return experts, getattr(config, "num_experts_per_tok", None) or 0
+    chosen = getattr(config, "num_experts_per_tok", None) or 0
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        experts = getattr(config, name, None)
+        if isinstance(experts, int):
+            return experts, chosen
+    return 0, chosen
 
 
 def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:
@@ -59,8 +65,9 @@ def gpt2_scale(
     """Return the size and FLOPs of a GPT-2 for rows with `sequence_length` tokens."""
     padded = padded_size(vocab_size, pad_to_multiple_of)
     trained = gpt2_parameters(n_layer=n_layer, n_embd=n_embd, n_positions=sequence_length, vocab_size=padded)
-    multiplying, parameters = trained - sequence_length * n_embd, trained - (padded - vocab_size) * n_embd
-    flops = flops_per_token(parameters=multiplying, n_layer=n_layer, n_embd=n_embd, sequence_length=sequence_length)
+    parameters = trained - (padded - vocab_size) * n_embd
+    multiplied = trained - sequence_length * n_embd  # without position embeddings
+    flops = flops_per_token(parameters=multiplied, n_layer=n_layer, n_embd=n_embd, sequence_length=sequence_length)
     return ModelScale(parameters, parameters, trained, flops, padded)
 
 
@@ -86,7 +93,7 @@ def checkpoint_bytes(parameters: int, *, bf16: bool, state: int) -> int:
 
 def state_bytes(*, averaged: bool) -> int:
     """Return bytes per parameter of master weights, Adam's moments, and the average with --ema_steps."""
-    return 12 + 4 * averaged
+    return 16 if averaged else 12
 
 
 def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
@@ -111,7 +118,9 @@ def bytes_of_rank(parameters: int, *, bf16: bool, state: int, rank: int, shards:
         state: the result of `state_bytes`.
         shards: the number of ranks that DeepSpeed shards the optimizer state over, or 0 without DeepSpeed.
     """
-    state_size = state * parameters
-    if not shards:
-        return 0 if rank else state_size  # which contains the weights
-    return state_size // shards + (0 if rank else checkpoint_bytes(parameters, bf16=bf16, state=state) - state_size)
+    state_size = state * parameters  # with the master weights
+    models_size = checkpoint_bytes(parameters, bf16=bf16, state=state) - state_size
+    if shards:
+        part = state_size // shards
+        return part if rank else part + models_size
+    return 0 if rank else state_size
