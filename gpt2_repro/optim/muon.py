@@ -13,20 +13,23 @@ from transformers import PreTrainedModel
 from gpt2_repro.hardware import cpu_multiplies_bf16
 
 
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of the polynomial, as in torch.optim.Muon
+
+
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
     """Return how many matrices each 2-D weight of the transformer blocks contains.
 
     The number is 3 for the joint weight of query, key and value in GPT-2, otherwise 1.
     """
     blocks = next(part for part in model.base_model.modules() if isinstance(part, nn.ModuleList))
-    # Weights of experts are stacked in one tensor. Such a tensor is not a matrix, so AdamW updates it.
-    matrices = [(name, weight) for name, weight in blocks.named_parameters() if weight.ndim == 2]
-
-    def pieces(name: str, weight: nn.Parameter) -> int:
+    pieces: dict[Tensor, int] = {}
+    for name, weight in blocks.named_parameters():
+        if weight.ndim != 2:
+            continue  # Weights of experts are stacked in one tensor, which is not a matrix. AdamW updates it.
         # gpt_bigcode's weight of this name is (outputs, inputs), with a single head of keys and values.
-        return 3 if name.endswith("c_attn.weight") and weight.shape[1] == 3 * weight.shape[0] else 1
-
-    return {weight: pieces(name, weight) for name, weight in matrices}
+        is_joint = name.endswith("c_attn.weight") and weight.shape[1] == 3 * weight.shape[0]
+        pieces[weight] = 3 if is_joint else 1
+    return pieces
 
 
 class MuonWithAdamW(torch.optim.AdamW):
@@ -55,9 +58,11 @@ class MuonWithAdamW(torch.optim.AdamW):
         for group in params:
             own = [weight for weight in group["params"] if weight in pieces]
             rest = [weight for weight in group["params"] if weight not in pieces]
-            matrices = [(*weight.shape, pieces[weight]) for weight in own]  # rows, columns, number of matrices
-            groups += [group | {"params": own, "by": "muon", "matrices": matrices}] if own else []
-            groups += [group | {"params": rest, "by": "adamw", "fused": True}] if rest else []
+            if own:
+                matrices = [(*weight.shape, pieces[weight]) for weight in own]  # rows, columns, number of matrices
+                groups.append(group | {"params": own, "by": "muon", "matrices": matrices})
+            if rest:
+                groups.append(group | {"params": rest, "by": "adamw", "fused": True})
         super().__init__(groups, **adamw)
 
     @torch.no_grad()
@@ -70,7 +75,8 @@ class MuonWithAdamW(torch.optim.AdamW):
         for group in groups:
             if group["by"] == "muon":
                 is_sharded = group["params"][0].ndim == 1
-                self._step_muon(group, list(self._part_updates(group) if is_sharded else self._updates(group)))
+                updates = self._part_updates(group) if is_sharded else self._updates(group)
+                self._step_muon(group, list(updates))
 
     def _updates(self, group: Mapping[str, Any]) -> Iterator["_Update"]:
         for weight, (_, _, count) in zip(group["params"], group["matrices"], strict=True):
@@ -88,8 +94,10 @@ class MuonWithAdamW(torch.optim.AdamW):
         dist.all_gather_into_tensor(whole, part)
         end = 0
         for rows, columns, count in group["matrices"]:
-            start, end = end, end + rows * columns
-            first, last = max(start, begin), min(end, begin + len(part))
+            start = end
+            end += rows * columns
+            first = max(start, begin)
+            last = min(end, begin + len(part))
             if first < last:
                 matrix = whole[start:end].view(rows, columns)
                 yield _Update(matrix, count, weight[first - begin : last - begin], whole[first:last])
@@ -114,13 +122,15 @@ class MuonWithAdamW(torch.optim.AdamW):
             for matrix in update.matrix.chunk(update.pieces, dim=-1):
                 by_shape.setdefault(matrix.shape, []).append(matrix)
         for matrices in by_shape.values():
-            for matrix, result in zip(matrices, orthogonalize(torch.stack(matrices)), strict=True):
+            results = orthogonalize(torch.stack(matrices))
+            for matrix, result in zip(matrices, results, strict=True):
                 matrix.copy_(result)
         rate = group["lr"]
         for update in updates:
             rows, columns = update.matrix.shape
             size = 0.2 * math.sqrt(max(rows, columns // update.pieces))  # of AdamW's updates
-            update.weight.mul_(1 - rate * group["weight_decay"]).add_(update.own, alpha=-rate * size)
+            update.weight.mul_(1 - rate * group["weight_decay"])
+            update.weight.add_(update.own, alpha=-rate * size)
 
 
 class _Update(NamedTuple):
@@ -152,11 +162,11 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     The singular vectors do not change. This is the Newton-Schulz iteration of torch.optim.Muon, for a batch of shape
     [matrices, m, n].
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
     is_tall = matrices.shape[1] > matrices.shape[2]
     result = (matrices.mT if is_tall else matrices).to(product_dtype(matrices.device))
     result = result / result.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = result @ result.mT
-        result = torch.baddbmm(result, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
+        product = torch.baddbmm(gram, gram, gram, beta=NEWTON_SCHULZ[1], alpha=NEWTON_SCHULZ[2])
+        result = torch.baddbmm(result, product, result, beta=NEWTON_SCHULZ[0])
     return result.mT if is_tall else result

@@ -34,12 +34,13 @@ def learning_rate_factor(
     if kind == "constant":
         return 1.0
     if kind == "warmup_stable_decay":
-        falling = round(decay_fraction * max_steps)
-        fallen = min(1.0, max(0, step - (max_steps - falling)) / max(1, falling))
-        return final_factor + (1.0 - math.sqrt(fallen)) * (1.0 - final_factor)
+        decay_steps = round(decay_fraction * max_steps)
+        decayed_steps = max(0, step - (max_steps - decay_steps))
+        progress = min(1.0, decayed_steps / max(1, decay_steps))
+        return final_factor + (1.0 - math.sqrt(progress)) * (1.0 - final_factor)
     if kind == "cosine":
-        decay = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
-        return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
+        progress = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+        return final_factor + 0.5 * (1.0 + math.cos(math.pi * progress)) * (1.0 - final_factor)
     assert_never(kind)
 
 
