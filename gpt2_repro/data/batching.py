@@ -1,6 +1,7 @@
 """Choose the order in which training reads rows, and collate rows into batches."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -23,11 +24,15 @@ def collate_rows(
         num_rows: number of rows in the batch (default: len(rows)). Extra rows contain only padding.
         length: T (default: one less than the length of the longest row).
     """
-    ids = [row["input_ids"] for row in rows]
-    shape = (num_rows or len(ids), length or max(map(len, ids)) - 1)
-    inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
-    for number, row in enumerate(ids):
-        inputs[number, : len(row) - 1], targets[number, : len(row) - 1] = row[:-1], row[1:]
+    if length is None:
+        length = max(len(row["input_ids"]) for row in rows) - 1
+    shape = (num_rows or len(rows), length)
+    inputs = np.zeros(shape, np.int64)
+    targets = np.full(shape, IGNORED, np.int64)
+    for number, row in enumerate(rows):
+        ids = row["input_ids"]
+        inputs[number, : len(ids) - 1] = ids[:-1]
+        targets[number, : len(ids) - 1] = ids[1:]
     labels = torch.from_numpy(targets)
     # The Trainer expects `labels`. There is no attention_mask: attention is causal, so padding does not influence any
     # target, and with a mask the flash attention kernel could not be used.
@@ -46,8 +51,11 @@ class EpochSampler(Sampler[int]):
     WINDOW = 2**15  # rows: 64 MiB
 
     def __init__(self, num_rows: int, *, rows_per_step: int, seed: int, shuffle: bool) -> None:
-        self.num_rows, self.rows_per_step = num_rows, rows_per_step
-        self.seed, self.shuffle, self.epoch = seed, shuffle, 0
+        self.num_rows = num_rows
+        self.rows_per_step = rows_per_step
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -56,16 +64,21 @@ class EpochSampler(Sampler[int]):
         return self.num_rows // self.rows_per_step * self.rows_per_step
 
     def __iter__(self) -> Iterator[int]:
-        return itertools.islice((row for window in self.windows() for row in window.tolist()), len(self))
+        rows = itertools.chain.from_iterable(window.tolist() for window in self.windows())
+        return itertools.islice(rows, len(self))
 
     def windows(self) -> Iterator[np.ndarray]:
         """Yield the row numbers of the epoch in reading order, at most `WINDOW` per array.
 
         Rows after the last complete step are included.
         """
-        order = np.random.default_rng([self.seed, self.epoch]).permutation if self.shuffle else np.asarray
-        blocks = order(np.arange(-(-self.num_rows // self.BLOCK)))
+        rng = np.random.default_rng([self.seed, self.epoch])
+        blocks = np.arange(math.ceil(self.num_rows / self.BLOCK))
+        if self.shuffle:
+            blocks = rng.permutation(blocks)
         per_window = self.WINDOW // self.BLOCK
         for start in range(0, len(blocks), per_window):
-            rows = (blocks[start : start + per_window, None] * self.BLOCK + np.arange(self.BLOCK)).ravel()
-            yield order(rows[rows < self.num_rows])
+            first_rows = blocks[start : start + per_window, None] * self.BLOCK
+            rows = (first_rows + np.arange(self.BLOCK)).ravel()
+            rows = rows[rows < self.num_rows]
+            yield rng.permutation(rows) if self.shuffle else rows

@@ -37,14 +37,19 @@ def pack_windows(pieces: Iterable[Block], sequence_length: int, *, min_length: i
         pieces: complete documents.
     """
     for ids, documents in pieces:
+        # For each document: its targets, its rows, and the positions of its first id and its first row.
         targets = np.maximum(documents - 1, 0)
-        rows = targets // sequence_length + (targets % sequence_length >= max(1, min_length))
-        # For each row: its index within its document, the position of its first id, its length.
-        offset = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
-        starts = np.repeat(np.cumsum(documents) - documents, rows) + offset * sequence_length
-        lengths = np.minimum(np.repeat(targets, rows) - offset * sequence_length, sequence_length) + 1
-        ends = np.cumsum(lengths)
-        positions = np.arange(lengths.sum()) + np.repeat(starts - (ends - lengths), lengths)
+        has_last_row = targets % sequence_length >= max(1, min_length)
+        rows = targets // sequence_length + has_last_row
+        first_ids = np.cumsum(documents) - documents
+        first_rows = np.cumsum(rows) - rows
+        # For each row: its first target within its document, its first id, and its length.
+        first_targets = (np.arange(rows.sum()) - np.repeat(first_rows, rows)) * sequence_length
+        starts = np.repeat(first_ids, rows) + first_targets
+        lengths = np.minimum(np.repeat(targets, rows) - first_targets, sequence_length) + 1
+        # For each id of the rows: its position in `ids`.
+        shifts = starts - (np.cumsum(lengths) - lengths)
+        positions = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
         yield ids[positions], lengths
 
 
@@ -56,13 +61,19 @@ def in_blocks(pieces: Iterable[Block], rows_per_block: int) -> Iterator[Block]:
         waiting.append(piece)
         rows += len(piece[1])
         if rows >= rows_per_block:
-            ids, lengths = map(np.concatenate, zip(*waiting, strict=True))
+            ids, lengths = _join(waiting)
             ends = np.concatenate([[0], np.cumsum(lengths)])
             whole = rows // rows_per_block * rows_per_block
             for first in range(0, whole, rows_per_block):
                 last = first + rows_per_block
                 yield ids[ends[first] : ends[last]], lengths[first:last]
-            waiting, rows = [(ids[ends[whole] :], lengths[whole:])], rows - whole
+            waiting = [(ids[ends[whole] :], lengths[whole:])]
+            rows -= whole
     if rows:
-        ids, lengths = map(np.concatenate, zip(*waiting, strict=True))
-        yield ids, lengths
+        yield _join(waiting)
+
+
+def _join(pieces: list[Block]) -> Block:
+    ids = np.concatenate([ids for ids, _ in pieces])
+    lengths = np.concatenate([lengths for _, lengths in pieces])
+    return ids, lengths

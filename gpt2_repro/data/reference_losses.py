@@ -28,17 +28,24 @@ def reference_losses(train: Block, validation: Block, vocab_size: int) -> dict[s
     unigram = (counts + 1) / (counts.sum() + vocab_size)
     ones = np.ones(len(target), np.int64)
     pairs = sparse.coo_array((ones, (context, target)), (vocab_size, vocab_size)).tocsr()  # adds up equal pairs
-    context_counts, followers = pairs.sum(axis=1), np.diff(pairs.indptr)
+    context_counts = pairs.sum(axis=1)
+    followers = np.diff(pairs.indptr)
 
     context, target = _pairs(*validation)
+    of_unigram = unigram[target]
     # Witten-Bell: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where n(v) is the number of different ids after v.
     # A context without counts gets the probability of the unigram model.
     weight = np.maximum(followers[context], 1)
-    bigram = (pairs[context, target] + weight * unigram[target]) / (context_counts[context] + weight)
-    return {"unigram": float(-np.log(unigram[target]).mean()), "bigram": float(-np.log(bigram).mean())}
+    of_bigram = (pairs[context, target] + weight * of_unigram) / (context_counts[context] + weight)
+    return {
+        "unigram": float(-np.log(of_unigram).mean()),
+        "bigram": float(-np.log(of_bigram).mean()),
+    }
 
 
 def _pairs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of adjacent ids within rows as two arrays of shape [targets]."""
     ends = np.cumsum(lengths)
-    return np.delete(ids, ends - 1).astype(np.int64), np.delete(ids, ends - lengths).astype(np.int64)
+    contexts = np.delete(ids, ends - 1)
+    targets = np.delete(ids, ends - lengths)
+    return contexts.astype(np.int64), targets.astype(np.int64)

@@ -34,16 +34,21 @@ class Rows:
             dataset: dataset with the single column `input_ids`, without an indices mapping (`shuffle` creates one).
             largest_id: largest valid id. Reading a row with a larger id raises UserError.
         """
-        self._dataset, self._largest_id = dataset, largest_id
-        chunks = [chunk for chunk in dataset.data.column("input_ids").chunks if len(chunk)]
+        self._dataset = dataset
+        self._largest_id = largest_id
         # For each chunk: all its ids, and the boundaries of its rows.
         self._chunks: list[tuple[np.ndarray, np.ndarray | range]] = []
-        for chunk in chunks:
-            if size := getattr(chunk.type, "list_size", 0):  # all rows have this length
+        counts = [0]
+        for chunk in dataset.data.column("input_ids").chunks:
+            if not len(chunk):
+                continue
+            counts.append(len(chunk))
+            size = getattr(chunk.type, "list_size", 0)
+            if size:  # all rows have this length
                 self._chunks.append((chunk.flatten().to_numpy(), range(0, (len(chunk) + 1) * size, size)))
             else:
                 self._chunks.append((chunk.values.to_numpy(), chunk.offsets.to_numpy()))
-        self._starts = np.cumsum([0, *map(len, chunks)])
+        self._starts = np.cumsum(counts)
 
     def __reduce__(self) -> tuple[type["Rows"], tuple["Dataset", int | None]]:
         # A pickled dataset contains the names of its files. Pickled views would contain all the ids.
@@ -72,9 +77,10 @@ class Rows:
         for chunk, place in zip(of_chunk.tolist(), inside.tolist(), strict=True):
             ids, ends = self._chunks[chunk]
             rows.append({"input_ids": ids[ends[place] : ends[place + 1]]})
-        if self._largest_id is not None and any(row["input_ids"].max() > self._largest_id for row in rows):
+        largest = self._largest_id
+        if largest is not None and any(row["input_ids"].max() > largest for row in rows):
             folder = Path(self._dataset.cache_files[0]["filename"]).parents[1]
-            problem = f"{folder} is damaged: a row has a token id above {self._largest_id:,}"
+            problem = f"{folder} is damaged: a row has a token id above {largest:,}"
             raise UserError(f"{problem}. {VERIFY} --dataset_dir {folder}`.")
         return rows
 
@@ -86,12 +92,14 @@ class Rows:
         ends = np.cumsum(self.lengths() - 1)
         if not 0 < targets <= ends[-1]:
             return self
+        count = int(np.searchsorted(ends, targets)) + 1
         # `select` with a range creates no indices mapping, but `select` with single rows would.
-        return Rows(self._dataset.select(range(int(np.searchsorted(ends, targets)) + 1)), self._largest_id)
+        return Rows(self._dataset.select(range(count)), self._largest_id)
 
     def lengths(self) -> np.ndarray:
         """Return an array of shape [rows] with the number of ids of each row."""
-        return np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for _, ends in self._chunks)])
+        lengths = [np.diff(ends) for _, ends in self._chunks]
+        return np.concatenate([np.empty(0, np.int64), *lengths])
 
     def pieces(self) -> Iterator[np.ndarray]:
         """Yield the ids of consecutive rows. An id that ends a row and begins the next one is left out once."""
@@ -105,7 +113,8 @@ class Rows:
 
     def joined(self) -> Block:
         """Return two arrays: the concatenated ids of all rows, and the rows' lengths."""
-        return np.concatenate([ids[ends[0] : ends[-1]] for ids, ends in self._chunks]), self.lengths()
+        ids = np.concatenate([ids[ends[0] : ends[-1]] for ids, ends in self._chunks])
+        return ids, self.lengths()
 
 
 def open_rows(folder: Path, largest_id: int | None = None) -> Rows:

@@ -22,7 +22,7 @@ from tests.reference import write_jsonl
 
 def open_for(args: DataArguments, *typed: str) -> PreparedData:
     written = {"path": Path("recipe.yaml"), "options": argparse.Namespace(), "written": {"data": vars(args)}}
-    return PreparedData.open(DataRecipe(**written, typed=frozenset(typed), stated=frozenset(), data=args))
+    return PreparedData.open(DataRecipe(**written, typed=frozenset(typed), data=args))
 
 
 def test_another_form_is_refused(arguments) -> None:

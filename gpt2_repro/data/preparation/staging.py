@@ -108,39 +108,63 @@ def stage_part(
     tokenizer = staging / "tokenizer"
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": []}
-    lengths, held_out = np.empty(0, np.int64), np.empty(0, bool)
     if isinstance(part, TokenPart):
         part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
         lengths = part.lengths(encoder.end_of_text, args.separator)
-        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": UINT16.name}
-        facts |= {"tokens": part.tokens, "ids": where}
+        held_out = np.empty(0, bool)
+        facts["tokens"] = part.tokens
+        facts["ids"] = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": UINT16.name}
     else:
         partial = stem.with_suffix(f".{os.getpid()}.partial")
-        lengths_of_batches, hashed = [lengths], list[bool]()
-        with partial.open("wb") as file:
-            for batch in part.read():
-                facts["bad"] += len(batch.bad)
-                facts["bad_examples"] += batch.bad[: EXAMPLES - len(facts["bad_examples"])]
-                check_bad(facts["bad"], facts["bad_examples"], options.max_bad_documents)
-                encoder.check(batch.documents[-len(hashed) % CHECKED :: CHECKED], part.name)
-                ids, lengths = encoder.encode(batch.documents)
-                file.write(ids.tobytes())
-                lengths_of_batches.append(lengths)
-                hashed += [args.split == "hash" and is_held_out(text, args) for text in batch.documents]
-                facts["tokens"] += len(ids)
-                facts["text_bytes"] += sum(len(text.encode()) for text in batch.documents)
-                if facts["tokens"] > limit:
-                    break
-        sync(partial)
+        lengths, held_out = _encode_part(
+            part, partial, facts, encoder=encoder, args=args, options=options, limit=limit
+        )
         partial.replace(stem.with_suffix(".ids"))
         facts["ids"] = {"path": None, "offset": 0, "dtype": encoder.dtype.name}
-        lengths, held_out = np.concatenate(lengths_of_batches), np.array(hashed, bool)
+    facts["documents"] = len(lengths)
+    facts["longest"] = int(lengths.max(initial=0))
+    length_dtype = np.uint32 if facts["longest"] < 2**32 else np.uint64
     content = io.BytesIO()  # np.savez to a real file would report a full disk as an error without errno
-    longest = int(lengths.max(initial=0))
-    np.savez(content, lengths=lengths.astype(np.uint32 if longest < 2**32 else np.uint64), held_out=held_out)
+    np.savez(content, lengths=lengths.astype(length_dtype), held_out=held_out)
     write_whole(stem.with_suffix(".npz"), content.getvalue())
-    facts |= {"documents": len(lengths), "longest": longest}
     write_whole(stem.with_suffix(".json"), json.dumps(facts))  # written last: marks the part as complete
+
+
+def _encode_part(
+    part: Part,
+    path: Path,
+    facts: dict[str, Any],
+    *,
+    encoder: Encoder,
+    args: DataArguments,
+    options: PreparationOptions,
+    limit: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Write the ids of a part's documents to a file, and add to the counts in `facts`.
+
+    Returns the length of each document in tokens, and whether --split hash holds it out.
+    """
+    lengths = [np.empty(0, np.int64)]
+    held_out: list[bool] = []
+    with path.open("wb") as file:
+        for batch in part.read():
+            documents = batch.documents
+            facts["bad"] += len(batch.bad)
+            facts["bad_examples"] += batch.bad[: EXAMPLES - len(facts["bad_examples"])]
+            check_bad(facts["bad"], facts["bad_examples"], options.max_bad_documents)
+            first_checked = -len(held_out) % CHECKED  # of these documents
+            encoder.check(documents[first_checked::CHECKED], part.name)
+            ids, lengths_of_batch = encoder.encode(documents)
+            file.write(ids.tobytes())
+            lengths.append(lengths_of_batch)
+            for text in documents:
+                held_out.append(args.split == "hash" and is_held_out(text, args))
+                facts["text_bytes"] += len(text.encode())
+            facts["tokens"] += len(ids)
+            if facts["tokens"] > limit:
+                break
+    sync(path)
+    return np.concatenate(lengths), np.array(held_out, bool)
 
 
 def check_bad(bad: int, examples: list[str], allowed: int) -> None:

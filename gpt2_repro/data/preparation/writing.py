@@ -62,28 +62,23 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)
-    facts = [part.facts for group in groups for part in group.stream.parts]
-    others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
-    described, losses = sources.described(), None
+    losses = None
     if counts["train"].tokens <= MAX_TOKENS:
-        train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
+        train = open_rows(folder / "train").joined()
+        validation = open_rows(folder / "validation").joined()
         losses = reference_losses(train, validation, encoder.vocab_size)
+    others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
+    largest_ids = [shard.largest_id for shard in itertools.chain.from_iterable(shards.values())]
     manifest = Manifest(
         request=request_of(args),
         source=sources.training.description,
-        validation_sets=described["validation_sets"],
+        validation_sets=sources.described()["validation_sets"],
         tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
         vocab_size=encoder.vocab_size,
-        largest_id=max(shard.largest_id for split in shards for shard in shards[split]),
+        largest_id=max(largest_ids),
         bytes_per_token=encoder.dtype.itemsize,
         counts=counts,
-        read=ReadCounts(  # counts over all files, for any split
-            documents=sum(fact["documents"] for fact in facts),
-            text_bytes=sum(fact["text_bytes"] for fact in facts),
-            longest_document_tokens=max(fact["longest"] for fact in facts),
-            bad_documents=sum(fact["bad"] for fact in facts),
-            bad_examples=[line for fact in facts for line in fact["bad_examples"]][:EXAMPLES],
-        ),
+        read=_count_read(groups),
         sha256={split: split_hash(shards[split]) for split in shards},
         shards=shards,
         files={str(path.relative_to(folder)): sha256_of(path) for path in sorted(others)},
@@ -95,6 +90,21 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
     # Written last: the manifest marks the folder as complete.
     write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
     sync_folder(folder)
+
+
+def _count_read(groups: Sequence[Group]) -> ReadCounts:
+    """Return the counts over all files, for any split."""
+    facts: list[dict[str, Any]] = []
+    for group in groups:
+        facts += [part.facts for part in group.stream.parts]
+    examples = itertools.chain.from_iterable(fact["bad_examples"] for fact in facts)
+    return ReadCounts(
+        documents=sum(fact["documents"] for fact in facts),
+        text_bytes=sum(fact["text_bytes"] for fact in facts),
+        longest_document_tokens=max(fact["longest"] for fact in facts),
+        bad_documents=sum(fact["bad"] for fact in facts),
+        bad_examples=list(itertools.islice(examples, EXAMPLES)),
+    )
 
 
 def _write_split(
@@ -113,12 +123,14 @@ def _write_split(
         # The rows of each record batch depend only on the recipe, so files are reproducible bit by bit.
         blocks = in_blocks(rows, max(1, BLOCK_IDS // length))
         shards = write_rows(folder, blocks, encoder.dtype, None if wrap else length + 1)
-    num_rows, targets = sum(shard.rows for shard in shards), sum(shard.targets for shard in shards)
+    num_rows = sum(shard.rows for shard in shards)
+    targets = sum(shard.targets for shard in shards)
     if not num_rows:
         option = "min_length" if wrap else "sequence_length"
         few = f"The {split} split has {total['tokens']:,} tokens, but a row needs {getattr(args, option) + 1:,}"
         raise UserError(f"{few}. Pass more text, another --split or size of the split, or a smaller --{option}.")
-    if (largest := max(shard.largest_id for shard in shards)) >= encoder.vocab_size:
+    largest = max(shard.largest_id for shard in shards)
+    if largest >= encoder.vocab_size:
         raise UserError(f"The {split} split has the id {largest}, not in the vocabulary. Pass another --tokenizer.")
     if split != "train" and targets < NOISY_TOKENS:
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
@@ -148,7 +160,9 @@ def _read(group: Group, split: str, args: DataArguments, bar: Progress) -> Itera
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
     shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
     ids_of = functools.lru_cache(1)(lambda part: group.stream.parts[part].ids())
-    for span in (span for span in group.spans() if span.split == split):
+    for span in group.spans():
+        if span.split != split:
+            continue
         ids = ids_of(span.part)
         ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
@@ -200,7 +214,8 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
 
 def split_hash(shards: Sequence[Shard]) -> str:
     """Return the sha256 of a split, computed from the hashes of its shards (files)."""
-    return hashlib.sha256("".join(f"{shard.sha256}\n" for shard in shards).encode()).hexdigest()
+    lines = "".join(f"{shard.sha256}\n" for shard in shards)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _write_shard(path: Path, blocks: Iterable[Block], schema: pa.Schema) -> Shard:
@@ -216,6 +231,7 @@ def _write_shard(path: Path, blocks: Iterable[Block], schema: pa.Schema) -> Shar
             else:
                 ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
                 column = pa.ListArray.from_arrays(ends, pa.array(ids))
-            writer.write_batch(pa.record_batch([column.cast(field.type, safe=False)], schema=schema))
+            column = column.cast(field.type, safe=False)
+            writer.write_batch(pa.record_batch([column], schema=schema))
     sync(path)
     return Shard(path.name, rows, targets, largest, path.stat().st_size, sha256_of(path))

@@ -94,7 +94,8 @@ def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
     Args:
         rows: pairs of a text and an error message; the text is None if the row could not be read.
     """
-    batch, characters = Batch([]), 0
+    batch = Batch([])
+    characters = 0
     for text, wrong in rows:
         if text is None:
             batch.bad.append(wrong)
@@ -103,7 +104,8 @@ def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
             characters += len(text)
         if characters >= 2**20 or len(batch.documents) + len(batch.bad) >= 1000:
             yield batch
-            batch, characters = Batch([]), 0
+            batch = Batch([])
+            characters = 0
     yield batch
 
 

@@ -19,15 +19,18 @@ def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> lis
     """
     with reading(path), pyarrow.parquet.ParquetFile(path) as table:
         _check_column(table.schema_arrow, path, form.text_column)
-        groups = range(table.metadata.num_row_groups)
-        sizes = [table.metadata.row_group(number).total_byte_size for number in groups]
+        metadata = table.metadata
+        sizes = [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
     parts: list[Part] = []
-    start, held, total = 0, 0, max(1, sum(sizes))
-    for number, of_group in enumerate(sizes, 1):
-        held += of_group
-        if held >= part_bytes or number == len(sizes):
-            parts.append(ParquetPart(str(path), form, start, number, int(held / total * size)))
-            start, held = number, 0
+    total = max(1, sum(sizes))
+    start = 0
+    held = 0  # bytes of the row groups since `start`
+    for stop, size_of_group in enumerate(sizes, 1):
+        held += size_of_group
+        if held >= part_bytes or stop == len(sizes):
+            parts.append(ParquetPart(str(path), form, start, stop, int(held / total * size)))
+            start = stop
+            held = 0
     return parts
 
 
@@ -45,12 +48,15 @@ class ParquetPart(Part):
     size: int
 
     def read(self) -> Iterator[Batch]:
-        path, column = Path(self.name), self.form.text_column
+        path = Path(self.name)
+        column = self.form.text_column
         with reading(path), pyarrow.parquet.ParquetFile(path, buffer_size=2**20) as table:
             rows = [table.metadata.row_group(group).num_rows for group in range(self.stop)]
-            numbers = itertools.count(sum(rows[: self.start]) + 1)
+            rows_before = sum(rows[: self.start])
+            rows_of_part = sum(rows[self.start :])
+            numbers = itertools.count(rows_before + 1)
             # Aim for batches of a megabyte, under the assumption that the text has the size of the part in the file.
-            per_batch = min(1000, max(1, sum(rows[self.start :]) * 2**20 // max(1, self.size)))
+            per_batch = min(1000, max(1, rows_of_part * 2**20 // max(1, self.size)))
             groups = list(range(self.start, self.stop))
             for records in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
                 batch = Batch([])
@@ -64,9 +70,11 @@ class ParquetPart(Part):
 
 def _check_column(fields: pa.Schema, path: Path, column: str) -> None:
     """Raise UserError if a file does not have exactly one text column with this name."""
-    kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in fields]
-    texts = (pa.string(), pa.large_string(), pa.string_view())
-    names = [field.name for field, kind in zip(fields, kinds, strict=True) if kind in texts]
+    names: list[str] = []
+    for field in fields:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if kind in (pa.string(), pa.large_string(), pa.string_view()):
+            names.append(field.name)
     if names.count(column) != 1:
         fix = f"Pass --text_column with one of: {', '.join(names)}."
         raise UserError(f"{path} has {names.count(column)} text columns `{column}`. {fix}")

@@ -35,26 +35,41 @@ class Preset:
 
 _TABLE = read_table(__file__, "presets.yaml")
 PRESETS = {name: Preset(**fields) for name, fields in _TABLE["presets"].items()}
-OTHER_SOURCES, BY_LANGUAGE = _TABLE["other_sources"], _TABLE["by_language"]
+OTHER_SOURCES: dict[str, str] = _TABLE["other_sources"]
+BY_LANGUAGE: dict[str, str] = _TABLE["by_language"]
 
 
 def table(num_proc: int) -> str:
     """Return the --list_sources text, with preparation times for `num_proc` workers."""
     shown = Table(["source", "download", "tokens", "disk", "peak", "time", "description"], [])
     for name, preset in PRESETS.items():
-        minutes = max(1, round(max(preset.download / LINE_RATE, preset.text / TEXT_RATE / num_proc) / 60))
-        own = "; has validation files: --split source" if preset.validation else ""
+        downloading = preset.download / LINE_RATE
+        tokenizing = preset.text / TEXT_RATE / num_proc
+        minutes = max(1, round(max(downloading, tokenizing) / 60))
         folder = 2 * preset.tokens
         peak = peak_bytes(staged=folder, rows=folder, downloads=preset.downloads)
-        sizes = size(preset.download), f"{preset.tokens / 1e9:.2f}B", size(folder), size(peak), duration(60 * minutes)
-        shown.rows.append([Cell(name), *(Cell(text, "number") for text in sizes), Cell(preset.about + own)])
-    others = [f"{name}\n    {about}" for name, about in (OTHER_SOURCES | _TABLE["forms"]).items()]
+        about = preset.about
+        if preset.validation:
+            about += "; has validation files: --split source"
+        shown.rows.append(
+            [
+                Cell(name),
+                Cell(size(preset.download), "number"),
+                Cell(f"{preset.tokens / 1e9:.2f}B", "number"),
+                Cell(size(folder), "number"),
+                Cell(size(peak), "number"),
+                Cell(duration(60 * minutes), "number"),
+                Cell(about),
+            ]
+        )
+    others = OTHER_SOURCES | _TABLE["forms"]
+    other_lines = [f"{name}\n    {about}" for name, about in others.items()]
     note = (
         "disk: size of the prepared folder, 2 bytes per token. peak: maximum disk usage, with temporary tokens. "
         f"time: {num_proc} workers tokenize {TEXT_RATE / 1e6:.0f} MB of text per second each (benchmarks/RESULTS.md), "
         f"or the time to download {LINE_RATE / 1e6:.0f} MB per second if that is longer."
     )
-    return "\n".join([*shown.lines(), "", *others, "", note])
+    return "\n".join([*shown.lines(), "", *other_lines, "", note])
 
 
 def peak_bytes(*, staged: float, rows: float, downloads: float) -> float:

@@ -31,7 +31,8 @@ class Shakespeare(WholeFile):
     source: str = "tiny-shakespeare"
 
     def __post_init__(self) -> None:
-        self.name, self.size = f"tiny-shakespeare from character {self.start}", self.stop - self.start
+        self.name = f"tiny-shakespeare from character {self.start}"
+        self.size = self.stop - self.start
         self._path = Path(self.folder, "tiny-shakespeare.txt")
 
     def fetch(self) -> None:
@@ -67,8 +68,12 @@ class PythonDocumentation(WholeFile):
 
             yield from in_batches((text, "") for text in topics.values())
         root = Path(sysconfig.get_paths()["stdlib"])
-        modules = sorted(p for p in root.rglob("*.py") if not self.skipped & set(p.relative_to(root).parts))
-        yield from in_batches((text, "") for path in modules if (text := module_docstrings(path)))
+        yield from in_batches((text, "") for text in self._docstrings_of_modules(root) if text)
+
+    def _docstrings_of_modules(self, root: Path) -> Iterator[str]:
+        for path in sorted(root.rglob("*.py")):
+            if self.skipped.isdisjoint(path.relative_to(root).parts):
+                yield module_docstrings(path)
 
 
 def module_docstrings(path: Path) -> str:
@@ -80,6 +85,10 @@ def module_docstrings(path: Path) -> str:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     parts = []
     for node in ast.walk(tree):
-        if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
-            parts.append(f"{getattr(node, 'name', path.stem)}\n\n{docstring}")
+        if not isinstance(node, documented):
+            continue
+        docstring = ast.get_docstring(node)
+        if docstring:
+            name = path.stem if isinstance(node, ast.Module) else node.name
+            parts.append(f"{name}\n\n{docstring}")
     return "\n\n".join(parts)

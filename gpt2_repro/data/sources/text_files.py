@@ -63,8 +63,10 @@ class TextPart(Part):
         """Return the text of an item. Raises ValueError if there is none."""
         if self.kind == ".txt":
             return item.decode()
-        # Decode first: json.loads would accept halves of surrogate pairs that are encoded as bytes.
-        value = json.loads(item.decode().removeprefix("\ufeff")) if self.kind == ".jsonl" else item
+        value = item
+        if self.kind == ".jsonl":
+            # Decode first: json.loads would accept halves of surrogate pairs that are encoded as bytes.
+            value = json.loads(item.decode().removeprefix("\ufeff"))
         if isinstance(value, str):
             return value
         if self.kind == ".csv":
@@ -73,7 +75,8 @@ class TextPart(Part):
         if not isinstance(value, dict) or column not in value:
             keys = ", ".join(value)[:200] if isinstance(value, dict) else "none, because it is not an object"
             raise ValueError(f"has no key `{column}` (pass --text_column). Its keys: {keys}")
-        if not isinstance(text := value[column], str | None):
+        text = value[column]
+        if not isinstance(text, str | None):
             raise ValueError(f"has a {type(text).__name__} under the key `{column}`, not a string")
         return text or ""
 
@@ -82,8 +85,9 @@ class TextPart(Part):
         at = number = 0
         if self.start:
             stream.seek(self.start - 1)
-            while (rest := stream.readline(2**20)) and not rest.endswith(b"\n"):
-                pass
+            rest = stream.readline(2**20)  # of the line in which the part begins
+            while rest and not rest.endswith(b"\n"):
+                rest = stream.readline(2**20)
             at = stream.tell()
         while Path(self.name).suffix in COMPRESSIONS or at < self.stop:
             line = stream.readline(LONGEST_DOCUMENT + 1)
@@ -93,7 +97,8 @@ class TextPart(Part):
             at += len(line)
             if len(line) > LONGEST_DOCUMENT:
                 raise UserError(f"{self._place(number)} is longer than {LONGEST_DOCUMENT:,} bytes. Split the line.")
-            line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 and not self.start else line
+            if number == 1 and not self.start:
+                line = line.removeprefix(BYTE_ORDER_MARK)
             if line.strip():
                 yield line, number
 
@@ -107,7 +112,8 @@ class TextPart(Part):
             while at < self.start:
                 at += len(file.readline())
                 before += 1
-        return f"{self.name}, {'item' if self.kind == '.json' else 'line'} {before + number},"
+        unit = "item" if self.kind == ".json" else "line"
+        return f"{self.name}, {unit} {before + number},"
 
     def _array(self, stream: BinaryIO) -> Iterator[Item]:
         try:
@@ -125,7 +131,8 @@ class TextPart(Part):
     def _csv(self, stream: BinaryIO) -> Iterator[Item]:
         """Yield the field with the text of each row, or None if the row has too many or too few fields."""
         csv.field_size_limit(LONGEST_DOCUMENT)
-        column, line = self.form.text_column.strip(), 0
+        column = self.form.text_column.strip()
+        line = 0
         try:
             with io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
                 # strict, because otherwise an unclosed quote would include all rows up to the next quote.
@@ -134,11 +141,14 @@ class TextPart(Part):
                 if header.count(column) != 1:
                     fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
                     raise UserError(f"{self.name} has {header.count(column)} columns `{column}`. {fix}")
-                place, line = header.index(column), rows.line_num
+                place = header.index(column)
+                line = rows.line_num
                 for row in rows:
                     line = rows.line_num
-                    if row:  # a blank line is not a row
-                        yield row[place] if place < len(row) <= len(header) else None, line
+                    if not row:
+                        continue  # a blank line is not a row
+                    has_all_fields = place < len(row) <= len(header)
+                    yield row[place] if has_all_fields else None, line
         except csv.Error as error:
             raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). Check its quotes.") from None
 

@@ -14,7 +14,10 @@ from gpt2_repro.errors import UserError
 TOKENS = ".bin"  # extension of token files
 UINT16 = np.dtype("<u2")
 # Format of llm.c (llmc/dataloader.h): 256 int32 (magic, version, number of tokens), then uint16 ids.
-MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
+MAGIC = 20240520
+VERSION = 1
+HEADER_BYTES = 1024
+CHUNK = 2**26  # ids that are compared with a separator at once
 ENOUGH = 256  # with fewer ids, a file is not checked for another format
 CHECKED_IDS = 2**20  # ids at the start of a file that are checked
 MOST_EQUAL = 1000  # a text ends with fewer equal ids, and has fewer empty documents in a row
@@ -48,31 +51,34 @@ class TokenPart(Part):
         """
         if vocab_size > 2**16:
             raise UserError(f"{self.name} has ids of 16 bits, but the tokenizer has {vocab_size:,} ids.")
-        ids, end = self.ids()[:CHECKED_IDS], self.ids()[-MOST_EQUAL:]
-        used, top, is_long = np.unique(ids), int(ids.max(initial=0)) + 1, len(ids) >= ENOUGH
-        is_text &= is_long
-        # Every second value is the high half of a wider id: at most 15, because vocabularies have less than 2**20 ids.
-        # Ids without text can have small numbers there, but not only 0.
-        halves, limit = ((ids[0::2], ids[1::2]), (ids[1::2], ids[0::2])), 16 if is_text else 1
-        are_halves = (high.max() < limit and low.mean() > 16 * high.max() for low, high in halves)
-        repeats = (np.array_equal(end[period:], end[:-period]) for period in range(1, MOST_PERIOD + 1))
-        if is_long and any(are_halves):
-            wrong = "has integers of more than 16 bits. Save the ids as uint16"
-        elif is_long and _are_floats(ids):
-            wrong = "has floats. Save the ids as uint16"
-        elif top > vocab_size:
-            wrong = f"has the id {top - 1}, but the tokenizer has {vocab_size:,} ids. Pass another --tokenizer"
-        elif is_text and (np.ptp(ids[16:512]) == 0 or (len(end) == MOST_EQUAL and any(repeats))):
-            wrong = "has a header or an end of equal ids or patterns. Save only the ids of the text"
+        ids = self.ids()[:CHECKED_IDS]
+        is_long = len(ids) >= ENOUGH
+        if is_long and _are_halves(ids, is_text=is_text):
+            raise UserError(f"{self.name} has integers of more than 16 bits. Save the ids as uint16.")
+        if is_long and _are_floats(ids):
+            raise UserError(f"{self.name} has floats. Save the ids as uint16.")
+        top = int(ids.max(initial=0)) + 1
+        if top > vocab_size:
+            fix = "Pass another --tokenizer."
+            raise UserError(f"{self.name} has the id {top - 1}, but the tokenizer has {vocab_size:,} ids. {fix}")
+        if is_long and is_text:
+            self._check_text(ids, top, vocab_size)
+
+    def _check_text(self, ids: np.ndarray, top: int, vocab_size: int) -> None:
+        """Raise UserError if ids cannot be the start of a text. `top` is the largest of the ids plus 1."""
+        has_header = np.ptp(ids[16:512]) == 0
+        if has_header or _is_periodic(self.ids()[-MOST_EQUAL:]):
+            fix = "Save only the ids of the text."
+            raise UserError(f"{self.name} has a header or an end of equal ids or patterns. {fix}")
+        used = np.unique(ids)
         # Half of the ids have a low byte below 128, but most letters and the ids of characters are below 128.
-        elif is_text and top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
-            wrong = "has text or integers of 8 bits. Pass text as a .txt file, and save ids as uint16"
+        if top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
+            fix = "Pass text as a .txt file, and save ids as uint16."
+            raise UserError(f"{self.name} has text or integers of 8 bits. {fix}")
         # A small vocabulary, such as the ids of characters, uses nearly all of its ids.
-        elif is_text and top <= vocab_size // 4 and 2 * len(used) > top:
-            wrong = f"has ids below {top:,}, but the tokenizer has {vocab_size:,}. Pass the tokenizer that made them"
-        else:
-            return
-        raise UserError(f"{self.name} {wrong}.")
+        if top <= vocab_size // 4 and 2 * len(used) > top:
+            fix = "Pass the tokenizer that made them."
+            raise UserError(f"{self.name} has ids below {top:,}, but the tokenizer has {vocab_size:,}. {fix}")
 
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
         """Return the number of tokens of each document, including its separator.
@@ -82,9 +88,13 @@ class TokenPart(Part):
         """
         if end_of_text is None or separator == "none":
             return np.array([self.tokens])
-        ids, chunk = self.ids(), 2**26
-        places = [np.flatnonzero(ids[a : a + chunk] == end_of_text) + a for a in range(0, self.tokens, chunk)]
-        edges = np.concatenate([np.empty(0, np.int64), *places]) + (separator == "after")
+        ids = self.ids()
+        places = [np.empty(0, np.int64)]
+        for start in range(0, self.tokens, CHUNK):
+            places.append(np.flatnonzero(ids[start : start + CHUNK] == end_of_text) + start)
+        edges = np.concatenate(places)
+        if separator == "after":
+            edges += 1
         # If the file begins in the middle of a document, the rest of this document counts as a document.
         lengths = np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
         samples = ids[::MOST_EQUAL]
@@ -101,27 +111,61 @@ def read_header(path: Path) -> TokenPart:
     """Read the header of a token file and return the location of its ids."""
     size = path.stat().st_size
     start = np.fromfile(path, "<u4", count=4)
-    magic, version, tokens, _ = words = [*start.tolist(), 0, 0, 0, 0][:4]
+    words = [*start.tolist(), 0, 0, 0, 0][:4]
+    magic, version, tokens, _ = words
+    damage = f"{path} with {size:,} bytes is cut off or does not have"
+    if magic == MAGIC:
+        if version != VERSION:
+            raise UserError(f"{damage} version {VERSION} of llm.c's format. Download it again.")
+        if size != HEADER_BYTES + 2 * tokens:
+            raise UserError(f"{damage} the {tokens:,} uint16 ids. Download it again.")
+        return TokenPart(str(path), HEADER_BYTES, tokens, size)
     # litdata has the number of samples and the places where these end, of which the last is the size of the file.
     is_sampled = np.fromfile(path, "<u4", count=1, offset=4 * (magic + 1)).tolist() == [size]
-    is_counted = any(word and size - width * word in HEADERS for word in words for width in (1, 2, 4, 8))
-    if magic == MAGIC:
-        offset, tokens = HEADER_BYTES, tokens if version == VERSION else -1
-    elif is_sampled or is_counted or re.match(FOREIGN, start.tobytes()):
+    if is_sampled or _counts_the_rest(words, size) or re.match(FOREIGN, start.tobytes()):
         raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
-    else:
-        offset, tokens = 0, size // 2
-    if size != offset + 2 * tokens:
-        expected = f"the {tokens:,} uint16 ids" if tokens >= 0 else f"version {VERSION} of llm.c's format"
-        raise UserError(f"{path} with {size:,} bytes is cut off or does not have {expected}. Download it again.")
-    return TokenPart(str(path), offset, tokens, size)
+    if size % 2:
+        raise UserError(f"{damage} the {size // 2:,} uint16 ids. Download it again.")
+    return TokenPart(str(path), 0, size // 2, size)
+
+
+def _counts_the_rest(words: list[int], size: int) -> bool:
+    """Return whether one of the first words of a file is the number of ids or bytes after a header."""
+    for word in words:
+        if word and any(size - width * word in HEADERS for width in (1, 2, 4, 8)):
+            return True
+    return False
+
+
+def _are_halves(ids: np.ndarray, *, is_text: bool) -> bool:
+    """Return whether every second id is the high half of a wider id."""
+    # At most 15, because vocabularies have less than 2**20 ids. Ids without text can have small numbers there, but not
+    # only 0.
+    limit = 16 if is_text else 1
+    even = ids[0::2]
+    odd = ids[1::2]
+    for low, high in ((even, odd), (odd, even)):
+        if high.max() < limit and low.mean() > 16 * high.max():
+            return True
+    return False
+
+
+def _is_periodic(end: np.ndarray) -> bool:
+    """Return whether the last ids of a file, if they are enough, repeat a short pattern."""
+    if len(end) < MOST_EQUAL:
+        return False
+    return any(np.array_equal(end[period:], end[:-period]) for period in range(1, MOST_PERIOD + 1))
 
 
 def _are_floats(ids: np.ndarray) -> bool:
     """Return whether the bytes of ids are floats with whole numbers. Read as floats, ids are small fractions."""
-    kinds = [ids[: len(ids) // 4 * 4].view(kind) for kind in ("<f2", "<f4", "<f8")]
+    whole = ids[: len(ids) // 4 * 4]
     with np.errstate(invalid="ignore"):  # infinity and NaN
-        return any((each % 1 == 0).all() and each.min(where=each > 0, initial=2048) < 2048 for each in kinds)
+        for kind in ("<f2", "<f4", "<f8"):
+            floats = whole.view(kind)
+            if (floats % 1 == 0).all() and floats.min(where=floats > 0, initial=2048) < 2048:
+                return True
+    return False
 
 
 def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray:
@@ -141,5 +185,6 @@ def separator_shown(first: TokenPart, last: TokenPart, end_of_text: int) -> str 
     """
     if first.tokens and first.ids()[0] == end_of_text:
         return "before"
-    # Neither holds for llm.c's training shards, which begin and end in the middle of documents.
-    return "after" if last.tokens and last.ids()[-1] == end_of_text else None
+    if last.tokens and last.ids()[-1] == end_of_text:
+        return "after"
+    return None  # for example, llm.c's training shards begin and end in the middle of documents
