@@ -21,20 +21,23 @@ from gpt2_repro.text import count
 
 
 COLOURS = [f"C{number}" for number in range(10)]  # of the style
-GREY, GREEN = "#5a5f66", "#009e73"
+GREY = "#5a5f66"
+GREEN = "#009e73"
 STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, bytes]:
     """Return the figures that have data as PNG images, by file name without extension."""
-    pictures = {}
-    drawn = {"loss": draw_loss, "hellaswag": draw_hellaswag, "scores": draw_scores, "training": draw_training}
-    for name, draw in drawn.items():
+    pictures: dict[str, bytes] = {}
+    drawings = {"loss": draw_loss, "hellaswag": draw_hellaswag, "scores": draw_scores, "training": draw_training}
+    short_labels = [label[-30:] for label in labels]
+    for name, draw in drawings.items():
         with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # the font lacks some scripts; such names are drawn as boxes
-            figure, buffer = Figure(facecolor="white"), io.BytesIO()
-            draw(figure, runs, [label[-30:] for label in labels])
-            if any(map(_has_data, figure.axes)):
+            figure = Figure(facecolor="white")
+            draw(figure, runs, short_labels)
+            if any(_has_data(axes) for axes in figure.axes):
+                buffer = io.BytesIO()
                 figure.savefig(buffer, format="png")
                 pictures[name] = buffer.getvalue()
     return pictures
@@ -42,33 +45,63 @@ def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, bytes]:
 
 def smooth(numbers: Sequence[float]) -> list[float]:
     """Return the moving average over a centred window of 2 % of the values."""
-    half, last = max(1, len(numbers) // 100), len(numbers) - 1
-    reaches = [min(half, index, last - index) for index in range(len(numbers))]
-    return [statistics.fmean(numbers[i - reach : i + reach + 1]) for i, reach in enumerate(reaches)]
+    half = max(1, len(numbers) // 100)
+    last = len(numbers) - 1
+    means: list[float] = []
+    for index in range(len(numbers)):
+        reach = min(half, index, last - index)
+        means.append(statistics.fmean(numbers[index - reach : index + reach + 1]))
+    return means
 
 
 def draw_loss(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     """Draw training and validation losses. Of several runs, only the main validation sets are drawn."""
-    axes, is_single = figure.subplots(), len(runs) == 1
-    for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
-        tokens, losses = points(run.training, "loss")
-        if is_single:
-            axes.plot(tokens, losses, color=COLOURS[-1], linewidth=0.8)
-        axes.plot(tokens, smooth(losses), color=colour, linewidth=1.5, label="training" if is_single else None)
-        sets = {"eval_loss": "validation" if is_single else label}
-        if is_single:
-            sets |= {f"eval_{name}_loss": name for name in run.further_sets}
-        for (key, name), other in zip(sets.items(), itertools.cycle(COLOURS[1:])):
-            tokens, losses = points(run.validation, key)
-            last = f"{name} {losses[-1]:.3f}" if losses else None
-            axes.plot(tokens, losses, "o", color=other if is_single else colour, label=last)
+    axes = figure.subplots()
+    if len(runs) == 1:
+        _draw_losses_of_one_run(axes, runs[0])
+    else:
+        for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
+            tokens, losses = points(run.training, "loss")
+            axes.plot(tokens, smooth(losses), color=colour, linewidth=1.5)
+            _draw_validation(axes, run, "eval_loss", label, colour)
     leave_out_beginning(axes)
-    run = next((run for run in runs if run.environment.reference), runs[0])
-    reference, rows = run.environment.reference, [row for row in run.validation if values([row], "tokens")]
-    if limits := [(row["tokens"], *limit) for row in rows if (limit := band(reference, int(row["step"])))]:
-        positions, lows, highs = zip(*limits, strict=True)
-        axes.fill_between(positions, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=reference)
+    for run in runs:
+        if run.environment.reference:
+            _draw_band(axes, run)
+            break
     _finish(axes, "loss (nats per token)", [run.reference_losses for run in runs], "{:.3f}")
+
+
+def _draw_losses_of_one_run(axes: Axes, run: Run) -> None:
+    tokens, losses = points(run.training, "loss")
+    axes.plot(tokens, losses, color=COLOURS[-1], linewidth=0.8)
+    axes.plot(tokens, smooth(losses), color=COLOURS[0], linewidth=1.5, label="training")
+    sets = {"eval_loss": "validation"}
+    for name in run.further_sets:
+        sets[f"eval_{name}_loss"] = name
+    for (key, name), colour in zip(sets.items(), itertools.cycle(COLOURS[1:])):
+        _draw_validation(axes, run, key, name, colour)
+
+
+def _draw_validation(axes: Axes, run: Run, key: str, name: str, colour: str) -> None:
+    tokens, losses = points(run.validation, key)
+    label = f"{name} {losses[-1]:.3f}" if losses else None
+    axes.plot(tokens, losses, "o", color=colour, label=label)
+
+
+def _draw_band(axes: Axes, run: Run) -> None:
+    """Fill the range of the losses of the published runs that this run should follow."""
+    tokens: list[float] = []
+    lows: list[float] = []
+    highs: list[float] = []
+    for row in run.validation:
+        limits = band(run.environment.reference, int(row["step"]))
+        if limits and values([row], "tokens"):
+            tokens.append(row["tokens"])
+            lows.append(limits[0])
+            highs.append(limits[1])
+    if tokens:
+        axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=run.environment.reference)
 
 
 def draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
@@ -83,7 +116,7 @@ def draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -
 def draw_scores(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     """Draw the scores of checkpoints, one panel per metric."""
     curves = [scores_of_checkpoints(run) for run in runs]
-    names = list(dict.fromkeys(name for scores in curves for name in scores)) or [""]
+    names = list(dict.fromkeys(itertools.chain.from_iterable(curves))) or [""]
     figure.set_size_inches(4.8, 0.8 + 1.6 * len(names))
     panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(panels, names, strict=True):
@@ -103,29 +136,43 @@ def draw_training(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) ->
         for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
             name = label if len(runs) > 1 and axes is panels[0] else None
             marker = "." if len(run.training) < 10 else ""
-            axes.plot(*points(run.training, key), linewidth=1, label=name, color=colour, marker=marker)
-        leave_out_beginning(axes) if key == "grad_norm" else axes.set_ylim(bottom=0)
+            tokens, numbers = points(run.training, key)
+            axes.plot(tokens, numbers, linewidth=1, label=name, color=colour, marker=marker)
+        if key == "grad_norm":
+            leave_out_beginning(axes)
+        else:
+            axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(_thousands if key == "tokens_per_second" else "{x:g}")
         _finish(axes, names[key])
 
 
 def leave_out_beginning(axes: Axes) -> None:
     """Limit the y-axis, so that a steep first part of long curves is above the frame."""
-    lines: list[Any] = [line.get_data() for line in axes.lines]
-    curves = [(xs, ys) for xs, ys in lines if len(xs)]
-    later = [y for xs, ys in curves for x, y in zip(xs, ys, strict=True) if x >= xs[-1] / 20]
-    every = [y for _, ys in curves for y in ys]
-    is_long = any(len(ys) >= 20 for _, ys in curves)
+    every: list[float] = []
+    later: list[float] = []  # without the first twentieth of each curve
+    is_long = False
+    for line in axes.lines:
+        xs: Any = line.get_xdata()
+        ys: Any = line.get_ydata()
+        every += list(ys)
+        later += [y for x, y in zip(xs, ys, strict=True) if x >= xs[-1] / 20]
+        is_long |= len(ys) >= 20
+    if not is_long:
+        return
+    lowest = min(every)
+    height = max(later) - min(later)
     # With the steep part, the rest of each curve would look like a flat line.
-    if is_long and max(every) - min(every) > 3 * (height := max(later) - min(later)) > 0:
-        axes.set_ylim(min(every) - 0.1 * height, max(later) + 0.2 * height)
+    if max(every) - lowest > 3 * height > 0:
+        axes.set_ylim(lowest - 0.1 * height, max(later) + 0.2 * height)
 
 
 def _finish(axes: Axes, name: str, references: Sequence[dict[str, float]] = (), form: str = "") -> None:
     """Draw the reference lines that all runs share, the axes' labels, and the legend above the plot area."""
     if not _has_data(axes):
         return
-    shared = set.intersection(*(set(lines.items()) for lines in references)) if references else set()
+    shared: set[tuple[str, float]] = set()
+    if references:
+        shared = set.intersection(*(set(lines.items()) for lines in references))
     top = math.inf if axes.get_autoscaley_on() else axes.get_ylim()[1]
     visible = sorted((value, name) for name, value in shared if value <= top)
     for (value, reference), style in zip(visible, itertools.cycle(("--", ":", "-."))):

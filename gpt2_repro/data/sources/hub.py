@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,8 @@ class Repository:
         from huggingface_hub import HfApi
 
         check_hub()
-        self.name, self.folder = name, folder
+        self.name = name
+        self.folder = folder
         self._api = HfApi()
         self._listing = functools.partial(hub_errors, f"list {name} on the Hub")
         with self._listing():
@@ -64,20 +64,23 @@ class Repository:
         if split not in splits:
             raise UserError(f"{self.name} has no split {split!r}. Set --source_split to one of: {', '.join(splits)}.")
         paths = [url.split(f"@{self.revision}/", 1)[1] for url in splits[split]]
-        if wrong := [path for path in paths if kind_of(Path(path)) not in KINDS]:
-            raise UserError(f"{wrong[0]} of {self.name} is not a {', '.join(KINDS)} file. Pass another dataset.")
+        for path in paths:
+            if kind_of(Path(path)) not in KINDS:
+                raise UserError(f"{path} of {self.name} is not a {', '.join(KINDS)} file. Pass another dataset.")
         return self._files(paths, form)
 
     def _files(self, paths: list[str], form: TextForm) -> list[SourceFile]:
         with self._listing():
-            groups = [paths[at : at + MOST_PATHS] for at in range(0, len(paths), MOST_PATHS)]
-            infos = [self._api.get_paths_info(self.name, group, **self.where) for group in groups]
-        info = {entry.path: entry for entry in itertools.chain(*infos)}
+            infos: dict[str, Any] = {}
+            for start in range(0, len(paths), MOST_PATHS):
+                group = paths[start : start + MOST_PATHS]
+                for info in self._api.get_paths_info(self.name, group, **self.where):
+                    infos[info.path] = info
         form = dataclasses.replace(form, verbatim=True)  # the ids must equal those of other projects
         files: list[SourceFile] = []
         for path in paths:
-            sha256 = getattr(info[path].lfs, "sha256", None)
-            files.append(HubFile(path, info[path].size, sha256, self, form, self.name))
+            sha256 = getattr(infos[path].lfs, "sha256", None)
+            files.append(HubFile(path, infos[path].size, sha256, self, form, self.name))
         return files
 
 
@@ -106,7 +109,8 @@ class HubFile(SourceFile):
         folder = None if is_cached else repository.folder
         with hub_errors(f"fetch {self.name} of {repository.name}"):
             path = Path(hf_hub_download(repository.name, self.name, local_dir=folder, **repository.where))
-        if path.stat().st_size != self.size or (self.sha256 is not None and sha256_of(path) != self.sha256):
+        is_other = self.sha256 is not None and sha256_of(path) != self.sha256
+        if path.stat().st_size != self.size or is_other:
             path.resolve().unlink()  # in the cache, the blob that the path links to
             path.unlink(missing_ok=True)
             raise UserError(f"{self.name} of {repository.name} was damaged in the download. Run the command again.")

@@ -37,9 +37,12 @@ class Sources:
 
     def changed(self) -> list[int]:
         """Return when each local file was last changed (`st_mtime_ns`)."""
-        sources = [self.training, *self.validation_sets.values()]
-        files = [file for source in sources for file in [*source.files, *source.validation_files]]
-        return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, LocalFile)]
+        times: list[int] = []
+        for source in [self.training, *self.validation_sets.values()]:
+            for file in [*source.files, *source.validation_files]:
+                if isinstance(file, LocalFile):
+                    times.append(Path(file.name).stat().st_mtime_ns)
+        return times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +76,46 @@ class SourceOpener:
         """
         name, _, column = text.partition("#")
         form = TextForm(column or self.args.text_column)
-        if preset := PRESETS.get(name):
-            hub, form = self._repository(preset.repository), TextForm()
-            described = {"repository": hub.name, "files": preset.train, "revision": hub.revision}
-            own = hub.files(preset.validation, form) if preset.validation else []
-            return Source({"name": name, **described}, hub.files(preset.train, form), own)
+        if name in PRESETS:
+            return self._open_preset(name)
         if name == "tiny-shakespeare":
-            parts = [Shakespeare(0, TRAINING, str(self.folder)), Shakespeare(TRAINING, CHARACTERS, str(self.folder))]
-            return Source({"name": name}, [parts[0]], [parts[1]])
+            train = Shakespeare(0, TRAINING, str(self.folder))
+            validation = Shakespeare(TRAINING, CHARACTERS, str(self.folder))
+            return Source({"name": name}, [train], [validation])
         if name == "embedded":
             return Source({"name": name, "python": sysconfig.get_python_version()}, [PythonDocumentation()], [])
         if kind_of(Path(name)) in (*KINDS, TOKENS) or paths_of(name):
             return local_source(name, [name], form, split=self.args.split)
-        short, *language = name.partition(":")
-        if match := _HUB_ID.fullmatch(BY_LANGUAGE.get(short, short) + "".join(language)):
-            hub = self._repository(match["name"], match["revision"])
-            config, split = match["config"], self.args.source_split
-            described = {"repository": hub.name, "config": config, "split": split, "revision": hub.revision}
-            return Source({"name": name, **described}, hub.resolve(config, split, form), [])
-        hint = did_you_mean(name, SOURCE_NAMES)
-        raise UserError(f"Unknown source {name!r}. {hint} For a Hub dataset, pass OWNER/NAME.")
+        short, colon, language = name.partition(":")
+        hub_id = BY_LANGUAGE.get(short, short) + colon + language
+        match = _HUB_ID.fullmatch(hub_id)
+        if not match:
+            hint = did_you_mean(name, SOURCE_NAMES)
+            raise UserError(f"Unknown source {name!r}. {hint} For a Hub dataset, pass OWNER/NAME.")
+        hub = self._repository(match["name"], match["revision"])
+        config = match["config"]
+        split = self.args.source_split
+        described = {
+            "name": name,
+            "repository": hub.name,
+            "config": config,
+            "split": split,
+            "revision": hub.revision,
+        }
+        return Source(described, hub.resolve(config, split, form), [])
+
+    def _open_preset(self, name: str) -> Source:
+        preset = PRESETS[name]
+        hub = self._repository(preset.repository)
+        form = TextForm()
+        described = {
+            "name": name,
+            "repository": hub.name,
+            "files": preset.train,
+            "revision": hub.revision,
+        }
+        validation = hub.files(preset.validation, form) if preset.validation else []
+        return Source(described, hub.files(preset.train, form), validation)
 
     def _repository(self, name: str, revision: str | None = None) -> Repository:
         return Repository(name, self.revisions.get(name, revision), self.downloads)
