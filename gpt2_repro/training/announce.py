@@ -66,16 +66,19 @@ def describe_run(
 
 def announce(environment: Environment) -> None:
     """Log the model, batch size and length of a run."""
-    plan, data, counts = environment.plan, environment.data, environment.data["counts"]["train"]
-    active, mask = f"{environment.active_parameters:,}", ", within documents only" if environment.document_mask else ""
-    model = f"{environment.architecture}, {environment.parameters:,} parameters ({active} active per token)"
+    active = f"{environment.active_parameters:,} active per token"
+    model = f"{environment.architecture}, {environment.parameters:,} parameters ({active})"
+    mask = ", within documents only" if environment.document_mask else ""
     logger.info("model: %s, attention %s%s", model, environment.attention, mask)
+    plan = environment.plan
     rows = f"{plan.micro_batch_size} rows x {plan.sequence_length} tokens"
     layout = f"{rows} x {plan.num_processes} processes x {plan.gradient_accumulation_steps} accumulation steps"
     logger.info("batch: %s tokens per step = %s", f"{plan.tokens_per_step:,}", layout)
-    tokens = counts["rows"] * plan.sequence_length
-    length, epochs = f"{plan.total_tokens:,} tokens", plan.total_tokens / max(1, tokens)
-    source, bound = data["source"]["name"], "<=" if data["request"]["packing"] == "wrap" else "="
+    data = environment.data
+    length = f"{plan.total_tokens:,} tokens"
+    epochs = plan.total_tokens / max(1, data["counts"]["train"]["rows"] * plan.sequence_length)
+    bound = "<=" if data["request"]["packing"] == "wrap" else "="
+    source = data["source"]["name"]
     if source == "files":
         source = ", ".join(data["request"]["data_files"])
     logger.info("length: %s steps %s %s, %.2f epochs of %s", f"{plan.max_steps:,}", bound, length, epochs, source)
@@ -83,15 +86,21 @@ def announce(environment: Environment) -> None:
 
 def report_end(trainer: PretrainingTrainer) -> None:
     """Log whether the loss is in the range of llm.c's runs, the time by activity, and how to continue."""
-    losses, reference = trainer.eval_losses, trainer.environment.reference
-    if "eval_loss" in losses and (message := explained(reference, int(losses["step"]), losses["eval_loss"])):
-        logger.info(message)
+    losses = trainer.eval_losses
+    if "eval_loss" in losses:
+        message = explained(trainer.environment.reference, int(losses["step"]), losses["eval_loss"])
+        if message:
+            logger.info(message)
     table = breakdown(trainer.run.time_breakdown(), usd_per_hour=trainer.args.settings.usd_per_hour)
     logger.info("time of the run by activity:\n  %s", "\n  ".join(table.lines()[1:]))
-    if reason := trainer.when.reason:
-        option = reason.partition(" ")[0] if reason.startswith("--") else ""
-        why, fix = (f", because of {reason}", f"with a larger {option}") if option else ("", "again")
-        logger.info("Stopped at step %d%s. Run the command %s to continue.", trainer.state.global_step, why, fix)
+    step = trainer.state.global_step
+    reason = trainer.when.reason
+    if reason and reason.startswith("--"):
+        option = reason.partition(" ")[0]
+        message = "Stopped at step %d, because of %s. Run the command with a larger %s to continue."
+        logger.info(message, step, reason, option)
+    elif reason:
+        logger.info("Stopped at step %d. Run the command again to continue.", step)
 
 
 def _versions() -> dict[str, str]:

@@ -9,11 +9,21 @@ from transformers import ProgressCallback
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.evaluation.references import GPT2, HELLASWAG_ITEMS, compared
-from gpt2_repro.files import read_table
 from gpt2_repro.text import duration
 
 
-LOG_LINE: dict[str, str] = read_table(__file__, "log_line.yaml")
+# The values of a line of the training log, in this order. Values that an event does not have are omitted.
+LOG_LINE = {
+    "tokens": "{:,} tokens",
+    "loss": "loss {:.4f}",
+    "learning_rate": "lr {:.2e}",
+    "grad_norm": "norm {:.3f}",
+    "tokens_per_second": "{:,.0f} tok/s",
+    "mfu": "mfu {:.1%}",
+    "padding": "padding {:.1%}",
+    "data_wait": "data wait {:.1%}",
+    "usd": "${:,.2f}",
+}
 
 
 class ProgressBar(ProgressCallback):
@@ -34,24 +44,32 @@ class ProgressBar(ProgressCallback):
         if state.is_world_process_zero:
             self.current_step = state.global_step
             # Without a terminal the log lines are enough. They are also written if the bar is hidden.
-            start, total, hidden = state.global_step, state.max_steps, args.disable_tqdm or not sys.stderr.isatty()
-            self.training_bar = Progress(total=total, initial=start, desc="train", unit="step", hidden=hidden)
+            hidden = args.disable_tqdm or not sys.stderr.isatty()
+            self.training_bar = Progress(
+                total=state.max_steps, initial=state.global_step, desc="train", unit="step", hidden=hidden
+            )
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             if self.prediction_bar is None:
                 # The base class takes the number of batches from a dataloader, which our validation does not have.
-                total, hidden = self.eval_batches(state.global_step), args.disable_tqdm
-                self.prediction_bar = Progress(total=total, desc="validate", unit="batch", leave=False, hidden=hidden)
+                total = self.eval_batches(state.global_step)
+                self.prediction_bar = Progress(
+                    total=total, desc="validate", unit="batch", leave=False, hidden=args.disable_tqdm
+                )
             self.prediction_bar.update(1)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        event, step = logs or {}, state.global_step
+        event = logs or {}
+        step = state.global_step
         line = format_event(event | {"step": step}, steps_left=args.settings.last_step - step)
         if not line or not state.is_world_process_zero or self.training_bar is None:
             return
-        comparison = compared(self.reference, step, event["eval_loss"]) if "eval_loss" in event else ""
-        self.training_bar.write(f"step {step:>6}/{state.max_steps}  {line}{comparison and f' · {comparison}'}")
+        if "eval_loss" in event:
+            comparison = compared(self.reference, step, event["eval_loss"])
+            if comparison:
+                line += f" · {comparison}"
+        self.training_bar.write(f"step {step:>6}/{state.max_steps}  {line}")
         sys.stdout.flush()
 
 
@@ -63,21 +81,31 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
         steps_left: the remaining optimizer steps, for an estimate of the remaining time. 0: no estimate.
     """
     if "eval_loss" in event:
-        line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
-        if "eval_bits_per_byte" in event:
-            line += f", {event['eval_bits_per_byte']:.4f} bits per byte"
-        for name in [key[len("eval_") : -len("_tokens")] for key in event if re.fullmatch("eval_.+_tokens", key)]:
-            line += f"; {name} {event[f'eval_{name}_loss']:.4f} over {event[f'eval_{name}_tokens']:,}"
-        if "hellaswag_acc" in event:
-            is_complete = event["hellaswag_items"] == HELLASWAG_ITEMS
-            suffix = f" (GPT-2 {GPT2.hellaswag:.4f})" if is_complete else f" of {event['hellaswag_items']:,} items"
-            line += f"; HellaSwag {event['hellaswag_acc']:.4f}{suffix}"
-        return line
+        return _format_validation(event)
     if "loss" not in event:
         return ""
-    parts = [form.format(event[key]) for key, form in LOG_LINE.items() if event.get(key) is not None]
+    parts: list[str] = []
+    for key, form in LOG_LINE.items():
+        if event.get(key) is not None:
+            parts.append(form.format(event[key]))
     speed = event.get("tokens_per_second")
     if steps_left and speed and event.get("step"):
         # This is the time of training. Validation and saving are not included.
         parts.append(f"{duration(event['tokens'] / event['step'] * steps_left / speed)} left")
     return "  ".join(parts)
+
+
+def _format_validation(event: dict[str, Any]) -> str:
+    line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
+    if "eval_bits_per_byte" in event:
+        line += f", {event['eval_bits_per_byte']:.4f} bits per byte"
+    for key in event:
+        further_set = re.fullmatch("eval_(.+)_tokens", key)
+        if further_set:
+            name = further_set[1]
+            line += f"; {name} {event[f'eval_{name}_loss']:.4f} over {event[key]:,}"
+    if "hellaswag_acc" in event:
+        items = event["hellaswag_items"]
+        line += f"; HellaSwag {event['hellaswag_acc']:.4f}"
+        line += f" (GPT-2 {GPT2.hellaswag:.4f})" if items == HELLASWAG_ITEMS else f" of {items:,} items"
+    return line

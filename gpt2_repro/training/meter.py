@@ -3,10 +3,19 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import process_seconds
 from gpt2_repro.run_record.time_breakdown import PARTS, STEPS
+
+
+class _Reading(NamedTuple):
+    """The state of a Meter when it was read last."""
+
+    tokens: int
+    trained: float  # seconds
+    waited: float  # seconds
 
 
 class Meter:
@@ -25,9 +34,12 @@ class Meter:
         self.peak_flops = peak and peak * environment.plan.num_processes
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._seconds["startup"] = process_seconds()
-        self._account, self._mark = "startup", time.perf_counter()
-        self._since: tuple[int, float, float] | None = None
-        self._step_tokens = self._targets = self._positions = 0
+        self._account = "startup"
+        self._mark = time.perf_counter()
+        self._since: _Reading | None = None
+        self._step_tokens = 0
+        self._targets = 0
+        self._positions = 0
 
     def start(self, tokens: int) -> None:
         """Begin to measure the speed, unless this is the step that compiles."""
@@ -50,7 +62,8 @@ class Meter:
     def _book(self, following: str) -> None:
         now = time.perf_counter()
         self._seconds[self._account] += now - self._mark
-        self._account, self._mark = following, now
+        self._account = following
+        self._mark = now
 
     def seconds(self, *parts: str) -> float:
         """Return the seconds of this process in some parts of the time breakdown."""
@@ -74,18 +87,19 @@ class Meter:
         """
         if self._since is None:
             return {}
-        before, trained, waited = self._since
-        seconds = self.seconds(*STEPS) - trained
-        speed = (tokens - before) / seconds
-        waiting = (self.seconds("data") - waited) / seconds
+        seconds = self.seconds(*STEPS) - self._since.trained
+        speed = (tokens - self._since.tokens) / seconds
+        waiting = (self.seconds("data") - self._since.waited) / seconds
         line = {"tokens_per_second": round(speed, 1), "data_wait": round(waiting, 4)}
         if self.peak_flops:
             line["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
         if self._positions:
-            line |= {"step_tokens": self._step_tokens, "padding": round(1 - self._targets / self._positions, 4)}
+            line["step_tokens"] = self._step_tokens
+            line["padding"] = round(1 - self._targets / self._positions, 4)
         self._restart(tokens)
         return line
 
     def _restart(self, tokens: int) -> None:
-        self._since = tokens, self.seconds(*STEPS), self.seconds("data")
-        self._targets = self._positions = 0
+        self._since = _Reading(tokens, self.seconds(*STEPS), self.seconds("data"))
+        self._targets = 0
+        self._positions = 0

@@ -20,11 +20,15 @@ class TextSampler(TrainerCallback):
     """Samples text after a validation, prints it and writes it to samples.jsonl."""
 
     def __init__(self, trainer: PretrainingTrainer) -> None:
-        self.trainer, self.tokenizer = trainer, trainer.processing_class
+        self.trainer = trainer
+        self.tokenizer = trainer.processing_class
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        sharded, is_due = has_shards(model), self.trainer.when.is_due(state.global_step, args.settings.sample_steps)
-        if not (is_due and args.settings.sample_tokens and (state.is_world_process_zero or sharded)):
+        settings = args.settings
+        if not settings.sample_tokens or not self.trainer.when.is_due(state.global_step, settings.sample_steps):
+            return
+        sharded = has_shards(model)
+        if not sharded and not state.is_world_process_zero:
             return
         text = self._sample(args, state.global_step, model, together=sharded)
         if not state.is_world_process_zero:
@@ -35,7 +39,8 @@ class TextSampler(TrainerCallback):
 
     def _sample(self, args: Any, step: int, model: Any, *, together: bool) -> str:
         window = model.config.max_position_embeddings
-        ids = torch.tensor([start_ids(self.tokenizer, args.settings.sample_prompt, window=window)], device=args.device)
+        prompt = start_ids(self.tokenizer, args.settings.sample_prompt, window=window)
+        ids = torch.tensor([prompt], device=args.device)
         # By default fork_rng saves the state of every visible GPU, which creates a CUDA context on each.
         devices = [args.device] if args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad():

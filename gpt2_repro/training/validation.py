@@ -26,22 +26,31 @@ class Validation:
     """Computes the losses of the validation sets and the HellaSwag score on all ranks."""
 
     def __init__(self, inputs: Inputs, args: Any, plan: BatchPlan, when: StepControl) -> None:
-        self.sets, self.hellaswag, self.when = inputs.validation, inputs.hellaswag, when
-        self.args, self.settings = args, args.settings
+        self.sets = inputs.validation
+        self.hellaswag = inputs.hellaswag
+        self.when = when
+        self.args = args
+        self.settings = args.settings
         self.length = plan.sequence_length
         self._positions = args.per_device_eval_batch_size * self.length  # positions of one forward pass
-        self._bytes, self._start = torch.from_numpy(bytes_of_ids(inputs.tokenizer)), start_id(inputs.tokenizer)
+        self._bytes = torch.from_numpy(bytes_of_ids(inputs.tokenizer))
+        self._start = start_id(inputs.tokenizer)
 
     def _hellaswag(self, step: int) -> HellaSwag | None:
         return self.hellaswag if self.when.is_due(step, self.settings.hellaswag_steps) else None
 
     def batches(self, step: int) -> int:
         """Return the number of forward passes of rank 0 in the validation at `step`."""
-        shares = [-(-len(rows) // self.args.world_size) for rows in self.sets.values()]
-        losses = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
-        losses *= 2 if self.settings.ema_steps and step else 1
+        batches = 0
+        for rows in self.sets.values():
+            share = math.ceil(len(rows) / self.args.world_size)
+            batches += math.ceil(share / self.args.per_device_eval_batch_size)
+        if self.settings.ema_steps and step:
+            batches *= 2
         hellaswag = self._hellaswag(step)
-        return losses + (-(-len(hellaswag.batches(self._positions)) // self.args.world_size) if hellaswag else 0)
+        if hellaswag:
+            batches += math.ceil(len(hellaswag.batches(self._positions)) / self.args.world_size)
+        return batches
 
     def measure(
         self, model: Callable[..., Any], *, step: int, after_batch: Callable[[], None], averaged: bool = False
@@ -57,12 +66,15 @@ class Validation:
         metrics: dict[str, float] = {}
         for name, (nll, targets, size) in zip(self.sets, reduce(sums, reduction="sum").tolist(), strict=True):
             key = f"{prefix}_{name}" if name else prefix
-            metrics |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
-            # The loss on separators is included: it is the price of the ends of documents.
-            metrics |= {f"{key}_bits_per_byte": nll / math.log(2) / size} if size else {}
+            metrics[f"{key}_loss"] = nll / targets
+            metrics[f"{key}_tokens"] = int(targets)
+            if size:
+                # The loss on separators is included: it is the price of the ends of documents.
+                metrics[f"{key}_bits_per_byte"] = nll / math.log(2) / size
             if not math.isfinite(nll):
                 logger.warning("The validation loss %s_loss is not finite at step %d.", key, step)
-        if not averaged and (hellaswag := self._hellaswag(step)):
+        hellaswag = None if averaged else self._hellaswag(step)
+        if hellaswag:
             endings = mean_losses(
                 hellaswag.rows,
                 lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
@@ -78,18 +90,22 @@ class Validation:
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
         """Return this rank's sum of losses, targets and bytes of the targets' text, in fp64 of shape [3]."""
-        device, on_gpu = self.args.device, self.args.device.type == "cuda"
+        device = self.args.device
+        on_gpu = device.type == "cuda"
         place = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
         total = torch.zeros(3, dtype=torch.float64, device=place)
-        for batch in validation_batches(rows, self.args, self.length if self.settings.torch_compile else None):
+        fixed_length = self.length if self.settings.torch_compile else None
+        for batch in validation_batches(rows, self.args, fixed_length):
+            inputs: Any = {"input_ids": batch["input_ids"], "shift_labels": batch["shift_labels"]}
+            if on_gpu:
+                inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
             # Sums stay on the device and copies do not block, so the host can queue work ahead of the device.
-            names = ("input_ids", "shift_labels")
-            inputs = {name: batch[name].pin_memory() if on_gpu else batch[name] for name in names}
             inputs = send_to_device(inputs, device, non_blocking=on_gpu)
             total[0] += model(**inputs, num_items_in_batch=1).loss.to(place).double()
             scored = batch["labels"] != IGNORED
             total[1] += scored.sum()
-            begins = (batch["input_ids"] == (-1 if self._start is None else self._start)).long()
+            start = -1 if self._start is None else self._start
+            begins = (batch["input_ids"] == start).long()
             total[2] += self._bytes[begins[scored], batch["labels"][scored]].sum()
             after_batch()
         return total
@@ -104,8 +120,10 @@ def validation_batches(rows: Any, args: Any, fixed_length: int | None) -> Iterat
         rows: a map-style dataset. Indexing it with a list of numbers returns `{"input_ids": [ids, …]}`.
         fixed_length: pad to a full batch of rows of this length. None: pad to the longest row of the batch.
     """
-    size, own_rows = args.per_device_eval_batch_size, range(args.process_index, len(rows), args.world_size)
-    for start in range(0, -(-len(rows) // args.world_size), size):
+    size = args.per_device_eval_batch_size
+    own_rows = range(args.process_index, len(rows), args.world_size)
+    most_rows = math.ceil(len(rows) / args.world_size)  # of a process
+    for start in range(0, most_rows, size):
         # All processes make the same number of passes: with sharded weights, each pass is a collective.
         batch_rows = list(own_rows[start : start + size])
         picked: Sequence[Any] = rows[batch_rows or [0]]["input_ids"]
