@@ -61,7 +61,10 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> list[Ids]:
         write_task_files({task: source}, Path(folder))
         fetch_data({task: source}, Path(folder))
         (loaded,) = load_task(task, Path(folder))
-        texts = [wikitext_detokenizer(doc) if task == "wikitext" else doc["text"] for doc in loaded.eval_docs]
+        if task == "wikitext":
+            texts = [wikitext_detokenizer(doc) for doc in loaded.eval_docs]
+        else:
+            texts = [doc["text"] for doc in loaded.eval_docs]
     separator = start_id(tokenizer)
     edge = [separator] if task == "wikitext" and separator is not None else []
     return [np.array([*edge, *ids, *edge], np.int64) for ids in encode(tokenizer, texts)]
@@ -75,25 +78,30 @@ def read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[dict[str, 
     check_vocabulary(data.tokenizer, tokenizer, f"--dataset_dir {folder}")
 
     def spread(rows: Any, tokens: int) -> list[Ids]:
-        count = -(-len(rows) * tokens // max(1, int((rows.lengths() - 1).sum())))
+        """Return rows with about a number of targets, evenly chosen."""
+        targets = int((rows.lengths() - 1).sum())
+        count = math.ceil(len(rows) * tokens / max(1, targets))
         return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 
     texts = {f"validation {name or 'text'}": spread(rows, tokens) for name, rows in data.validation().items()}
-    return texts, np.bincount(np.concatenate(spread(data.rows("train"), COUNTED_TOKENS)), minlength=len(tokenizer))
+    training_ids = np.concatenate(spread(data.rows("train"), COUNTED_TOKENS))
+    return texts, np.bincount(training_ids, minlength=len(tokenizer))
 
 
 def cut_rows(texts: Mapping[str, Sequence[Ids]], *, window: int, tokens: int) -> list[Row]:
     """Return rows with about `tokens` targets (ids to predict) of each kind of text, of at most `window` targets."""
     rows: list[Row] = []
-    numbers = itertools.count()
+    number = 0  # of the document
     for domain, documents in enumerate(texts.values()):
-        cut = [
-            Row(ids[at : at + window + 1], domain, number)
-            for ids, number in zip(documents, numbers, strict=False)
-            for at in range(0, len(ids) - 1, window)
-        ]
-        targets = sum(len(row.ids) - 1 for row in cut)
-        rows += evenly(cut, -(-len(cut) * tokens // max(1, targets)))
+        cut: list[Row] = []
+        targets = 0
+        for ids in documents:
+            for start in range(0, len(ids) - 1, window):
+                row = Row(ids[start : start + window + 1], domain, number)
+                targets += len(row.ids) - 1
+                cut.append(row)
+            number += 1
+        rows += evenly(cut, math.ceil(len(cut) * tokens / max(1, targets)))
     return rows
 
 
@@ -140,11 +148,12 @@ def loss_tables(
     document = np.repeat([row.document for row in rows], sizes)
     token = np.concatenate([row.ids[1:] for row in rows], dtype=np.int64)
     # Only full rows, so that all positions are compared on the same rows.
-    position = np.concatenate([np.arange(size) if size == window else np.full(size, -1) for size in sizes])
+    positions_of_rows = [np.arange(size) if size == window else np.full(size, -1) for size in sizes]
+    position = np.concatenate(positions_of_rows)
     distance = np.concatenate([after_separator(row.ids, separator) for row in rows])
     occurrences = np.bincount(token) if counts is None else counts
     frequency = np.digitize(occurrences[token] * 1e6 / occurrences.sum(), list(FREQUENCIES)) - 1
-    both = np.array(list(map(np.concatenate, losses)), np.float64)
+    both = np.array([np.concatenate(of_rows) for of_rows in losses], np.float64)
     return {
         "domains": buckets(both, document, domain, names),
         "positions": by_range(both, document, position, position_edges(window)),
@@ -171,14 +180,22 @@ def buckets(
         document: index of the document of each target [targets].
         group: index of the label of each target [targets]. Targets with other indices are left out.
     """
-    rows = []
+    rows: list[Bucket] = []
     for number, label in enumerate(labels):
         ours, baseline = losses[:, group == number]
-        if len(ours):
-            mean, stderr, documents = clustered(ours - baseline, document[group == number])
-            bucket = {"label": label, "tokens": len(ours), "documents": documents}
-            bucket |= {"ours": float(ours.mean()), "theirs": float(baseline.mean())}
-            rows.append(bucket | {"difference": {"value": mean, "stderr": stderr}})
+        if not len(ours):
+            continue
+        mean, stderr, documents = clustered(ours - baseline, document[group == number])
+        rows.append(
+            {
+                "label": label,
+                "tokens": len(ours),
+                "documents": documents,
+                "ours": float(ours.mean()),
+                "theirs": float(baseline.mean()),
+                "difference": {"value": mean, "stderr": stderr},
+            }
+        )
     return rows
 
 
@@ -186,17 +203,23 @@ def by_range(
     losses: NDArray[np.float64], document: NDArray[Any], position: NDArray[Any], edges: Sequence[int]
 ) -> list[Bucket]:
     """Return a bucket per range of positions. `edges`: first positions, and the end."""
-    labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
+    labels: list[str] = []
+    for low, high in itertools.pairwise(edges):
+        labels.append(f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}")
     return buckets(losses, document, np.digitize(position, edges) - 1, labels)
 
 
 def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[float, float | None, int]:
     """Return mean, standard error (None for a single cluster) and number of clusters of clustered values."""
     _, cluster = np.unique(cluster, return_inverse=True)
-    mean, counts = values.mean(), np.bincount(cluster)
+    counts = np.bincount(cluster)
+    clusters = len(counts)
+    mean = values.mean()
+    if clusters == 1:
+        return float(mean), None, clusters
     residuals = np.bincount(cluster, values) - mean * counts
-    spread = math.sqrt((residuals**2).sum() * len(counts) / max(1, len(counts) - 1))
-    return float(mean), spread / len(values) if len(counts) > 1 else None, len(counts)
+    spread = math.sqrt((residuals**2).sum() * clusters / (clusters - 1))
+    return float(mean), spread / len(values), clusters
 
 
 def position_edges(window: int) -> list[int]:

@@ -53,8 +53,10 @@ def read_items(source: str) -> list[Item]:
         try:
             rows = enumerate(datasets.load_dataset(source, split="validation"), start=1)
         except Exception as error:  # network, Hub, cache and builder errors have no common class
-            kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
-            raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}") from None
+            problem = f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}"
+            if isinstance(error, datasets.exceptions.DatasetNotFoundError):
+                raise UserError(problem) from None
+            raise RunFailed(problem) from None
     items = read_columns(rows, Item._fields, source)
     return [Item(item["ctx"], tuple(item["endings"]), item["label"]) for item in items]
 
@@ -72,9 +74,11 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
     its own.
     """
     batches: list[list[int]] = []
-    for number in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= positions:
-            batches[-1].append(number)
+    longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    for number in longest_first:
+        batch = batches[-1] if batches else []
+        if batch and (len(batch) + 1) * lengths[batch[0]] <= positions:
+            batch.append(number)
         else:
             batches.append([number])
     return batches
@@ -96,7 +100,10 @@ class HellaSwag:
             texts = encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
         except UserError:
             raise UserError("The tokenizer cannot encode HellaSwag. Pass --hellaswag_steps 0.") from None
-        self.rows = [cut(text, len(text) - len(contexts[at // ENDINGS]), window) for at, text in enumerate(texts)]
+        self.rows: list[ScoredIds] = []
+        for number, text in enumerate(texts):
+            context = contexts[number // ENDINGS]
+            self.rows.append(cut(text, len(text) - len(context), window))
         if any(targets < 1 for _, targets in self.rows):
             raise UserError("The tokenizer gives no tokens for a text of HellaSwag. Pass --hellaswag_steps 0.")
 
@@ -110,7 +117,9 @@ class HellaSwag:
         if not losses.isfinite().all():
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}
-        right, items = int((losses.view(-1, ENDINGS).argmin(dim=1).cpu() == self.labels).sum()), len(self.labels)
+        chosen = losses.view(-1, ENDINGS).argmin(dim=1).cpu()
+        right = int((chosen == self.labels).sum())
+        items = len(self.labels)
         return {"hellaswag_acc": round(right / items, 6), "hellaswag_items": items}
 
 
@@ -141,13 +150,14 @@ def mean_losses(
     batches = batches_by_length([len(ids) - 1 for ids, _ in rows], positions)
     for first in progress(range(0, len(batches), processes)):
         # With sharded weights all ranks must run the same number of passes. Idle ranks repeat the last batch.
-        own = first + process < len(batches)
-        numbers = batches[first + process if own else -1]
-        ids, labels, row_of_target = (part.to(device) for part in _collate([rows[number] for number in numbers]))
-        sums = torch.zeros(len(numbers), dtype=torch.float64, device=sum_device)
+        is_own = first + process < len(batches)
+        numbers = batches[first + process] if is_own else batches[-1]
+        ids, labels, row_of_target = _collate([rows[number] for number in numbers])
+        losses = losses_of(ids.to(device), labels.to(device)).to(sum_device).double()
         row_of_target = row_of_target.to(sum_device)
-        sums.index_add_(0, row_of_target, losses_of(ids, labels).to(sum_device).double())
-        if own:
+        sums = torch.zeros(len(numbers), dtype=torch.float64, device=sum_device)
+        sums.index_add_(0, row_of_target, losses)
+        if is_own:
             means[torch.tensor(numbers, device=sum_device)] = sums / row_of_target.bincount()
         after_batch()
     return means
@@ -158,6 +168,8 @@ def _collate(rows: Sequence[ScoredIds]) -> tuple[Tensor, Tensor, Tensor]:
     # Padding is on the right, so no position of a row attends to padding.
     ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
     labels = torch.full_like(ids, IGNORED)
-    for line, (row, targets) in enumerate(rows):
-        labels[line, len(row) - 1 - targets : len(row) - 1] = torch.tensor(row[-targets:])
-    return ids, labels, (labels != IGNORED).nonzero()[:, 0]
+    for number, (row, targets) in enumerate(rows):
+        length = len(row) - 1
+        labels[number, length - targets : length] = torch.tensor(row[-targets:])
+    row_of_target = (labels != IGNORED).nonzero()[:, 0]
+    return ids, labels, row_of_target
