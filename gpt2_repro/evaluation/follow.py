@@ -169,7 +169,8 @@ class Follower:
 
     def _score_copy(self, name: str, manifest: dict[str, Any], run: Path) -> str | None:
         """Score the copy of a checkpoint in the folder `run`, or return why it cannot be scored."""
-        scores, options = self.folder / name, self._all_options()
+        scores = self.folder / name
+        options = self._all_options()
         write_whole(run / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
         (scores / OPTIONS).unlink(missing_ok=True)
         try:
@@ -186,7 +187,8 @@ class Follower:
             checkpoint = resolve_checkpoint(str(run / name))
         except UserError as error:
             raise BadCheckpoint(str(error)) from None
-        title, source = f"{name} ({self.place.name})", f"{self.place.name.rstrip('/')}/{name}"
+        title = f"{name} ({self.place.name})"
+        source = f"{self.place.name.rstrip('/')}/{name}"
         return dataclasses.replace(checkpoint, name=title, source=source, copy=checkpoint.source)
 
     def announce_wait(self) -> None:

@@ -74,9 +74,10 @@ def find_results(folder: Path, revision: str) -> Results | None:
         folder: the model's final/ or checkpoint-N/ in the run directory.
         revision: the model's hash (see `models.fingerprint`).
     """
-    run, name = folder.parent, Path(COMPARISON).name
-    others = sorted(run.parent.glob(f"*/{COMPARISON}"))
-    for path in (run / COMPARISON, run / EVALUATION_FOLDER / folder.name / name, *others):
+    run = folder.absolute().parent
+    by_follow = run / EVALUATION_FOLDER / folder.name / Path(COMPARISON).name
+    of_other_runs = sorted(run.parent.glob(f"*/{COMPARISON}"))
+    for path in (run / COMPARISON, by_follow, *of_other_runs):
         comparison = from_json(Comparison, read_object(path), default=Comparison(rows=[]))
         if comparison.limit is not None:
             continue
@@ -84,8 +85,9 @@ def find_results(folder: Path, revision: str) -> Results | None:
             if column.revision == revision:
                 return Results(comparison, column)
             hashes = column.revision.split("+")  # see scores.join_seeds
-            if column.seeds and revision[: len(hashes[0])] in hashes:
-                return Results(comparison, column, hashes.index(revision[: len(hashes[0])]))
+            short = revision[: len(hashes[0])]
+            if column.seeds and short in hashes:
+                return Results(comparison, column, hashes.index(short))
     return None
 
 
@@ -184,7 +186,8 @@ def _is_public_split(row: ComparisonRow, details: TaskDetails) -> bool:
 
 def _score_table(results: Results) -> Table:
     """Return the table of the scores of this model, of the mean over its seeds, and of the baseline."""
-    comparison, column = results.comparison, results.column
+    comparison = results.comparison
+    column = results.column
     headings = {column.name: OURS}
     if results.seed is not None:
         headings[column.name] = f"mean of {len(column.seeds)} seeds"
