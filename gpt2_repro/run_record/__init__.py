@@ -131,7 +131,7 @@ class RunRecord:
         while file is None:
             is_new = not path.exists()
             file = self._open_and_lock(path)
-            if not path.exists():
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 file.close()  # the job that had locked the file was refused, and has deleted it
                 file = None
         file.seek(0)
