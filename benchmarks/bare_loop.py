@@ -159,7 +159,7 @@ def bare(run: str, out: str) -> None:
     from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
-    from gpt2_repro.planning.recipe import load_recipe
+    from gpt2_repro.recipe import load_recipe
 
     recipe = load_recipe([f"{run}/recipe.yaml"])
     data, shape, training = recipe.data, recipe.model, recipe.training

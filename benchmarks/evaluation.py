@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import cpu_seconds, print_columns, print_header, print_row
-from gpt2_repro.evaluation.arguments import SUITES
 from gpt2_repro.evaluation.tasks import find_local_files, write_task_files
+from gpt2_repro.recipe import SUITES
 
 
 ROOT = Path(__file__).parents[1]

@@ -49,8 +49,8 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning.memory import MemoryTrial
-from gpt2_repro.planning.recipe import load_recipe
 from gpt2_repro.planning.workload import estimate_memory, workload_of
+from gpt2_repro.recipe import load_recipe
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import RECIPE
 

@@ -48,7 +48,7 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, extra: list[str]) -> None:
         from gpt2_repro.config import values_of
-        from gpt2_repro.planning.recipe import load_recipe
+        from gpt2_repro.recipe import load_recipe
 
         self.args, self.work = args, args.work.resolve()
         self.run, self.start, self.data = (self.work / name for name in ("run", "start", "data"))

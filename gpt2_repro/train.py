@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     check_variables()
     end_with_launcher()
     # Imports take seconds, so each mistake is reported before the next import.
-    from gpt2_repro.planning.recipe import check_trackers, load_recipe
+    from gpt2_repro.recipe import check_trackers, load_recipe
 
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
     from gpt2_repro.planning.sizing import follow_data

@@ -10,9 +10,8 @@ from gpt2_repro.config import parse_recipe
 from gpt2_repro.config import values_of as section_values
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.recipe import DataRecipe
-from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, load_recipe
+from gpt2_repro.recipe import EvaluationArguments, TrainingRecipe, TrainingSection, load_recipe
 
 
 ROOT = Path(__file__).parents[1]

@@ -16,14 +16,15 @@ ROOT = PACKAGE.parent
 SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
 # Modules of layer 3 besides the scripts and every __main__.py. Modules that are in no other layer are in layer 0.
 ENTRY_POINTS = {"api", "diagnose", "export", "generate", "prepare", "supervise", "train"}
-SUBPACKAGES = {"checkpoints", "data", "model", "optim", "evaluation", "planning", "report", "preflight"}
+SUBPACKAGES = {"checkpoints", "data", "model", "optim", "evaluation", "planning", "report", "preflight", "recipe"}
 # The imports within layer 1.
 BESIDE = {
     "model": ("checkpoints",),
-    "evaluation": ("data", "model", "checkpoints"),
-    "planning": ("data", "model", "optim", "evaluation"),  # for the sections of the recipe
-    "preflight": ("planning",),
-    "report": ("evaluation", "checkpoints", "planning"),
+    "evaluation": ("data", "model", "checkpoints", "recipe"),
+    "recipe": ("data", "model", "optim"),  # for its sections
+    "planning": ("data", "model", "recipe"),
+    "preflight": ("planning", "recipe"),
+    "report": ("evaluation", "checkpoints", "planning", "recipe"),
 }
 PURE = [
     *("errors", "batch_plan", "manifest", "text", "model/size", "data/packing", "data/preparation/splits"),

@@ -21,7 +21,7 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.document_mask import Documents
-from gpt2_repro.planning.recipe import load_recipe
+from gpt2_repro.recipe import load_recipe
 from gpt2_repro.training.engine import add_gradients_directly
 from gpt2_repro.training.settings import resolve_settings, to_training_arguments
 from tests.commands import ROOT

@@ -15,12 +15,11 @@ from gpt2_repro.cli import words_of
 from gpt2_repro.config import load_sections, parse_recipe
 from gpt2_repro.config import values_of as section_values
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
-from gpt2_repro.evaluation.arguments import EvaluationRecipe
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.planning.cost import cost_of
-from gpt2_repro.planning.recipe import REFUSED_FIELDS
 from gpt2_repro.planning.workload import plan_run, workload_of
+from gpt2_repro.recipe import REFUSED_FIELDS, EvaluationRecipe
 from gpt2_repro.training.deviations import compare_with_default
 from gpt2_repro.training.settings import run_identity_of
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_preparation, parse_for_training, values_of

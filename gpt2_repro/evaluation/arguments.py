@@ -1,4 +1,4 @@
-"""Define the recipe section `evaluation:` and the command line of evaluate.sh."""
+"""Parse the command line of evaluate.sh."""
 
 import argparse
 import dataclasses
@@ -6,44 +6,18 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from gpt2_repro.cli import CommandParser, positive_count
-from gpt2_repro.config import Recipe, parse_recipe, values_of
+from gpt2_repro.config import parse_recipe, values_of
 from gpt2_repro.errors import UserError
-from gpt2_repro.fields import unnamed
-from gpt2_repro.files import read_table
 from gpt2_repro.launchers import EVALUATE
+from gpt2_repro.recipe import SUITES, EvaluationArguments, EvaluationRecipe
 from gpt2_repro.run_record.layout import RECIPE
 
 
-SUITES: dict[str, list[str]] = read_table(__file__, "suites.yaml")
 # Options that do not change the scores, apart from rounding.
 SAME_SCORES = ("checkpoints", "follow", "no_cache", "output_dir", "device", "batch_size")
-
-
-@dataclasses.dataclass
-class EvaluationArguments:
-    """The recipe section `evaluation:`: which tasks, baseline and window to use."""
-
-    _argument_group_name: ClassVar[str] = "section evaluation of the recipe"
-
-    tasks: list[str] = unnamed(
-        SUITES["quick"],
-        "lm-eval tasks to score. last_word and document_perplexity use the run's validation documents.",
-    )
-    baseline: str = unnamed(
-        "openai-community/gpt2",
-        "Model to compare with: Hub id, folder, untrained (the same model with random weights) or none.",
-    )
-    max_length: int = unnamed(1024, "Window in tokens. By default at most the length of the training rows.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationRecipe(Recipe):
-    """A recipe of which only the section `evaluation:` is read."""
-
-    evaluation: EvaluationArguments
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:

@@ -14,7 +14,7 @@ from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import checkpoint_bytes, state_bytes, tokens_per_chunk
 from gpt2_repro.planning.cost import Workload
 from gpt2_repro.planning.memory import MemoryEstimate
-from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, count_steps
+from gpt2_repro.recipe import TrainingRecipe, TrainingSection, count_steps
 
 
 # GPT-2 tokens in HellaSwag's 40,168 rows, with padding, in passes of 65,536 positions

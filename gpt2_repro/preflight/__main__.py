@@ -25,12 +25,12 @@ from gpt2_repro.launchers import EVALUATE, PREPARE, RECOMMENDED, ROOT, forget_va
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
 from gpt2_repro.planning.plan import division, run_lines
-from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, load_recipe, output_dir_of
 from gpt2_repro.planning.sizing import follow_data, plans_of
 from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.budget import recipe_within
 from gpt2_repro.preflight.links import check_all_reduce
+from gpt2_repro.recipe import TrainingRecipe, TrainingSection, load_recipe, output_dir_of
 from gpt2_repro.text import Finding
 
 

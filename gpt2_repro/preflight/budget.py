@@ -12,8 +12,8 @@ from gpt2_repro.files import write_whole
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.planning import cost
 from gpt2_repro.planning.compute_optimal import choose
-from gpt2_repro.planning.recipe import TrainingRecipe, load_recipe
 from gpt2_repro.planning.workload import workload_of
+from gpt2_repro.recipe import TrainingRecipe, load_recipe
 
 
 # Options that --budget and --hours can be combined with, besides those of preflight.

@@ -17,7 +17,7 @@ from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import ROOT
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.configuration import measure
-from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection
+from gpt2_repro.recipe import TrainingRecipe, TrainingSection
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.training.deviations import compare_with_default

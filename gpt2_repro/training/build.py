@@ -21,7 +21,7 @@ from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.pretraining import launch_softmax_kernel, use_torch_softmax
-from gpt2_repro.planning.recipe import TrainingRecipe
+from gpt2_repro.recipe import TrainingRecipe
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.announce import announce, describe_run
 from gpt2_repro.training.callbacks import ProgressBar

@@ -9,8 +9,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import references
 from gpt2_repro.fields import settings_of
 from gpt2_repro.launchers import ROOT
-from gpt2_repro.planning.recipe import TrainingRecipe, count_steps, load_recipe
 from gpt2_repro.planning.sizing import follow_data
+from gpt2_repro.recipe import TrainingRecipe, count_steps, load_recipe
 
 
 DEFAULT_RECIPE = ROOT / DEFAULT

@@ -17,7 +17,7 @@ from gpt2_repro import ranks
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.optim import MUON
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
-from gpt2_repro.planning.recipe import TrainingSection
+from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import sharded
 from gpt2_repro.training.sharded import whole

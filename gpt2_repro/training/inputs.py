@@ -17,7 +17,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
-from gpt2_repro.planning.recipe import TrainingSection
+from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.tokenization import start_ids
 
 

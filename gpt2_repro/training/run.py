@@ -20,7 +20,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import size_of, sync, write_whole
 from gpt2_repro.launchers import deepspeed_json
-from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection
+from gpt2_repro.recipe import TrainingRecipe, TrainingSection
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import SHARED

@@ -19,8 +19,8 @@ from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.optim import MUON
 from gpt2_repro.planning.cost import price_of
-from gpt2_repro.planning.recipe import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.planning.workload import plan_run
+from gpt2_repro.recipe import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.run_record.notes import WENT_BACK, noted
 from gpt2_repro.training.launch_checks import KEYS, check_launcher
 

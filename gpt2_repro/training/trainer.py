@@ -24,7 +24,7 @@ from gpt2_repro.model.load import load_experts
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule
-from gpt2_repro.planning.recipe import TrainingSection
+from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.run_record import FRESH, RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine

@@ -16,7 +16,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 from gpt2_repro import ranks
 from gpt2_repro.checkpoints.saving import CheckpointSaver
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.planning.recipe import TrainingSection
+from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.launch_checks import LAUNCHER_DIED
 

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.gpu import PARTS, VARIANTS, Bench, Variant, parse
 from benchmarks.processes import ROOT
-from gpt2_repro.planning.recipe import load_recipe
 from gpt2_repro.planning.workload import plan_run
+from gpt2_repro.recipe import load_recipe
 
 
 LLMC = "step   {0}/25 | loss 7.123456 (+nanz)| norm 1.2345 (+0.12z)| lr 6.00e-04 | {1:.2f} ms | 54.3% bf16 MFU | 530700 tok/s"

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from gpt2_repro.model.build import build_model, sum_biases_by_row
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.planning.memory import MemoryEstimate, MemoryTrial
-from gpt2_repro.planning.recipe import load_recipe
+from gpt2_repro.recipe import load_recipe
 from tests.commands import ROOT
 
 

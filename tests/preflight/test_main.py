@@ -9,8 +9,8 @@ import pytest
 from gpt2_repro import train as train_command
 from gpt2_repro.data.arguments import name_folder
 from gpt2_repro.errors import UserError
-from gpt2_repro.planning.recipe import load_recipe, output_dir_of
 from gpt2_repro.preflight import __main__ as preflight
+from gpt2_repro.recipe import load_recipe, output_dir_of
 from tests.sections import parse_for_preparation, parse_for_training
 
 

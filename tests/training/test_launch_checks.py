@@ -15,7 +15,7 @@ from transformers.training_args import OptimizerNames
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS, current_launcher
-from gpt2_repro.planning.recipe import load_recipe
+from gpt2_repro.recipe import load_recipe
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import settings
 from gpt2_repro.training.engine import check_engine

@@ -20,7 +20,7 @@ from transformers.integrations.integration_utils import (
 )
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.planning.recipe import TrainingSection, check_trackers
+from gpt2_repro.recipe import TrainingSection, check_trackers
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training import announce
 from gpt2_repro.training.tracking import (

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from gpt2_repro import hardware
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import pretraining, softmax_kernel
-from gpt2_repro.planning.recipe import TrainingSection
+from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.training import build as building
 from tests.model.families import PADDED, VOCABULARY, build
 

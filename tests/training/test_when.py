@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from transformers import TrainerCallback
 
-from gpt2_repro.planning.recipe import TrainingSection
+from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import checkpoints
 from gpt2_repro.training import when

@@ -1,4 +1,7 @@
-"""Define the recipe of train.py and its section `training:`, with llm.c's defaults."""
+"""Define the sections `training:` and `evaluation:` of a recipe, and the recipe of train.py.
+
+The defaults of the section `training:` are llm.c's.
+"""
 
 import dataclasses
 import importlib.util
@@ -7,11 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.config import JsonObject, parse_recipe
+from gpt2_repro.config import JsonObject, Recipe, parse_recipe
 from gpt2_repro.data.arguments import name_folder
 from gpt2_repro.data.recipe import DataRecipe
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.fields import ABOVE_0, FRACTION, Range, changeable, check_ranges, fixed, option, unnamed
 from gpt2_repro.files import expand
 from gpt2_repro.model.arguments import SHAPE, ModelArguments, check_model
@@ -173,6 +175,37 @@ class TrainingSection:
             reason = why_refused(name)
             if reason:
                 raise UserError(f"trainer cannot set {name}: {reason}.")
+
+
+# The tasks of each suite of evaluate.sh.
+SUITES = {
+    "quick": ["lambada_openai", "hellaswag", "wikitext"],
+    "standard": ["lambada_openai", "hellaswag", "piqa", "arc_easy", "sciq", "blimp", "wikitext"],
+}
+
+
+@dataclasses.dataclass
+class EvaluationArguments:
+    """The recipe section `evaluation:`: which tasks, baseline and window to use."""
+
+    _argument_group_name: ClassVar[str] = "section evaluation of the recipe"
+
+    tasks: list[str] = unnamed(
+        SUITES["quick"],
+        "lm-eval tasks to score. last_word and document_perplexity use the run's validation documents.",
+    )
+    baseline: str = unnamed(
+        "openai-community/gpt2",
+        "Model to compare with: Hub id, folder, untrained (the same model with random weights) or none.",
+    )
+    max_length: int = unnamed(1024, "Window in tokens. By default at most the length of the training rows.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationRecipe(Recipe):
+    """A recipe of which only the section `evaluation:` is read."""
+
+    evaluation: EvaluationArguments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
