@@ -14,6 +14,7 @@ from gpt2_repro.checkpoints.checkpoint import Checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.model.size import max_positions
+from gpt2_repro.run_record.layout import step_of
 from gpt2_repro.tokenization import PROBE, encode, start_id
 
 
@@ -50,14 +51,26 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
         sizes = f"the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids"
         raise UserError(f"{checkpoint.source}: {sizes}. Pass a folder with this model and its own tokenizer files.")
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
+    is_raw = _is_raw(checkpoint)
+    if is_raw:
+        text = "%s: these weights are not averaged, but the final/ of its run is an average (--ema_steps)."
+        logger.warning(text, checkpoint.name)
     column = ComparedModel(
         *described,
         fingerprint(model, tokenizer),
         has_separator=start_id(tokenizer) is not None,
         is_local=bool(checkpoint.copy) or Path(checkpoint.source).exists(),
         weights=checkpoint.record.weights if checkpoint.record else "",
+        is_raw=is_raw,
     )
     return LoadedModel(column, load, positions, checkpoint.window(positions), *_setting_of(checkpoint))
+
+
+def _is_raw(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint-N has the weights of a step, and final/ of its run their average."""
+    # A checkpoint has the average in the files of the optimizer, which are pickled and are not read.
+    identity = checkpoint.record.environment.run_identity if checkpoint.record else {}
+    return bool(identity.get("ema_steps")) and step_of(Path(checkpoint.source)) >= 0
 
 
 def _setting_of(checkpoint: Checkpoint) -> tuple[str, str]:

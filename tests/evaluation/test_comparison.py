@@ -180,15 +180,18 @@ def test_other_weights_of_an_equal_seed_are_not_another_seed() -> None:
 
 
 @pytest.mark.parametrize("documents", [1, 12, 40])
-def test_few_documents_have_a_reason_if_tokenizers_differ(documents: int) -> None:
+def test_few_documents_have_a_reason_if_tokenizers_differ(documents: int, tokenizer) -> None:
     """Their windows differ, so that they are compared by document."""
     scored = []
     for name, windows, nats in (("ours", 2, 90.0), ("theirs", 3, 100.0)):
         texts = [sample(n, [Rolling([(-nats / windows - n, 5)] * windows)]) for n in range(documents)]
         for text in texts:
+            text["arguments"] = [("the river",)]
             text["bits_per_byte"] = (float(text["filtered_resps"][0]), 40)
         metrics = read_scores(
-            results("bits_per_byte_a", {"bits_per_byte,none": 1.0}, "bits_per_byte"), {"bits_per_byte_a": texts}, None
+            results("bits_per_byte_a", {"bits_per_byte,none": 1.0}, "bits_per_byte"),
+            {"bits_per_byte_a": texts},
+            tokenizer,
         )
         scored.append((ComparedModel(name, revision=name), [dataclasses.replace(metrics[0], higher_is_better=False)]))
     (row,) = compare(scored, scored[1][0], SETTINGS, METADATA).rows
@@ -212,9 +215,10 @@ def test_a_group_has_the_documents_of_its_tasks() -> None:
     assert (group.task, group.values, group.num_documents) == ("g", right["a"] + right["b"], 6)
 
 
-def test_a_window_of_a_single_text_has_its_share_of_the_bytes_by_its_tokens() -> None:
+def test_a_window_of_a_single_text_has_its_share_of_the_bytes_by_its_tokens(tokenizer) -> None:
     logged = {"bits_per_byte_a": [sample(0, [Rolling([(-4.0, 6), (-6.0, 2)])], bits_per_byte=(-10.0, 32))]}
+    logged["bits_per_byte_a"][0]["arguments"] = [("the river",)]
     measured = results("bits_per_byte_a", {"bits_per_byte,none": 10 / 32 / math.log(2)}, "bits_per_byte")
-    (metric,) = read_scores(measured, logged, None)
+    (metric,) = read_scores(measured, logged, tokenizer)
     assert metric.values == [[-4.0, 24.0], [-6.0, 8.0]] and metric.documents == ["h0 0", "h0 1"]
     assert metric.value == pytest.approx(10 / 32 / math.log(2)) and metric.stderr > 0
