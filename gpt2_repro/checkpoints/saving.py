@@ -90,6 +90,7 @@ class CheckpointSaver:
         self.saved_step = -1  # of the newest checkpoint that is being copied to memory or written, or is complete
         self.seconds = self.paused = 0.0  # duration of the last save, and how long training waited
         self.jobs: list[dict[str, Any]] = []  # not finished yet
+        self._completed: list[int] = []
         self.memory: StagingMemory | None = None
         self.writer: SideProcess | None = None
         self.copier: RunCopier | None = None  # on rank 0, with --sync_to
@@ -225,6 +226,12 @@ class CheckpointSaver:
         if self.copier and self.copier.poll() and not self.jobs:
             self.rotate()  # the checkpoint was kept while it was copied
 
+    def take_completed(self) -> list[int]:
+        """Return the steps of the checkpoints that were completed since the last call. On ranks above 0: []."""
+        completed = self._completed
+        self._completed = []
+        return completed
+
     def wait_for_copy(self, *_: Any) -> None:
         """Wait until the last save is copied. Call this before weights or states of the optimizer change."""
         if self.memory is not None and self.jobs:
@@ -319,6 +326,7 @@ class CheckpointSaver:
         self.seconds = self.paused + seconds
         self.paused = self.paused if self.writer else self.seconds
         target = checkpoint_path(self.run, self.saved_step)
+        self._completed.append(self.saved_step)
         text = "saved %s: %s MB in %.1f s, training paused for %.2f s"
         logger.info(text, target, f"{checkpoints.size(target) / 1e6:,.1f}", self.seconds, self.paused)
 

@@ -1,6 +1,7 @@
 """A Trainer subclass for pre-training. Comments explain the differences from transformers' Trainer (5.23)."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import io
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DefaultFlowCallback, PreTrainedModel, Trainer, TrainingArguments, modeling_utils
+from transformers import DefaultFlowCallback, PreTrainedModel, Trainer, TrainerState, TrainingArguments, modeling_utils
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start
@@ -96,6 +97,7 @@ class PretrainingTrainer(Trainer):
         self.restored_losses: dict[str, Any] | None = None  # the loss window in the manifest of a checkpoint
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
         self._held_report: Callable[[], None] | None = None
+        self._saved_states: dict[int, TrainerState] = {}  # at each save that is not complete yet
         self.staged: StagedFiles  # the files of the save in progress
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
         for own in (self.guard, self.when, self.watchdog, self.average):
@@ -122,8 +124,7 @@ class PretrainingTrainer(Trainer):
 
     def settle(self) -> None:
         """Wait for the last save after the last step, and check the last update. A collective."""
-        with self.meter.on("saving"):
-            self.saver.finish()
+        self._finish_saves()
         self.guard.settle()
         self.when.conclude(self.state.global_step)
 
@@ -285,16 +286,37 @@ class PretrainingTrainer(Trainer):
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         # Trainer reports and validates before it saves, so a crash there would lose all steps since the last checkpoint.
         self.saver.poll()
-        validates, self.control.should_evaluate = self.control.should_evaluate, False
+        self._report_saves()
+        validates = self.control.should_evaluate
+        saves = self.control.should_save
+        self.control.should_evaluate = False
+        self.control.should_save = False
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        if saves:
+            self._save_checkpoint(self.model, None)
         if self._held_report is not None:
             self._held_report()
             self._held_report = None
         if validates:
             self.evaluate()
         if self.control.should_save:  # a signal interrupted a validation at a step that was not saved
+            self.control.should_save = False
             self._save_checkpoint(self.model, None)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        if self.when.is_over(self.state.global_step):  # before on_train_end
+            self._finish_saves()
+
+    def _finish_saves(self) -> None:
+        """Wait until the last save is complete, and call on_save. A collective."""
+        with self.meter.on("saving"):
+            self.saver.finish()
+        self._report_saves()
+
+    def _report_saves(self) -> None:
+        """Call on_save for each checkpoint that is complete by now, on rank 0."""
+        # Trainer calls on_save directly after its save, but the folder of a save in the background exists only later.
+        for step in self.saver.take_completed():
+            state = self._saved_states.pop(step)
+            self.control = self.callback_handler.call_event("on_save", self.args, state, self.control)
 
     def _write_event(self, step: int, event: dict[str, Any]) -> None:
         if self.is_world_process_zero():
@@ -379,8 +401,15 @@ class PretrainingTrainer(Trainer):
                 "time_breakdown": self.run.time_breakdown(),
             }
 
+        step = self.state.global_step
         with self.meter.on("saving"):
-            self.saver.save(self.state.global_step, write, stops=self.when.reason, rolling=self.when.rolling)
+            self.saver.poll(wait=True)
+        self._report_saves()  # before this save, which can delete the previous checkpoint
+        if self.is_world_process_zero():
+            self._saved_states[step] = copy.copy(self.state)
+        with self.meter.on("saving"):
+            self.saver.save(step, write, stops=self.when.reason, rolling=self.when.rolling)
+        self.when.restart_timers()
         self.record("running")
 
     def record(self, state: str, **values: Any) -> None:

@@ -74,11 +74,13 @@ class StepControl(DefaultFlowCallback):
         self._saved_at = self._rolled_at = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.restart_timers()
+
+    def restart_timers(self) -> None:
+        """Measure the times until the next save from now on. A rolling save does not postpone other saves."""
         self._rolled_at = time.monotonic()
         if not self.rolling:
             self._saved_at = self._rolled_at
-
-    on_save = on_train_begin
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_step_end(args, state, control, **kwargs)

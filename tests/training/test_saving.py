@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import mmap
 import os
 import threading
@@ -260,3 +261,25 @@ def test_memory_for_copies_from_a_gpu_is_pinned(code: int, monkeypatch: pytest.M
     assert cuda.cudaHostRegister.call_args.args[1] == memory.size and ("pinned" in caplog.text) == bool(code)
     pins = ["set_device", "cudaHostRegister"]
     assert [each[0] for each in cuda.mock_calls] == [*pins, *([] if code else ["cudaHostUnregister"]), *pins]
+
+
+@pytest.mark.parametrize("launcher", [("python",), ("launch", 2)])
+@pytest.mark.parametrize("background", ["true", "false"])
+@pytest.mark.parametrize("stop", [0, 3])
+def test_a_callback_sees_each_checkpoint_once_and_complete(
+    stop: int, background: str, launcher, type_warm, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    words = ("--output_dir", tmp_path / "run", "--save_steps", 1, "--keep_checkpoints", 1, "--stop_at_step", stop)
+    words += ("--background_save", background, "--per_device_train_batch_size", 4)
+    script = "tests/training/callback_train.py"
+    done = type_warm(*launcher, script, tiny_recipe, *words, CALLS=str(tmp_path / "calls"))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text(encoding="utf-8").splitlines()]
+    assert all(call["complete"] for call in calls)
+    last = stop or 8
+    assert [(call["event"], call["step"]) for call in calls] == [
+        *(("save", step) for step in range(1, last + 1)),
+        ("end", last),
+    ]
+    assert [call["epoch"] for call in calls] == sorted(call["epoch"] for call in calls)
+    assert len({call["epoch"] for call in calls}) == last
