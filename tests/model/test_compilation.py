@@ -83,6 +83,36 @@ def test_one_causal_graph_without_logits_equals_the_eager_loss(batch, kind: str,
     assert [(call["is_causal"], call.get("attn_mask")) for call in attentions] == [(True, None)] * 2
 
 
+@pytest.fixture
+def process_group(tmp_path: Path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_graphs_of_ddp(processes: int, batch, process_group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single process compiles one graph. With more, gradients are reduced in buckets while others are computed."""
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 10_000)
+    eager, model = build(), build()
+    compile_loss(model, backend="aot_eager")
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.02)
+    losses = []
+    for _ in range(2):
+        losses.append(wrapped(**batch).loss)
+        losses[-1].backward()
+    expected = eager(**batch).loss
+    expected.backward()
+    assert [loss.item() for loss in losses] == pytest.approx([expected.item()] * 2, rel=1e-6)
+    for (name, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
+        assert torch.allclose(ours.grad, 2 * theirs.grad, atol=1e-6), name
+    graphs = len(model.compiled_graphs)
+    assert set(model.compiled_graphs) == {"training"}
+    assert graphs == 1 if processes == 1 else graphs > 1
+
+
 def test_validation_has_a_graph_of_its_own_and_sampling_none(batch) -> None:
     model = build()
     compile_loss(model, backend="aot_eager")
