@@ -272,7 +272,7 @@ def _public_source(value: Any) -> Any:
     if "sources" in value:
         public.pop("name", None)  # it has the names of all sources
     if files and isinstance(files[0], Mapping):
-        public = {key: part for key, part in public.items() if key not in ("name", "files")}
+        public = {key: part for key, part in public.items() if key not in ("name", "files", "unused_files")}
         return {"local files": len(files), "bytes": sum(file.get("bytes", 0) for file in files), **public}
     if len(files) > SHOWN_FILES:
         public["files"] = [*files[:SHOWN_FILES], f"and {len(files) - SHOWN_FILES} more"]

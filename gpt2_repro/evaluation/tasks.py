@@ -263,7 +263,7 @@ def write_task_files(tasks: Mapping[str, Path | None], output: Path) -> dict[str
 def _read_data(name: str, columns: Sequence[str], source: Path) -> list[dict[str, Any]]:
     """Return a task's rows from a data file or documents, or raise UserError."""
     if name.startswith(BITS):
-        files = local_source(name, [str(source)], TextForm(), split="head").files
+        files = local_source(name, [str(source)], TextForm(), split="all").files
         pages: list[dict[str, Any]] = []
         bad: list[str] = []
         for file in files:

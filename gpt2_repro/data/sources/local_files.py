@@ -101,7 +101,8 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
 
     Args:
         patterns: files, folders and globs.
-        split: value of --split. With `source`, files that are named as validation files are validation files.
+        split: value of --split, or `all` to read the files of every split. With `source`, files that are named as
+            validation files are validation files.
     """
     found = _find(patterns)
     for file in found:
@@ -131,6 +132,8 @@ def _is_unused(file: "_Found", with_train: Collection[str], split: str) -> bool:
 
     `with_train` has the patterns that name training files.
     """
+    if split == "all":
+        return False
     used = {None, TRAIN}
     if split == "source" or file.path.suffix == TOKENS:
         used.add(VALIDATION)

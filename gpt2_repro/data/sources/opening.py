@@ -61,18 +61,18 @@ class SourceOpener:
             name, _, source = text.partition("=")
             if not re.fullmatch(r"[a-z0-9_]+", name) or not source or name in sets:
                 raise UserError(f"--validation_sets {text!r} is not NAME=SOURCE with a new NAME of a-z, 0-9 and _.")
-            sets[name] = self.open(source)
+            sets[name] = self.open(source, split="source" if self.args.split == "source" else "all")
         if self.args.data_files:
             form = TextForm(self.args.text_column)
             training = local_source("files", self.args.data_files, form, split=self.args.split)
         else:
-            training = self.open(self.args.source)
+            training = self.open(self.args.source, split=self.args.split)
         return Sources(training, sets)
 
-    def open(self, text: str) -> Source:
+    def open(self, text: str, *, split: str) -> Source:
         """Open one source: a name in --list_sources, a Hub dataset, or local files.
 
-        `#COLUMN` at the end of `text` selects the text column.
+        `#COLUMN` at the end of `text` selects the text column. `split` is that of `local_source`.
         """
         name, _, column = text.partition("#")
         form = TextForm(column or self.args.text_column)
@@ -85,7 +85,7 @@ class SourceOpener:
         if name == "embedded":
             return Source({"name": name, "python": sysconfig.get_python_version()}, [PythonDocumentation()], [])
         if kind_of(Path(name)) in (*KINDS, TOKENS) or paths_of(name):
-            return local_source(name, [name], form, split=self.args.split)
+            return local_source(name, [name], form, split=split)
         short, colon, language = name.partition(":")
         hub_id = BY_LANGUAGE.get(short, short) + colon + language
         match = _HUB_ID.fullmatch(hub_id)
@@ -94,15 +94,15 @@ class SourceOpener:
             raise UserError(f"Unknown source {name!r}. {hint} For a Hub dataset, pass OWNER/NAME.")
         hub = self._repository(match["name"], match["revision"])
         config = match["config"]
-        split = self.args.source_split
+        hub_split = self.args.source_split
         described = {
             "name": name,
             "repository": hub.name,
             "config": config,
-            "split": split,
+            "split": hub_split,
             "revision": hub.revision,
         }
-        return Source(described, hub.resolve(config, split, form), [])
+        return Source(described, hub.resolve(config, hub_split, form), [])
 
     def _open_preset(self, name: str) -> Source:
         preset = PRESETS[name]

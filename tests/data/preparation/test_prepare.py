@@ -1,6 +1,7 @@
 """A prepared folder is absent or complete, and the same for any number of workers."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.model_card import _shorten_files
 from gpt2_repro.prepare import describe
 from tests.commands import ROOT
 from tests.reference import write_jsonl, write_llmc_shard
@@ -180,6 +182,12 @@ def test_the_splits_of_a_cloned_dataset_are_not_mixed(arguments, documents, tmp_
             caplog.clear()
             prepare(arguments(f"{kind}_{split}", **form, data_files=[pattern]))
             assert "changed" not in caplog.text
+    # A validation set has all files that were passed, and a model card no paths of this machine.
+    alone_again = {"data_files": [plain["train"]], "validation_sets": [f"clone={clone}"], "tokenizer": tokenizer}
+    described = prepare(arguments("set", **alone_again)).manifest.validation_sets["clone"]
+    assert {file["path"] for file in described["files"]} == set(map(str, clone.rglob("*.parquet")))
+    described = json.loads(json.dumps(_shorten_files(data.manifest.source)))
+    assert described["unused_files"] and str(tmp_path) not in str(described)
 
 
 def test_links_are_followed_and_damaged_folders_refused(
