@@ -103,7 +103,7 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
         if any(metric.name == WORDS for metric in metrics):
             texts = [sample["arguments"][0][0] for sample in logged]
             metrics.append(_nats_per_token(task, logged, texts, tokenizer))
-            if not has_words(texts):
+            if not task.startswith(BITS) and not has_words(texts):
                 logger.info("%s: white space does not divide the text into words, so %s is left out.", task, WORDS)
                 metrics = [metric for metric in metrics if metric.name != WORDS]
         if any(metric.name in OF_TEXT for metric in metrics):
