@@ -103,13 +103,10 @@ class CheckpointSaver:
         Args:
             resumes_at: the step at which the run starts. Later checkpoints stay, under another name.
         """
-        missing = [0.0]
-        if self.accelerator.is_main_process:
-            missing = [self._needed() - shutil.disk_usage(self.run).free - self._reclaimable(resumes_at)]
-        missing = broadcast_object_list(missing)
-        if missing[0] > 0:
+        missing = self._missing(deletes=False, resumes_at=resumes_at)
+        if missing > 0:
             fix = "Free disk space or pass another --output_dir."
-            raise UserError(f"A checkpoint needs {size_text(missing[0])} more disk space in {self.run}. {fix}")
+            raise UserError(f"A checkpoint needs {size_text(missing)} more disk space in {self.run}. {fix}")
 
     def _needed(self) -> float:
         """Return the free space in bytes that the next checkpoint needs."""
@@ -346,21 +343,34 @@ class CheckpointSaver:
         logger.error(text, step, size_text(missing), self.run, SKIPS_ALLOWED + 1)
         return False
 
-    def _missing(self, *, rolling: bool = False) -> float:
-        """Delete old checkpoints if the disk has too little space for the next checkpoint. A collective.
+    def _missing(self, *, rolling: bool = False, deletes: bool = True, resumes_at: int | None = None) -> float:
+        """Return the bytes that the next checkpoint lacks on the disk, or at most 0. A collective.
 
-        For a rolling checkpoint, none is deleted. Returns the bytes that are still missing, or at most 0.
+        Args:
+            rolling: whether the checkpoint is rolling. For such a one, no other checkpoint is deleted.
+            deletes: whether old checkpoints are deleted now. Otherwise, their space counts as free.
+            resumes_at: see `check_disk`.
         """
         if not self.accelerator.is_main_process:
             return broadcast_object_list([0.0])[0]
+        reclaimable = 0
+        if deletes:
+            self._make_room(rolling=rolling)
+        else:
+            reclaimable = self._reclaimable(resumes_at)
+        missing = self._needed() - shutil.disk_usage(self.run).free - reclaimable
+        return broadcast_object_list([missing])[0]
+
+    def _make_room(self, *, rolling: bool) -> None:
+        """Delete what a killed run left, and old checkpoints if the disk has too little space."""
         checkpoints.sweep(self.run)
-        complete = checkpoints.complete_checkpoints(self.run)
-        needed = self._needed()
-        if shutil.disk_usage(self.run).free < needed and not rolling:
-            checkpoints.rotate(self.run, self._fewest)
-            if deleted := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
-                logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
-        return broadcast_object_list([needed - shutil.disk_usage(self.run).free])[0]
+        if rolling or shutil.disk_usage(self.run).free >= self._needed():
+            return
+        before = len(checkpoints.complete_checkpoints(self.run))
+        checkpoints.rotate(self.run, self._fewest)
+        deleted = before - len(checkpoints.complete_checkpoints(self.run))
+        if deleted:
+            logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
 
 
 def _prepare_first_save() -> None:
