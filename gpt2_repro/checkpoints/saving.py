@@ -178,7 +178,7 @@ class CheckpointSaver:
         too little space for the third save in a row, or for the save with which the run stops.
         """
         began = time.perf_counter()
-        self._wait_for_writers()
+        self.wait_for_writers()
         if not self._make_room_or_skip(step, stops, rolling=rolling):
             return False
         self.saved_step = step
@@ -238,12 +238,12 @@ class CheckpointSaver:
 
     def finish(self) -> None:
         """Wait until the last save is complete on all ranks. Call this on all ranks."""
-        self._wait_for_writers()
+        self.wait_for_writers()
         if self.saved_step >= 0:
             self.wait_for(checkpoint_path(self.run, self.saved_step))
         self.accelerator.wait_for_everyone()
 
-    def _wait_for_writers(self) -> None:
+    def wait_for_writers(self) -> None:
         """Wait until the writers of all ranks have finished. A collective.
 
         As long as one writer makes progress, the watchdogs of all ranks are restarted.

@@ -403,7 +403,7 @@ class PretrainingTrainer(Trainer):
 
         step = self.state.global_step
         with self.meter.on("saving"):
-            self.saver.poll(wait=True)
+            self.saver.wait_for_writers()
         self._report_saves()  # before this save, which can delete the previous checkpoint
         if self.is_world_process_zero():
             self._saved_states[step] = copy.copy(self.state)

@@ -162,7 +162,7 @@ def test_a_rank_waits_for_the_writers_of_other_ranks(saver, monkeypatch) -> None
     alive = saver.alive = Mock()
     sent, others = [], iter([2, 1, 1, 2, 0])
     monkeypatch.setattr(saving.ranks, "largest", lambda own: (sent.append(int(own)), max(own, next(others)))[1])
-    saver._wait_for_writers()
+    saver.wait_for_writers()
     assert alive.call_count == 2 and sent == [0] * 5 and list(others) == []
 
 
@@ -172,7 +172,7 @@ def test_other_ranks_wait_for_the_own_writer(saver, monkeypatch) -> None:
     replies = iter([{}, None, None, {"seconds": 1.0}])
     saver.writer, saver.jobs = SimpleNamespace(reply=lambda seconds: next(replies)), [{}]
     monkeypatch.setattr(saving.ranks, "largest", lambda own: (sent.append(int(own)), own)[1])
-    saver._wait_for_writers()
+    saver.wait_for_writers()
     assert sent == [2, 1, 0] and saver.alive.call_count == 2
 
 
