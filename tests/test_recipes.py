@@ -233,17 +233,17 @@ def test_only_a_run_on_a_published_curve_has_a_reference(words: str, reference: 
 
 
 def test_what_is_known_of_each_field() -> None:
-    """A run that was started by an earlier version resumes only if its identity still has the same names."""
+    """A run that has started resumes only if its identity still has the same names."""
     recipe = parse_for_training()
     data = SimpleNamespace(sha256={"train": ""}, tokenizer_sha256="")
     plan = plan_run(recipe.training, recipe.data, num_processes=1)
     identity = run_identity_of(recipe.training, plan, data=cast("Any", data), model=recipe.model)
     changeable = "learning_rate warmup_steps final_learning_rate_fraction lr_scheduler_type decay_fraction seed "
-    changeable += "data_seed train_sampling_strategy skip_loss_z skip_grad_z max_grad_norm data validation max_steps "
+    changeable += "data_seed train_sampling_strategy max_grad_norm data validation max_steps "
     changeable += "bf16 precision dropout"
     fixed = "optim weight_decay adam_beta1 adam_beta2 adam_epsilon muon_momentum ema_steps model_type n_layer n_head "
     fixed += "config_overrides n_embd pad_vocab_to_multiple_of document_mask init_from tokenizer sequence_length "
-    fixed += "tokens_per_step extensions"
+    fixed += "tokens_per_step"
     assert identity.changeable == {*changeable.split()}
     assert identity.values.keys() == {*changeable.split(), *fixed.split()}
     refused = {name for names in REFUSED_FIELDS.values() for name in names.split()}

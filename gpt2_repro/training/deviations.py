@@ -37,29 +37,32 @@ def compare_with_default(run: TrainingRecipe) -> tuple[str | None, list[Mapping[
         The name of the published loss curve that the run should follow, or None if its recipe has none, or if changed
         fields change the curve. The fields that differ and influence the training.
     """
-    recipes = {name: load_recipe([str(ROOT / curve.recipe)]) for name, curve in references.CURVES.items()}
-    reference = next((name for name, recipe in recipes.items() if _is_on_curve(run, recipe)), None)
-    return reference, _changed(run, load_recipe([str(DEFAULT_RECIPE)]))
+    deviations = _changed(run, load_recipe([str(DEFAULT_RECIPE)]))
+    for name, curve in references.CURVES.items():
+        if _is_on_curve(run, load_recipe([str(ROOT / curve.recipe)])):
+            return name, deviations
+    return None, deviations
 
 
 def _changed(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Mapping[str, str]]:
     """Return the fields that influence the training, and that differ between a run and a recipe."""
-    same, settings = set[str](), settings_of(*run.sections.values())
+    settings = settings_of(*run.sections.values())
+    same: set[str] = set()
     if count_steps(run.training) == count_steps(recipe.training):
         same |= {"max_steps", "total_tokens"}
     if run.training.asked_precision == recipe.training.asked_precision:
         same |= {"bf16", "precision"}
-    return [
-        {"field": f"{section}.{key}", "run": _shown(ours), "recipe": _shown(theirs)}
-        for section, key, ours, theirs in run.differences(recipe)
-        if settings[key].is_trajectory and key not in same
-    ]
+    changed: list[Mapping[str, str]] = []
+    for section, key, ours, theirs in run.differences(recipe):
+        if settings[key].is_trajectory and key not in same:
+            changed.append({"field": f"{section}.{key}", "run": _shown(ours), "recipe": _shown(theirs)})
+    return changed
 
 
 def _is_on_curve(run: TrainingRecipe, recipe: TrainingRecipe) -> bool:
     """Return whether a run should have the validation losses of a recipe."""
     changed = {row["field"].partition(".")[2] for row in _changed(run, recipe)} - SAME_CURVE
-    if (run.data.source, recipe.data.source) == ("fineweb-10bt-tokens", "fineweb-10bt"):
+    if run.data.source == "fineweb-10bt-tokens" and recipe.data.source == "fineweb-10bt":
         changed -= {"source", "split"}  # the same text: the validation shard is the head of the default source
     return not changed and run.training.eval_tokens == recipe.training.eval_tokens
 

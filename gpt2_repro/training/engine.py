@@ -31,7 +31,8 @@ PRODUCTS = {"bf16": "bfloat16", "fp16": "float16"}  # dtypes of matrix products
 
 def keep_freed_memory() -> None:
     """Let glibc keep 128 MB of freed memory, which the next step on a CPU would otherwise fault in again."""
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
         libc.mallopt(-1, 1 << 27)  # M_TRIM_THRESHOLD <malloc.h>
         libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: its largest value, which glibc would reach by itself
 
@@ -73,9 +74,14 @@ def own_optimizer(
         from deepspeed.runtime.zero import utils
 
         utils.ZERO_SUPPORTED_OPTIMIZERS.append(MuonWithAdamW)
-    betas = settings.adam_beta1, settings.adam_beta2
-    options = {"lr": settings.learning_rate, "betas": betas, "eps": settings.adam_epsilon}
-    return MuonWithAdamW, options | {"pieces": count_pieces(model), "momentum": settings.muon_momentum}
+    options = {
+        "lr": settings.learning_rate,
+        "betas": (settings.adam_beta1, settings.adam_beta2),
+        "eps": settings.adam_epsilon,
+        "pieces": count_pieces(model),
+        "momentum": settings.muon_momentum,
+    }
+    return MuonWithAdamW, options
 
 
 def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> None:
@@ -117,7 +123,8 @@ def clip_without_waiting(zero: Any) -> None:
 
     def clip(input_tensors: Any, max_norm: float, global_norm: torch.Tensor, mpu: Any) -> None:
         for gradients in zero.fp32_groups_gradients_flat:
-            gradients.mul_((max_norm / (global_norm + 1e-6)).clamp(max=1.0))
+            factor = max_norm / (global_norm + 1e-6)
+            gradients.mul_(factor.clamp(max=1.0))
 
     utils.mask_nan_or_inf_with_val_inplace = lambda norm, device: None
     bf16_optimizer.is_invalid_grad_norm = lambda norm: False
@@ -140,11 +147,17 @@ def save_files_with(engine: Any, save: Callable[[Any, str], None]) -> None:
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
     """Return the class, dtypes and settings of the training engine."""
-    dtype = next(wrapped.parameters()).dtype
+    dtype = _name(next(wrapped.parameters()).dtype)
     autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
-    facts = {"engine": type(wrapped).__name__, "processes": accelerator.num_processes, "zero_stage": None}
-    facts |= dict.fromkeys(("weights", "matrix_products", "master_weights", "gradient_sums"), _name(dtype))
-    facts["matrix_products"] = PRODUCTS.get(autocast, _name(dtype))
+    facts: dict[str, Any] = {
+        "engine": type(wrapped).__name__,
+        "processes": accelerator.num_processes,
+        "zero_stage": None,
+        "weights": dtype,
+        "matrix_products": PRODUCTS.get(autocast, dtype),
+        "master_weights": dtype,
+        "gradient_sums": dtype,
+    }
     if facts["engine"] == "DeepSpeedEngine":
         zero: Any = wrapped.optimizer
         # The weights that are updated. ZeRO-3 passes them to its optimizer piece by piece during the step.
@@ -159,8 +172,10 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
             "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
-    facts |= {key: _name(own or dtype) for key, own in sharded.dtypes_of_fsdp(wrapped).items()}
-    return facts | {"optimizer": type(inner).__name__}
+    for key, own in sharded.dtypes_of_fsdp(wrapped).items():
+        facts[key] = dtype if own is None else _name(own)
+    facts["optimizer"] = type(inner).__name__
+    return facts
 
 
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
@@ -169,8 +184,10 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
     # Under ZeRO-3, all groups share one step count, and each group increments it (runtime/zero/stage3.py).
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for parameter, state in optimizer.state.items():
-        if isinstance(step := state.get("step"), torch.Tensor):
-            state["step"] = step.to(parameter.device if on_device else step.device, copy=True)
+        step = state.get("step")
+        if isinstance(step, torch.Tensor):
+            device = parameter.device if on_device else step.device
+            state["step"] = step.to(device, copy=True)
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return
     engine: Any = wrapped
@@ -188,16 +205,23 @@ def loss_scale(accelerator: Any, zero: Any) -> Callable[[], float] | None:
     """
     if accelerator.scaler is not None:
         return accelerator.scaler.get_scale
-    return (lambda: float(zero.loss_scale)) if accelerator.mixed_precision == "fp16" and zero else None
+    if zero is not None and accelerator.mixed_precision == "fp16":
+        return lambda: float(zero.loss_scale)
+    return None
 
 
 def check_engine(facts: dict[str, Any], environment: Environment, *, max_grad_norm: float) -> None:
     """Raise UserError if the engine does not train as the recipe requires."""
-    plan, products = environment.plan, PRODUCTS.get(environment.precision or "", "float32")
-    expected = {"processes": plan.num_processes, "master_weights": "float32", "matrix_products": products}
+    plan = environment.plan
+    expected: dict[str, Any] = {
+        "processes": plan.num_processes,
+        "master_weights": "float32",
+        "matrix_products": PRODUCTS.get(environment.precision or "", "float32"),
+    }
     if facts["zero_stage"] is not None:
-        expected |= {"clip": max_grad_norm, "rows_per_pass": plan.micro_batch_size}
-        expected |= {"accumulation_steps": plan.gradient_accumulation_steps}
+        expected["clip"] = max_grad_norm
+        expected["rows_per_pass"] = plan.micro_batch_size
+        expected["accumulation_steps"] = plan.gradient_accumulation_steps
     for key, value in expected.items():
         if facts[key] != value:
             problem = f"The training engine uses {key} {facts[key]}, but the recipe needs {value}."
@@ -215,9 +239,12 @@ def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
 
     A rank without `keep` gets {}.
     """
-    # A generator: all ranks take part in each collective, and the device has one complete weight at a time.
-    masters = ((name, _full_master(parameter)) for name, parameter in model.named_parameters())
-    return {name: master.to("cpu", torch.float32, copy=True) for name, master in masters if keep}
+    weights: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        master = _full_master(parameter)  # all ranks take part; the device has one complete weight at a time
+        if keep:
+            weights[name] = master.to("cpu", torch.float32, copy=True)
+    return weights
 
 
 def set_masters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
@@ -244,12 +271,16 @@ def clip_gradients(accelerator: Any, optimizer: Any, limit: float) -> torch.Tens
     Returns the norm before scaling, as a DTensor if the gradients are sharded.
     """
     accelerator.unscale_gradients(optimizer)  # in fp16
-    trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    parameters = [parameter for parameter in trained if parameter.grad is not None]
-    parts = [parameter.grad for parameter in parameters]
-    if parts[0].device.type == "cpu":
-        # On a CPU, torch's fp32 norm of millions of elements is up to 7e-4 too small (2.13). Norms of rows are exact.
-        parts = [torch.linalg.vector_norm(part, dim=-1).double() if part.dim() > 1 else part for part in parts]
+    parameters: list[nn.Parameter] = []
+    for group in optimizer.param_groups:
+        parameters += [parameter for parameter in group["params"] if parameter.grad is not None]
+    parts: list[Any] = []
+    for parameter in parameters:
+        part = parameter.grad
+        if part.device.type == "cpu" and part.dim() > 1:
+            # On a CPU, torch's fp32 norm of millions of elements is up to 7e-4 too small (2.13). Norms of rows are exact.
+            part = torch.linalg.vector_norm(part, dim=-1).double()
+        parts.append(part)
     norm = nn.utils.get_total_norm(parts).float()
     nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     return norm
@@ -268,7 +299,9 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
     differs = table != table[0]
     if not differs.any():
         return
-    odd = ", ".join(map(str, differs.any(dim=1).nonzero().flatten().tolist()))
-    first = [name for name, _ in model.named_parameters()][differs.any(dim=0).nonzero()[0]]
+    odd_ranks = differs.any(dim=1).nonzero().flatten().tolist()
+    odd = ", ".join(str(rank) for rank in odd_ranks)
+    names = [name for name, _ in model.named_parameters()]
+    first = names[differs.any(dim=0).nonzero()[0]]
     problem = f"At step {step} the weights of rank {odd} differ from the weights of rank 0, first in {first}."
     raise RunFailed(f"{problem} A GPU or its connection is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")

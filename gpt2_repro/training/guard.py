@@ -15,8 +15,13 @@ from gpt2_repro.training.engine import clip_without_waiting
 
 logger = logging.getLogger(__name__)
 
-IN_A_ROW = 5
-RECENT = (20, 1000)  # the run ends after 20 updates that are not finite in 1000 steps
+# The run ends after so many updates in a row that are not finite, or after so many in recent steps.
+MOST_IN_A_ROW = 5
+MOST_RECENT = 20
+RECENT_STEPS = 1000
+
+
+NOT_FINITE = "gradient norm not finite"
 
 
 class UpdateGuard(TrainerCallback):
@@ -47,9 +52,11 @@ class UpdateGuard(TrainerCallback):
             loss_scale: a function that returns the current loss scale, in fp16. The engine lowers it and skips the
                 update if a gradient is not finite, so this ends the run only at the smallest scale.
         """
-        self._zero, self.loss_scale = zero, loss_scale
+        self._zero = zero
+        self.loss_scale = loss_scale
         is_bf16 = type(zero).__name__ == "BF16_Optimizer"  # of ZeRO-1
-        self._on_device = (zero is None or is_bf16) and all(group.get("fused") for group in optimizer.param_groups)
+        is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        self._on_device = is_fused and (zero is None or is_bf16)
         if is_bf16 and self._on_device:
             clip_without_waiting(zero)
         # Before the step of torch's optimizer, DDP, DeepSpeed and FSDP have reduced and clipped the gradients.
@@ -58,7 +65,8 @@ class UpdateGuard(TrainerCallback):
     def see_norm(self, norm: Any) -> None:
         """Store the gradient norm of the current step, before clipping. DeepSpeed may pass -1 if it is not finite."""
         if self._on_device:
-            self._bad = (norm.isfinite() & (norm >= 0)).logical_not().float()
+            is_valid = norm.isfinite() & (norm >= 0)
+            self._bad = is_valid.logical_not().float()
         else:  # a host sync
             self._norm = float(norm) if norm >= 0 else math.nan
 
@@ -71,7 +79,9 @@ class UpdateGuard(TrainerCallback):
             optimizer.found_inf = self._bad
             return
         if self._verdict is None:  # ZeRO calls this hook once per parameter group
-            self._verdict = "" if math.isfinite(self._norm) else f"gradient norm {self._norm}"
+            self._verdict = ""
+            if not math.isfinite(self._norm):
+                self._verdict = f"gradient norm {self._norm}"
         # The optimizer ignores parameters without a gradient: no change of weights and moments, and no weight decay.
         if self._verdict:
             for group in optimizer.param_groups:
@@ -95,14 +105,17 @@ class UpdateGuard(TrainerCallback):
         Raises Diverged if too many updates were not finite.
         """
         if self._bad is not None:
-            arrived = torch.cuda.Event() if self._bad.is_cuda else None
-            self._unread.append((step, self._bad.to("cpu", non_blocking=True), arrived))
-            if arrived is not None:
+            flag = self._bad.to("cpu", non_blocking=True)
+            arrived = None
+            if self._bad.is_cuda:
+                arrived = torch.cuda.Event()
                 arrived.record()
+            self._unread.append((step, flag, arrived))
             self.settle(but=1)
             return
-        reason = "gradient norm not finite" if passed_over else self._verdict
-        self._verdict, self._norm = None, 0.0
+        reason = NOT_FINITE if passed_over else self._verdict
+        self._verdict = None
+        self._norm = 0.0
         if reason:
             self._count(step, reason)
 
@@ -121,7 +134,7 @@ class UpdateGuard(TrainerCallback):
             if arrived is not None:
                 arrived.synchronize()
             if bad.numpy().item():
-                self._count(step, "gradient norm not finite")
+                self._count(step, NOT_FINITE)
 
     def _count(self, step: int, reason: str) -> None:
         self.total += 1
@@ -130,16 +143,21 @@ class UpdateGuard(TrainerCallback):
             reason = f"fp16 overflow, loss scale {scale:g}"
         logger.warning("The update of step %d was skipped (%s).", step, reason)
         self.report(step, {"update_skipped": reason})
-        if scale is None or scale <= 1:
-            few, steps = RECENT
-            self.skipped = [*(old for old in self.skipped if old > step - steps), step]
-            in_a_row = self.skipped[-IN_A_ROW:] == list(range(step - IN_A_ROW + 1, step + 1))
-            if scale is not None or in_a_row or len(self.skipped) >= few:
-                times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
-                times = times if scale is None else "at the smallest loss scale"
-                fix = "Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
-                problem = f"Gradients were not finite {times}, last in step {step}. These updates were skipped."
-                raise Diverged(f"{problem} {fix}")
+        if scale is not None and scale > 1:
+            return  # the engine lowers the scale and tries again
+        self.skipped = [*(old for old in self.skipped if old > step - RECENT_STEPS), step]
+        last_steps = list(range(step - MOST_IN_A_ROW + 1, step + 1))
+        if scale is not None:
+            times = "at the smallest loss scale"
+        elif self.skipped[-MOST_IN_A_ROW:] == last_steps:
+            times = f"{MOST_IN_A_ROW} times in a row"
+        elif len(self.skipped) >= MOST_RECENT:
+            times = f"{MOST_RECENT} times in {RECENT_STEPS} steps"
+        else:
+            return
+        problem = f"Gradients were not finite {times}, last in step {step}. These updates were skipped."
+        fix = "Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
+        raise Diverged(f"{problem} {fix}")
 
     def state(self) -> dict[str, Any]:
         """Return the state of the guard for a checkpoint, as JSON values.
@@ -153,6 +171,7 @@ class UpdateGuard(TrainerCallback):
         """Restore the state of the guard from a checkpoint.
 
         Args:
-            state: a result of the method `state`. The key `windows` of earlier versions is ignored.
+            state: a result of the method `state`.
         """
-        self.skipped, self.total = state["skipped"], state["total"]
+        self.skipped = state["skipped"]
+        self.total = state["total"]

@@ -16,7 +16,7 @@ from gpt2_repro.data.batching import EpochSampler, collate_rows
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
+from gpt2_repro.evaluation.hellaswag import HellaSwag, Item, read_items
 from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.tokenization import start_ids
 
@@ -47,12 +47,17 @@ def open_inputs(data: PreparedData, settings: TrainingSection) -> Inputs:
     Raises UserError if the folder is damaged or is being replaced, if the sample prompt cannot be used, or if the file
     of --hellaswag_data contains no items.
     """
-    length, tokenizer = data.manifest.form.sequence_length, data.tokenizer
+    length = data.manifest.form.sequence_length
+    tokenizer = data.tokenizer
     data.lock()
-    train, validation = data.rows("train"), data.validation(eval_tokens=settings.eval_tokens)
     if settings.sample_steps and settings.sample_tokens:
         start_ids(tokenizer, settings.sample_prompt, window=length)
-    return Inputs(train, validation, tokenizer, _open_hellaswag(settings, tokenizer, length))
+    return Inputs(
+        train=data.rows("train"),
+        validation=data.validation(eval_tokens=settings.eval_tokens),
+        tokenizer=tokenizer,
+        hellaswag=_open_hellaswag(settings, tokenizer, length),
+    )
 
 
 def _open_hellaswag(settings: TrainingSection, tokenizer: PreTrainedTokenizerBase, window: int) -> HellaSwag | None:
@@ -65,13 +70,14 @@ def _open_hellaswag(settings: TrainingSection, tokenizer: PreTrainedTokenizerBas
     """
     if not settings.hellaswag_steps or settings.eval_strategy == "no":
         return None
-    items = []
+    items: list[Item] = []
     try:
         items = read_items(settings.hellaswag_data)
     except RunFailed as error:
         logger.warning("HellaSwag is not scored: %s", error)
-    # If one rank has no items, no rank scores HellaSwag.
-    return None if ranks.largest(int(not items)) else HellaSwag(items, tokenizer, window=window)
+    if ranks.largest(int(not items)):  # if one rank has no items, no rank scores HellaSwag
+        return None
+    return HellaSwag(items, tokenizer, window=window)
 
 
 def training_loader(rows: Rows, plan: BatchPlan, args: TrainingArguments, *, compiled: bool) -> tuple[DataLoader, Any]:

@@ -16,8 +16,7 @@ import psutil
 
 from gpt2_repro.checkpoints.side_process import end_with_parent
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.files import read_table
-from gpt2_repro.launchers import LAUNCHERS, current_launcher, deepspeed_json
+from gpt2_repro.launchers import FSDP2, current_launcher, deepspeed_json
 
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,40 @@ PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 # A real-time signal of Linux. Users, Slurm and libraries send SIGUSR1 and SIGUSR2.
 LAUNCHER_DIED = 42
 ANYWHERE = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
-KEYS = read_table(__file__, "launcher_keys.yaml")
+
+# Keys of a DeepSpeed JSON that must be "auto".
+AUTO_KEYS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",  # without this key, DeepSpeed clips at 1.0 and ignores the value of the recipe
+)
+# Keys of a DeepSpeed JSON that must be "auto" or missing.
+AUTO_OR_MISSING_KEYS = ("bf16.enabled", "fp16.enabled")
+# Keys that a DeepSpeed JSON cannot set, with the reason.
+REFUSED_KEYS = {
+    "optimizer": "the recipe sets the optimizer",
+    "scheduler": "the recipe sets the learning-rate schedule",
+    "amp": "the recipe sets the precision",
+    "checkpoint": "train.py converts checkpoints if necessary",
+    "compute_grad_norm": "train.py skips updates whose gradient norm is not finite",
+}
+# Keys of a DeepSpeed JSON that must be missing or false, with the reason.
+UNSET_KEYS = {
+    "zero_optimization.round_robin_gradients": "it stores the master weights in another order",
+    "zero_optimization.parameter_alignment": "it stores the master weights in another order",
+    "bf16.bf16_master_weights_and_grads": "it turns off the fp32 master weights",
+}
+# Values that the block fsdp_config needs: FSDP2, checkpoints without pickles, and fp32 weights on every device.
+FSDP_VALUES = {
+    "version": "2",
+    "state_dict_type": "FULL_STATE_DICT",
+    "cpu_ram_efficient_loading": "false",
+    "reshard_after_forward": "true",
+    "offload_params": "false",
+    "activation_checkpointing": "false",
+    "auto_wrap_policy": "none",
+}
 
 
 def choose_gloo_interface() -> None:
@@ -54,7 +86,7 @@ def interface_to(host: str) -> str | None:
     On the host itself, where its name can stand for 127.0.1.1, the result is the interface with this address, that of
     the default route, or the only one.
     """
-    interfaces = {}
+    interfaces: dict[str, str] = {}
     for name, addresses in psutil.net_if_addrs().items():
         for entry in addresses:
             if entry.family in (socket.AF_INET, socket.AF_INET6):
@@ -81,8 +113,8 @@ def _own_address(host: str) -> str | None:
 def end_with_launcher() -> None:
     """On Linux, make this process receive the signal LAUNCHER_DIED when the launcher dies."""
     # torch's launcher sets the first variable. accelerate's launcher of a single process sets the second.
-    launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
-    if not launched or sys.platform != "linux":
+    is_launched = "TORCHELASTIC_RUN_ID" in os.environ or "ACCELERATE_USE_CPU" in os.environ
+    if not is_launched or sys.platform != "linux":
         return  # without Linux, the processes of a killed launcher train until they are ended by hand
     launcher = os.getppid()
     end_with_parent(LAUNCHER_DIED)
@@ -101,15 +133,18 @@ def check_launcher() -> None:
     choose_gloo_interface()
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` is not supported. Pass --use_cpu after train.py instead.")
-    if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision in ("fp16", "fp8"):
         fix = "Remove mixed_precision from its options and config, or unset the variable. For fp16 pass --precision fp16."
         raise UserError(f"ACCELERATE_MIXED_PRECISION is {precision}, but the recipe sets the precision. {fix}")
     for name in ("gradient_clipping", "gradient_accumulation_steps"):
-        if (value := os.environ.get(f"ACCELERATE_{name.upper()}", "auto")) != "auto":
+        value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
+        if value != "auto":
             raise UserError(f"The config of accelerate launch sets {name} to {value}, but only the recipe may set it.")
-    if path := deepspeed_json():
+    path = deepspeed_json()
+    if path is not None:
         check_deepspeed_json(path)
-    if current_launcher() == LAUNCHERS["fsdp2"]:
+    if current_launcher() == FSDP2:
         check_fsdp()
 
 
@@ -122,19 +157,25 @@ def check_deepspeed_json(path: Path) -> None:
     zero = config.get("zero_optimization") if isinstance(config, dict) else None
     if not isinstance(zero, dict) or zero.get("stage") not in (1, 2, 3):
         raise UserError(f"{path} needs the section zero_optimization with the stage 1, 2 or 3.")
-    sections = {name: section for name, section in config.items() if isinstance(section, dict)}
-    flat = config | {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    for key, reason in KEYS["refused"].items():
-        if {key, f"zero_optimization.{key}"} & flat.keys():
+    flat = dict(config)
+    for name, section in config.items():
+        if isinstance(section, dict):
+            for key, value in section.items():
+                flat[f"{name}.{key}"] = value
+    for key, reason in REFUSED_KEYS.items():
+        if key in flat or f"zero_optimization.{key}" in flat:
             raise UserError(f"{path}: {key} cannot be set, because {reason}.")
-    for key, value in KEYS["auto"].items():
-        if flat.get(key, value) != "auto":
+    for key in (*AUTO_KEYS, *AUTO_OR_MISSING_KEYS):
+        is_missing = key not in flat
+        if is_missing and key in AUTO_OR_MISSING_KEYS:
+            continue
+        if is_missing or flat[key] != "auto":
             raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
     # In fp16, gradients below 6e-8 become 0, and Adam does not move these weights.
     for key in ("communication_data_type", "data_types.grad_accum_dtype"):
         if flat.get(key) in ("fp16", "half", "float16"):
             raise UserError(f"{path}: {key} cannot be {flat[key]}, because small gradients would become 0.")
-    for key, reason in KEYS["unset"].items():
+    for key, reason in UNSET_KEYS.items():
         if flat.get(key):
             raise UserError(f"{path}: {key} cannot be set, because {reason}.")
 
@@ -143,7 +184,7 @@ def check_fsdp() -> None:
     """Raise UserError if FSDP has only one process or unsupported settings."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         raise UserError("FSDP needs two or more processes. Pass --num_processes 2, or run python train.py.")
-    for name, needed in KEYS["fsdp"].items():
+    for name, needed in FSDP_VALUES.items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value.lower() != needed.lower():
             raise UserError(f"fsdp_config has fsdp_{name} {value}, but train.py needs {needed}.")

@@ -1,12 +1,11 @@
 """Derive the settings of a run from its recipe and the machine."""
 
 import dataclasses
-import json
 import logging
 import math
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
@@ -14,7 +13,7 @@ from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.config import values_of
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.fields import settings_of
-from gpt2_repro.launchers import LAUNCHERS, RECOMMENDED, current_launcher
+from gpt2_repro.launchers import FSDP2, RECOMMENDED, Launcher, current_launcher
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.optim import MUON
@@ -22,7 +21,7 @@ from gpt2_repro.planning.cost import price_of
 from gpt2_repro.planning.workload import plan_run
 from gpt2_repro.recipe import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.run_record.notes import WENT_BACK, noted
-from gpt2_repro.training.launch_checks import KEYS, check_launcher
+from gpt2_repro.training.launch_checks import check_launcher
 
 
 if TYPE_CHECKING:
@@ -30,7 +29,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REMOVED = ("skip_loss_z", "skip_grad_z")  # earlier versions could skip outliers, and recorded these options
+DEFAULT_OPTIMIZER = "adamw_torch_fused"
+# Optimizers of transformers whose update of a weight does not depend on the other weights of its matrix, so that they
+# can be used with DeepSpeed, which flattens the weights.
+ELEMENTWISE_OPTIMIZERS = (
+    DEFAULT_OPTIMIZER,
+    *("adamw_torch", "adamw_apex_fused", "adamw_anyprecision", "sgd", "adagrad", "rmsprop"),
+    *("adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit"),
+    *("lion_32bit", "lion_8bit", "paged_lion_32bit"),
+)
 
 
 def check_optimizer(optim: str) -> None:
@@ -55,7 +62,8 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     Raises UserError for settings that the machine or the launcher does not support.
     """
     check_launcher()
-    training, launcher = recipe.training, current_launcher()
+    training = recipe.training
+    launcher = current_launcher()
     any_hardware = training.accept_any_hardware
     use_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=any_hardware)
     if not use_cpu:
@@ -63,24 +71,22 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     asked = training.asked_precision
     precision, reason = hardware.choose_precision(asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     plan = plan_run(training, recipe.data, num_processes=int(os.environ.get("WORLD_SIZE", "1")))
-    options = {
-        "--torch_compile": training.torch_compile,
-        f"--optim {training.optim}": training.optim == MUON,
-        f"--ema_steps {training.ema_steps}": training.ema_steps,
-        "--precision fp16": precision == "fp16",
-    }
-    if not launcher.whole_weights and (refused := [option for option, is_set in options.items() if is_set]):
-        fix = f"Launch with --config_file {RECOMMENDED.config}."
-        raise UserError(f"{refused[0]} needs complete weights, but {launcher.name} shards the weights. {fix}")
+    if not launcher.whole_weights:
+        _check_sharded(training, launcher, precision)
     check_optimizer(training.optim)
-    if launcher.deepspeed_json and training.optim not in (*KEYS["elementwise"], MUON):
-        fix = f"Pass --optim {KEYS['elementwise'][0]}, or launch with --config_file accelerate_configs/ddp.yaml."
+    if launcher.deepspeed_json and training.optim not in (*ELEMENTWISE_OPTIMIZERS, MUON):
+        fix = f"Pass --optim {DEFAULT_OPTIMIZER}, or launch with --config_file accelerate_configs/ddp.yaml."
         problem = f"DeepSpeed flattens the weights, and --optim {training.optim} may depend on their shapes"
         raise UserError(f"{problem}. {fix}")
     if training.max_usd and not training.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
-    warmup, workers = training.warmup_steps, training.dataloader_num_workers
     compiles = training.torch_compile if launcher.whole_weights else False
+    warmup = training.warmup_steps
+    if warmup < 1:
+        warmup = round(warmup * plan.max_steps)
+    workers = training.dataloader_num_workers
+    if workers is None:
+        workers = 0 if use_cpu else 2  # on a CPU, they keep old copies of the weights: 1.7 GB for GPT-2 124M
     logger.info("precision: %s", reason)
     settings = dataclasses.replace(
         training,
@@ -90,10 +96,9 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
         bf16=precision == "bf16",
         precision="fp16" if precision == "fp16" else "",
         max_steps=plan.max_steps,
-        warmup_steps=int(warmup) if warmup >= 1 else round(warmup * plan.max_steps),
+        warmup_steps=int(warmup),
         torch_compile=hardware.choose_compile(compiles, use_cpu=use_cpu, accept_any_hardware=any_hardware),
-        # On a CPU, they keep old copies of the weights: 1.7 GB for GPT-2 124M.
-        dataloader_num_workers=workers if workers is not None else 0 if use_cpu else 2,
+        dataloader_num_workers=workers,
         usd_per_hour=training.usd_per_hour or _list_price(use_cpu=use_cpu),
         eval_on_start=training.eval_on_start and training.eval_strategy != "no",
         # If a supervised run has gone back to this checkpoint already, it resumes from its newest one.
@@ -102,40 +107,55 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     return settings, plan
 
 
+def _check_sharded(training: TrainingSection, launcher: Launcher, precision: str) -> None:
+    """Raise UserError for options that need complete weights, under a launcher that shards them."""
+    option = ""
+    if training.torch_compile:
+        option = "--torch_compile"
+    elif training.optim == MUON:
+        option = f"--optim {training.optim}"
+    elif training.ema_steps:
+        option = f"--ema_steps {training.ema_steps}"
+    elif precision == "fp16":
+        option = "--precision fp16"
+    if option:
+        fix = f"Launch with --config_file {RECOMMENDED.config}."
+        raise UserError(f"{option} needs complete weights, but {launcher.name} shards the weights. {fix}")
+
+
 def run_identity_of(
     settings: TrainingSection, plan: BatchPlan, *, data: Manifest, model: ModelArguments
 ) -> RunIdentity:
     """Return the settings of a run that must not change on a resume."""
-    fields, overrides = settings_of(settings, model), model.config_overrides.values
-    del fields["total_tokens"]  # max_steps follows from it
-    fields = {name: setting for name, setting in fields.items() if setting.is_trajectory}
     validation = {split: sha256 for split, sha256 in data.sha256.items() if split != "train"}
-    values = {name: value for name, value in (values_of(settings) | values_of(model)).items() if name in fields} | {
+    values: dict[str, Any] = {
         "data": data.sha256["train"],
         "validation": validation,  # otherwise the losses of two texts would be in one curve
         "tokenizer": data.tokenizer_sha256,
         "sequence_length": plan.sequence_length,
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
-        "extensions": [],  # earlier versions could extend a run with another schedule, and recorded this key
-        **dict.fromkeys(REMOVED, 0.0),
-        # Text, as earlier versions recorded it.
-        "config_overrides": json.dumps(overrides, sort_keys=True) if overrides else "",
     }
-    can_change = {
-        "data",
-        "validation",
-        *REMOVED,
-        *(name for name, setting in fields.items() if setting.role == "changeable"),
-    }
-    return RunIdentity(values, can_change, settings.allow_resume_change)
+    changeable = {"data", "validation"}
+    all_values = values_of(settings) | values_of(model)
+    for name, setting in settings_of(settings, model).items():
+        if not setting.is_trajectory or name == "total_tokens":  # max_steps follows from it
+            continue
+        values.setdefault(name, all_values[name])
+        if setting.role == "changeable":
+            changeable.add(name)
+    return RunIdentity(values, changeable, settings.allow_resume_change)
 
 
 def settings_from(settings: TrainingSection, start: Start) -> TrainingSection:
     """Return the settings of a run that begins at `start`: whether it validates first."""
-    if not (step := start.step):
+    step = start.step
+    if not step:
         return settings
-    is_due = settings.eval_strategy != "no" and (step % settings.eval_steps == 0 or step == settings.last_step)
+    if settings.eval_strategy == "no":
+        is_due = False
+    else:
+        is_due = step % settings.eval_steps == 0 or step == settings.last_step
     return dataclasses.replace(settings, eval_on_start=is_due and not start.is_validated)
 
 
@@ -155,14 +175,16 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     if settings.use_cpu:
         keep_freed_memory()
     prepare_deepspeed(use_cpu=settings.use_cpu)
-    further, known = settings.trainer.values, TrainingArguments.__dataclass_fields__
-    if unknown := sorted(further.keys() - known.keys()):
-        raise UserError(f"trainer has no field {unknown[0]!r}. {did_you_mean(unknown[0], known)}")
+    further = settings.trainer.values
+    known = TrainingArguments.__dataclass_fields__
+    for name in sorted(further):
+        if name not in known:
+            raise UserError(f"trainer has no field {name!r}. {did_you_mean(name, known)}")
     shared = {name: value for name, value in values_of(settings).items() if name in known}
     derived = {
         # The Trainer subclass builds Muon and the schedule, which transformers does not have, and model/build.py
         # compiles the loss. Trainer would compile the DDP or DeepSpeed wrapper.
-        "optim": "adamw_torch_fused" if settings.optim == MUON else settings.optim,
+        "optim": DEFAULT_OPTIMIZER if settings.optim == MUON else settings.optim,
         "lr_scheduler_type": "constant",
         "torch_compile": False,
         "fp16": settings.precision == "fp16",
@@ -172,10 +194,11 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
         "remove_unused_columns": False,  # the collator reads the rows itself
         "ddp_find_unused_parameters": False,
     }
+    defaults: dict[str, Any] = {"logging_nan_inf_filter": False, "logging_first_step": True}
     workers = settings.dataloader_num_workers
-    # Trainer reads all micro-batches of a step at once. The workers load them during the step before.
-    batches = max(2, math.ceil(plan.gradient_accumulation_steps / workers)) if workers else None
-    defaults = {"logging_nan_inf_filter": False, "logging_first_step": True, "dataloader_prefetch_factor": batches}
+    if workers:
+        # Trainer reads all micro-batches of a step at once. The workers load them during the step before.
+        defaults["dataloader_prefetch_factor"] = max(2, math.ceil(plan.gradient_accumulation_steps / workers))
     try:
         args = PretrainingArguments(settings=settings, **shared | defaults | further | derived)
     except (ValueError, TypeError) as error:
@@ -183,7 +206,7 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     # Each process uses one device. With several GPUs, Trainer would wrap the model in DataParallel.
     args._n_gpu = min(1, args.n_gpu)
     build_whole()
-    if current_launcher() == LAUNCHERS["fsdp2"] and settings.use_cpu:
+    if current_launcher() == FSDP2 and settings.use_cpu:
         allow_fsdp_on_cpu()
     check_reporting(args.report_to)
     return args

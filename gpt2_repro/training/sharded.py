@@ -66,9 +66,10 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     # accelerate does not shard a sharded model again, and still handles optimizer, gradient norm and checkpoints.
     from torch.distributed.device_mesh import init_device_mesh
 
-    bf16 = accelerator.mixed_precision == "bf16"
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    precision = fsdp.MixedPrecisionPolicy(*([torch.bfloat16, torch.float32] if bf16 else []))
+    precision = fsdp.MixedPrecisionPolicy()
+    if accelerator.mixed_precision == "bf16":
+        precision = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
     # By default the outermost unit is not resharded after a pass. Between steps its fp32 masters could not be read.
     for part in (*blocks, model):
@@ -84,4 +85,7 @@ def dtypes_of_fsdp(wrapped: Any) -> dict[str, torch.dtype | None]:
     if not isinstance(wrapped, fsdp.FSDPModule):
         return {}
     policy = wrapped._get_fsdp_state()._mp_policy
-    return {"matrix_products": policy.param_dtype, "gradient_sums": policy.reduce_dtype}
+    return {
+        "matrix_products": policy.param_dtype,
+        "gradient_sums": policy.reduce_dtype,
+    }

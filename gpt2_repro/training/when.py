@@ -1,6 +1,7 @@
 """Decide when a run logs, saves, validates, samples, scores HellaSwag and stops."""
 
 import datetime
+import enum
 import faulthandler
 import logging
 import os
@@ -23,10 +24,8 @@ from gpt2_repro.training.launch_checks import LAUNCHER_DIED
 
 logger = logging.getLogger(__name__)
 
-BACKSTOP = 6  # see Watchdog
+BACKSTOP = 3  # see Watchdog
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-# Requests of a rank, as numbers. The largest request of all ranks is used. A signal is SIGNAL plus the signal number.
-NOTHING, ROLLING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 4, 100
 
 
 class Interrupted(Exception):
@@ -57,21 +56,36 @@ class StopSignals:
         # A second signal is ignored, because one request can cause two: `kill` or the terminal sends a signal to the
         # process group, and the launcher forwards the signal that it has received.
         if not self.received:
-            self.received, self._since = number, time.monotonic()
+            self.received = number
+            self._since = time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._since > 1:
             os._exit(128 + signal.SIGINT)
+
+
+class Request(enum.IntEnum):
+    """What a rank requests after a step. All ranks follow the largest request."""
+
+    NOTHING = 0
+    ROLLING_SAVE = 1
+    SAVE = 2
+    MAX_HOURS = 3
+    MAX_USD = 4
+    SIGNAL = 5
 
 
 class StepControl(DefaultFlowCallback):
     """Decides after each step whether to log, save, validate or stop."""
 
     def __init__(self, settings: TrainingSection, run: RunRecord, saver: CheckpointSaver) -> None:
-        self.settings, self.run, self.saver = settings, run, saver
+        self.settings = settings
+        self.run = run
+        self.saver = saver
         self.signals = StopSignals()
         self.reason: str | None = None  # why the run stops before its last step
         self.orphaned = False
         self.rolling = False  # whether the next checkpoint replaces the checkpoint of this step
-        self._saved_at = self._rolled_at = 0.0
+        self._saved_at = 0.0
+        self._rolled_at = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.restart_timers()
@@ -88,12 +102,12 @@ class StepControl(DefaultFlowCallback):
         if state.global_step >= state.max_steps:
             control.should_log = True
             return
-        request = ranks.largest(self._request(main=state.is_world_process_zero))
-        if request >= ROLLING:
-            self.rolling = request == ROLLING and not control.should_save
+        request = Request(ranks.largest(self._request(main=state.is_world_process_zero)))
+        if request != Request.NOTHING:
+            self.rolling = request == Request.ROLLING_SAVE and not control.should_save
             control.should_save = True
-        if request > SAVE:
-            self.stop(request, control)
+        if request in (Request.MAX_HOURS, Request.MAX_USD, Request.SIGNAL):
+            self._stop(request, control)
             control.should_evaluate = False  # the validation is done when the run resumes
         elif self.is_over(state.global_step):
             self.rolling = False
@@ -104,25 +118,20 @@ class StepControl(DefaultFlowCallback):
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.saver.copier and self.saver.is_warm:  # a validation can take minutes
             self.saver.poll()
-        if request := ranks.largest(self._signal()):
-            self.stop(request, control)
+        if ranks.largest(self.signals.received):
+            self._stop(Request.SIGNAL, control)
             raise Interrupted
 
-    def stop(self, request: int, control: Any) -> None:
-        """Save a checkpoint and stop the run.
-
-        `request` is MAX_HOURS, MAX_USD, or SIGNAL plus a signal number, and the same on all ranks.
-        """
-        hours, usd = self.settings.max_hours, self.settings.max_usd
-        self.orphaned = request == SIGNAL + LAUNCHER_DIED
-        if self.orphaned:
-            self.reason = "the launcher died"
-        elif request == MAX_HOURS:
-            self.reason = f"--max_hours {hours:g}"
-        elif request == MAX_USD:
-            self.reason = f"--max_usd {usd:g}"
+    def _stop(self, request: Request, control: Any) -> None:
+        """Save a checkpoint and stop the run. A collective: `request` is the same on all ranks."""
+        if request == Request.MAX_HOURS:
+            self.reason = f"--max_hours {self.settings.max_hours:g}"
+        elif request == Request.MAX_USD:
+            self.reason = f"--max_usd {self.settings.max_usd:g}"
         else:
-            self.reason = signal.Signals(request - SIGNAL).name
+            number = ranks.largest(self.signals.received)
+            self.orphaned = number == LAUNCHER_DIED
+            self.reason = "the launcher died" if self.orphaned else signal.Signals(number).name
         control.should_save = control.should_training_stop = True
         logger.info("Saving a checkpoint and stopping. Reason: %s", self.reason)
 
@@ -147,27 +156,32 @@ class StepControl(DefaultFlowCallback):
         """
         if not every:
             return False
-        return step in (0, self.settings.last_step) or step // every > max(0, step - self.settings.eval_steps) // every
+        if step in (0, self.settings.last_step):
+            return True
+        previous = max(0, step - self.settings.eval_steps)  # the validation before this one
+        return step // every > previous // every
 
-    def _signal(self) -> int:
-        return SIGNAL + self.signals.received if self.signals.received else NOTHING
-
-    def _request(self, *, main: bool) -> int:
-        if self.signals.received or not main:
-            return self._signal()
+    def _request(self, *, main: bool) -> Request:
+        """Return what this rank requests after a step. Only rank 0, `main`, looks at the clock."""
+        if self.signals.received:
+            return Request.SIGNAL
+        if not main:
+            return Request.NOTHING
         settings = self.settings
-        hours = self.run.seconds() / 3600 if settings.max_hours or settings.max_usd else 0.0
+        hours = self.run.seconds() / 3600
         if settings.max_hours and hours >= settings.max_hours:
-            return MAX_HOURS
+            return Request.MAX_HOURS
         if settings.max_usd and hours * settings.usd_per_hour >= settings.max_usd:
-            return MAX_USD
+            return Request.MAX_USD
         if settings.save_strategy == "no":
-            return NOTHING
+            return Request.NOTHING
         now = time.monotonic()
         if settings.save_minutes and now - self._saved_at >= 60 * settings.save_minutes:
-            return SAVE
-        due = settings.save_rolling_minutes and now - self._rolled_at >= 60 * settings.save_rolling_minutes
-        return ROLLING if due and not self.saver.jobs else NOTHING
+            return Request.SAVE
+        rolling = settings.save_rolling_minutes
+        if rolling and now - self._rolled_at >= 60 * rolling and not self.saver.jobs:
+            return Request.ROLLING_SAVE
+        return Request.NOTHING
 
 
 class Watchdog(TrainerCallback):

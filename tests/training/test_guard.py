@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2_repro.errors import Diverged
-from gpt2_repro.training.guard import IN_A_ROW, RECENT, UpdateGuard
+from gpt2_repro.training.guard import MOST_IN_A_ROW, MOST_RECENT, RECENT_STEPS, UpdateGuard
 
 
 class Waits(TorchDispatchMode):
@@ -63,15 +63,16 @@ def test_update_that_is_not_finite_changes_nothing(fused: bool) -> None:
 def test_fused_optimizer_skips_updates_without_host_sync() -> None:
     run = Run(fused=True)
     with Waits() as waits:
-        for gradient in (*[math.nan] * (IN_A_ROW - 1), 1.0, *[math.nan] * IN_A_ROW):
+        for gradient in (*[math.nan] * (MOST_IN_A_ROW - 1), 1.0, *[math.nan] * MOST_IN_A_ROW):
             run.make_step(gradient)
-    assert waits.count == 0 and run.guard.total == 2 * (IN_A_ROW - 1)
+    assert waits.count == 0 and run.guard.total == 2 * (MOST_IN_A_ROW - 1)
     with pytest.raises(Diverged, match="5 times .* step 10"):
         run.guard.state()  # called before a checkpoint is saved
 
 
 def test_too_many_recent_skips_end_the_run() -> None:
-    few, steps = RECENT
+    few = MOST_RECENT
+    steps = RECENT_STEPS
     run = Run()
     # At the second to last bad update, the first one is no longer among the recent steps.
     for run.step in (*range(0, 50 * (few - 1), 50), steps + 1):
@@ -85,11 +86,11 @@ def test_too_many_recent_skips_end_the_run() -> None:
 def test_guard_state_is_restored_from_a_checkpoint(earlier: dict[str, Any]) -> None:
     """UpdateGuard makes the same decisions after a resume."""
     run, other = Run(), Run()
-    for gradient in (1.0, *[math.nan] * (IN_A_ROW - 2)):
+    for gradient in (1.0, *[math.nan] * (MOST_IN_A_ROW - 2)):
         run.update(gradient)
     other.guard.load_state(json.loads(json.dumps(run.guard.state() | earlier)))
     other.step = run.step
-    assert other.guard.total == IN_A_ROW - 2
+    assert other.guard.total == MOST_IN_A_ROW - 2
     other.update(math.nan)
     with pytest.raises(Diverged):
         other.update(math.nan)
