@@ -449,7 +449,7 @@ def test_the_scores_of_a_model_are_found(tmp_path: Path, record: TrainingRecord)
         (ComparedModel(name, revision=revision), [dataclasses.replace(metric, value=value)])
         for name, revision, value in (("me", first, 0.31), ("you", second, 0.29), (OPENAI, "c", 0.3256))
     ]
-    columns = join_seeds(scored, {"me": "setting", "you": "setting"})
+    columns = join_seeds(scored, {"me": "setting", "you": "setting"}, {"me": "1", "you": "2"})
     metadata = {"date": "2026-11-28", "command": "", "versions": {"lm_eval": "0.4.13"}}
     joined = compare(columns, columns[1][0], EvaluationSettings(max_length=1024), metadata)
     stored(tmp_path / "run/evaluation/comparison.json", joined)

@@ -205,7 +205,7 @@ def test_a_supervised_run_that_failed_may_be_restarted(run, state: str, ago: flo
 
 def test_a_killed_run_has_ended(run) -> None:
     record = RunRecord(run)
-    record.lock()
+    record.claim("")
     assert followed(run, Scores()) == ["checkpoint-2", "checkpoint-1", "waits"]
     record.unlock()
     assert followed(run, Scores()) == []

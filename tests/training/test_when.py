@@ -116,12 +116,12 @@ def test_the_watchdog_ends_a_process_without_progress() -> None:
 
 def test_a_stopped_process_does_not_hang() -> None:
     """The watchdog does not count the time between SIGSTOP and SIGCONT."""
-    busy = watched(SIGNS, pause=0.1, until=6)
+    busy = watched(SIGNS, pause=0.1, until=5)
     stuck = watched(("on_step_end",), pause=60, until=2.5)
     time.sleep(0.3)
     for process in (busy, stuck):
         os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(2)
     for process in (busy, stuck):
         os.kill(process.pid, signal.SIGCONT)
     assert exit_code(busy) == 0 and exit_code(stuck) == 1
@@ -146,7 +146,7 @@ def test_only_a_dead_launcher_makes_a_stopped_run_a_failure(signals: StopSignals
     os.kill(os.getpid(), number)
     control = StepControl(TrainingSection(), RunRecord("run"), Mock())
     control.signals = signals
-    control.stop(control._signal(), SimpleNamespace())
+    control._stop(control._request(main=False), SimpleNamespace())
     assert control.orphaned == (number == LAUNCHER_DIED)
     if number != LAUNCHER_DIED:
         assert control.reason == signal.Signals(number).name
