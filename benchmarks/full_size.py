@@ -194,14 +194,14 @@ def usage() -> list[float]:
 
 def move_checkpoint(run: Path, step: int) -> None:
     """Turn checkpoint-1 into a checkpoint at another step."""
-    from gpt2_repro import checkpoints
+    from gpt2_repro.checkpoints.manifest import read_manifest, seal
 
     folder = (run / "checkpoint-1").rename(run / f"checkpoint-{step}")
-    facts = {key: value for key, value in checkpoints.read_manifest(folder).items() if key not in ("files", "sha256")}
+    facts = {key: value for key, value in read_manifest(folder).items() if key not in ("files", "sha256")}
     state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
     (folder / "trainer_state.json").write_text(json.dumps(state | {"global_step": step}), encoding="utf-8")
     (folder / "manifest.json").unlink()
-    checkpoints.seal(folder, {}, **facts)
+    seal(folder, {}, **facts)
 
 
 def main() -> None:

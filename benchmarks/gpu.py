@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import describe
 from benchmarks.patched_train import PROFILED_STEP
 from benchmarks.processes import SAVED, Finished, gpu_query, logged, run_logged
-from gpt2_repro.checkpoints import newest_step
+from gpt2_repro.checkpoints.rotation import newest_step
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.manifest import MANIFEST

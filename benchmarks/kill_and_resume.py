@@ -30,7 +30,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import print_columns, print_header, print_row
 from benchmarks.processes import SAVED, logged, run_python
-from gpt2_repro.checkpoints import newest_step
+from gpt2_repro.checkpoints.rotation import newest_step
 
 
 def resume(words: list[str], run: Path, args: argparse.Namespace) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import describe
 from benchmarks.processes import Finished, logged, run_python
-from gpt2_repro.checkpoints import newest_step
+from gpt2_repro.checkpoints.rotation import newest_step
 
 
 TOLERANCE = 0.005  # nats; mean difference of the logged training loss after step SETTLED

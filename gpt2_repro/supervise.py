@@ -22,7 +22,8 @@ from types import FrameType
 
 import psutil
 
-from gpt2_repro import checkpoints, cli
+from gpt2_repro import cli
+from gpt2_repro.checkpoints.rotation import newest_step
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.notes import ENDED, FOLDER, MISTAKE, RUN, SINCE, note, noted
@@ -83,7 +84,7 @@ class Supervisor:
             run = RunRecord(directory or self.notes)  # without a run directory, the status is empty
             if self._is_over(code, run.status()):
                 return
-            reached = checkpoints.newest_step(run.path)
+            reached = newest_step(run.path)
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
             if failures >= self.options.attempts:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.checkpoints import seal
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
+from gpt2_repro.checkpoints.manifest import seal
 from gpt2_repro.errors import UserError
 
 

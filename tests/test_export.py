@@ -12,8 +12,8 @@ from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from gpt2_repro import generate
-from gpt2_repro.checkpoints import training_record
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
+from gpt2_repro.checkpoints.manifest import training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import (
     ComparedModel,

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro import checkpoints, files
+from gpt2_repro import files
+from gpt2_repro.checkpoints.manifest import defect, seal
+from gpt2_repro.checkpoints.rotation import publish
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import events
 
@@ -55,10 +57,10 @@ def test_a_file_system_that_cannot_sync_folders(folders_cannot_be_synced, tmp_pa
     staged = tmp_path / "staging" / "checkpoint-2"
     (staged / "shards").mkdir(parents=True)
     (staged / "shards" / "weights.bin").write_bytes(b"weights")
-    checkpoints.seal(staged, {})
-    checkpoints.publish(staged, tmp_path / "checkpoint-2")
+    seal(staged, {})
+    publish(staged, tmp_path / "checkpoint-2")
     files.sync_folder(tmp_path)
-    assert checkpoints.defect(tmp_path / "checkpoint-2", read_files=True) is None
+    assert defect(tmp_path / "checkpoint-2", read_files=True) is None
     written = [path.stat().st_ino for path in (tmp_path / "checkpoint-2").rglob("*") if path.is_file()]
     assert len(written) == 2 and set(written) <= set(folders_cannot_be_synced)
     assert len(caplog.records) == 1

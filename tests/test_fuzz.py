@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.checkpoints import complete_checkpoints, manifest_hash, newest_complete, seal, training_record
+from gpt2_repro.checkpoints.manifest import manifest_hash, seal, training_record
+from gpt2_repro.checkpoints.rotation import complete_checkpoints, newest_complete
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.model.load import load_model
 from gpt2_repro.model.pretraining import plain_model

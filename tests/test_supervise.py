@@ -21,7 +21,7 @@ FAKE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 from gpt2_repro.run_record import notes
-from gpt2_repro.checkpoints import seal
+from gpt2_repro.checkpoints.manifest import seal
 run, plan = Path(sys.argv[1]), sys.argv[2].split(",")
 run.mkdir(exist_ok=True)
 attempt = len(list(run.glob("attempt-*")))

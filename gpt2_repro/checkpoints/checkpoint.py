@@ -5,7 +5,8 @@ import logging
 import re
 from pathlib import Path
 
-from gpt2_repro.checkpoints import complete_checkpoints, read_manifest, training_record
+from gpt2_repro.checkpoints.manifest import read_manifest, training_record
+from gpt2_repro.checkpoints.rotation import complete_checkpoints
 from gpt2_repro.errors import UserError, nearest
 from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record import RunRecord

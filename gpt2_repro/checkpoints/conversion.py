@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints.manifest import checkpoint_size
 from gpt2_repro.errors import RunFailed, UserError
 
 
@@ -30,7 +30,7 @@ def require_space(checkpoint: Path, *, reclaimable: int = 0) -> None:
 
     `reclaimable` is the size in bytes of files that are deleted before the conversion.
     """
-    needed = SPACE * checkpoints.size(checkpoint)
+    needed = SPACE * checkpoint_size(checkpoint)
     missing = needed - shutil.disk_usage(checkpoint).free - reclaimable
     if missing > 0:
         problem = f"Converting {checkpoint} to another number of processes needs {missing / 1e6:,.0f} MB more free"

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints import side_process
+from gpt2_repro.checkpoints.manifest import SILLY_RENAME, defect, read_manifest
 from gpt2_repro.checkpoints.place import Place, absolute
 from gpt2_repro.checkpoints.resuming import RunIdentity
+from gpt2_repro.checkpoints.rotation import abandoned, complete_checkpoints, newest_step, to_keep
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.run_record import RunRecord, layout
 from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, Rotation, step_of
@@ -50,7 +51,7 @@ class RunCopier:
 
     def refresh(self, *folders: str) -> None:
         """Copy the checkpoints that are not copied yet, newest first, and then `folders`."""
-        names = [path.name for path in checkpoints.complete_checkpoints(self.run.path)]
+        names = [path.name for path in complete_checkpoints(self.run.path)]
         self.failed, self.error = False, ""  # whether a copy has failed since then, and why
         self.queue = [*(name for name in names if name not in {*self.done, self.job}), *folders]
 
@@ -96,7 +97,7 @@ class RunCopier:
             for _ in range(pause):
                 time.sleep(1.0)
                 yield True
-            self.refresh(*([] if checkpoints.defect(self.run.final) else [layout.FINAL]), "")
+            self.refresh(*([] if defect(self.run.final) else [layout.FINAL]), "")
             while self.queue or self.job is not None:
                 self.poll(1.0)
                 if self.job and time.monotonic() - written_at > LINE_SECONDS:
@@ -154,8 +155,8 @@ def require_own(place: Place, run: Path, identity: RunIdentity, *, option: str =
 
 def last_step(run: RunRecord) -> int:
     """Return the last step that a run has reached, also before it went back, or 0."""
-    final = checkpoints.read_manifest(run.final).get("step", 0)
-    return max(checkpoints.newest_step(run.path), run.status().step or 0, *checkpoints.abandoned(run.path), final)
+    final = read_manifest(run.final).get("step", 0)
+    return max(newest_step(run.path), run.status().step or 0, *abandoned(run.path), final)
 
 
 def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIdentity) -> float:
@@ -176,7 +177,7 @@ def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIde
     for file in SMALL_FILES:
         if Path(run, file).is_file():
             place.write(Path(run, file).read_bytes(), file)  # not put: training appends to the originals
-    manifest = checkpoints.read_manifest(folder) if name else {}
+    manifest = read_manifest(folder) if name else {}
     if not manifest:  # it may be deleted by now, if a newer checkpoint is complete
         return 0.0
     if is_new := place.manifest(name) != manifest:
@@ -184,16 +185,16 @@ def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIde
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != CHECKPOINT_MANIFEST]
         try:
             for path in [*files, folder / CHECKPOINT_MANIFEST]:
-                if not path.name.startswith(checkpoints.SILLY_RENAME):
+                if not path.name.startswith(SILLY_RENAME):
                     place.put(path, f"{name}/{path.relative_to(folder)}")
         except FileNotFoundError:
             if folder.is_dir():
                 raise
             return 0.0  # deleted meanwhile
     if (step := step_of(folder)) >= 0:
-        newest, copies = max(step, checkpoints.newest_step(record.path)), copies | {step: manifest}
+        newest, copies = max(step, newest_step(record.path)), copies | {step: manifest}
         complete = {at: bool(its.get("rolling")) for at, its in copies.items() if its and at <= newest}
-        for old in copies.keys() - checkpoints.to_keep(Path(run), complete, rotation):
+        for old in copies.keys() - to_keep(Path(run), complete, rotation):
             old_name = layout.checkpoint_path(Path(run), old).name
             if not remove(place, old_name) and old > newest and copies[old]:
                 place.invalidate(old_name)  # a restore would choose it

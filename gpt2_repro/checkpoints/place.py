@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints.manifest import intact_manifest
 from gpt2_repro.checkpoints.writer import PIECE, HashedFile
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import expand, parse_object, sha256_of, sync
@@ -80,7 +80,7 @@ class Place:
             content = self.read(f"{name}/{CHECKPOINT_MANIFEST}")
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        return checkpoints.intact_manifest(parse_object(content) or {})
+        return intact_manifest(parse_object(content) or {})
 
     def manifests(self) -> dict[int, dict[str, Any]]:
         """Return the manifests ({} if missing or damaged) of all checkpoints by step, newest first."""

@@ -9,10 +9,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints.copying import SMALL_FILES, require_own
+from gpt2_repro.checkpoints.manifest import defect, read_manifest
 from gpt2_repro.checkpoints.place import Place
 from gpt2_repro.checkpoints.resuming import RunIdentity, check_owner, check_resumable
+from gpt2_repro.checkpoints.rotation import (
+    DISK_FAULTS,
+    abandoned,
+    complete_checkpoints,
+    newest_complete,
+    publish,
+    sweep,
+)
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import RunFailed, UserError, error_number, in_a_line
 from gpt2_repro.files import size_of, sync_folder, write_whole
@@ -32,7 +40,7 @@ def faults_in_words(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError | RunFailed) or error_number(error) in checkpoints.DISK_FAULTS:
+        if isinstance(error, UserError | RunFailed) or error_number(error) in DISK_FAULTS:
             raise
         raise RunFailed(f"Cannot read {name} ({type(error).__name__}: {in_a_line(error)}).") from None
 
@@ -54,7 +62,7 @@ def restore_copies(run: RunRecord, identity: RunIdentity, *, sync_from: str, syn
     try:
         if (run.path / layout.LOCK).is_file():
             run.lock()  # the lock then shows whether a place is the run directory
-        newest = checkpoints.newest_complete(run.path)[0]
+        newest = newest_complete(run.path)[0]
         for name, option in options.items():
             with faults_in_words(name):
                 newest = restore(run, name, identity, option, newest)
@@ -89,7 +97,7 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str, own: 
     else:
         logger.info("%s has no checkpoint to restore", name)
     # A run that went back restores no checkpoint that it has set aside, if its next copy was not complete.
-    newer = [step for step in copies if step > step_of(own or Path()) and step not in checkpoints.abandoned(run.path)]
+    newer = [step for step in copies if step > step_of(own or Path()) and step not in abandoned(run.path)]
     defects: dict[str, str] = {}
     if newer:
         newest = newer[0]
@@ -97,12 +105,12 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str, own: 
         max_steps = identity.values.get("max_steps", newest)
         check_resumable(where, copies[newest], identity, max_steps=max_steps)
         run.lock()
-        checkpoints.sweep(run.path)
+        sweep(run.path)
     for target in (layout.checkpoint_path(run.path, step) for step in newer):
         with tempfile.TemporaryDirectory(dir=run.path, prefix=layout.RESTORING) as folder:
             staged = Path(folder)
-            if defect := _fetch(place, target.name, staged):
-                defects[target.name] = f"skipping {name.rstrip('/')}/{target.name}: {defect}"
+            if problem := _fetch(place, target.name, staged):
+                defects[target.name] = f"skipping {name.rstrip('/')}/{target.name}: {problem}"
                 logger.warning(defects[target.name])
                 continue
             has_final = _fetch(place, layout.FINAL, staged) is None
@@ -111,8 +119,8 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str, own: 
                 with contextlib.suppress(FileNotFoundError):
                     write_whole(run.path / file, place.read(file))
             if has_final:
-                checkpoints.publish(staged / layout.FINAL, run.final)
-            checkpoints.publish(staged / target.name, target)  # last, so that a kill before it repeats everything
+                publish(staged / layout.FINAL, run.final)
+            publish(staged / target.name, target)  # last, so that a kill before it repeats everything
         logger.info("restored %s from %s", target, name)
         own = target
         break
@@ -127,7 +135,7 @@ def restore(run: RunRecord, name: str, identity: RunIdentity, option: str, own: 
 
 def _is_earlier(place: Place, run: RunRecord) -> bool:
     """Return whether a place has this run, perhaps with earlier settings. Any run, if the run directory has none."""
-    manifests = map(checkpoints.read_manifest, checkpoints.complete_checkpoints(run.path))
+    manifests = map(read_manifest, complete_checkpoints(run.path))
     saved = [run.environment().run_identity, *(manifest.get("run_identity") for manifest in manifests)]
     own = [identity for identity in saved if identity]
     if not own or place.run_identity() in own:
@@ -160,4 +168,4 @@ def _fetch(place: Place, name: str, staged: Path) -> str | None:
                 if file in files and sha256 != files[file]["sha256"]:
                     return f"{file} is damaged"
     write_whole(staged / name / CHECKPOINT_MANIFEST, json.dumps(manifest, indent=1))
-    return checkpoints.defect(staged / name)
+    return defect(staged / name)

@@ -9,9 +9,11 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro import checkpoints, ranks
+from gpt2_repro import ranks
 from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.checkpoints.conversion import DEEPSPEED_CLASSES, convert
+from gpt2_repro.checkpoints.manifest import SILLY_RENAME, defect, read_manifest, training_record
+from gpt2_repro.checkpoints.rotation import choose_checkpoint, complete_checkpoints, set_aside, sweep
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import SPLITS
@@ -123,7 +125,7 @@ def choose_start(
     if run.path.is_dir():
         run.lock()  # a new run directory is locked later, when the model is built
     with ThreadPool(1) as pool:
-        choice = pool.apply_async(checkpoints.choose, (run.path, resume_from), {"verified": verified})
+        choice = pool.apply_async(choose_checkpoint, (run.path, resume_from), {"verified": verified})
         meanwhile()
         checkpoint, skipped = choice.get()
     if checkpoint is None:
@@ -131,7 +133,7 @@ def choose_start(
         if init_from:
             resolve_checkpoint(init_from)
         return Start()
-    manifest = checkpoints.read_manifest(checkpoint)
+    manifest = read_manifest(checkpoint)
     check_resumable(checkpoint, manifest, identity, max_steps=max_steps)
     refuse_code(checkpoint, manifest["files"])
     is_validated = bool(events.validation_losses(run.metrics, layout.step_of(checkpoint)))
@@ -163,15 +165,15 @@ def is_finished(run: RunRecord, steps: int) -> bool:
     """Return whether a run is complete and was planned for `steps` optimizer steps."""
     # A run that is killed directly after it has written final/ cannot record its state. But if there are
     # checkpoints, final/ may be older than they are.
-    newest = next(iter(checkpoints.complete_checkpoints(run.path)), None)
-    if checkpoints.defect(run.final) or (run.status().state != "complete" and newest):
+    newest = next(iter(complete_checkpoints(run.path)), None)
+    if defect(run.final) or (run.status().state != "complete" and newest):
         return False
-    record = checkpoints.training_record(run.final)
+    record = training_record(run.final)
     if record is None:
         return False
     # A run that went back and was restored elsewhere can have its newest checkpoint, but an older final/.
     identity = record.environment.run_identity
-    ends = checkpoints.read_manifest(newest).get("run_identity") if newest else identity
+    ends = read_manifest(newest).get("run_identity") if newest else identity
     is_newest = newest is None or layout.step_of(newest) <= (record.step or 0)
     return ends == identity and is_newest and steps == identity.get("max_steps")
 
@@ -188,7 +190,7 @@ def check_owner(run: RunRecord) -> None:
         return
     # One intact file is enough, because a power cut may have emptied all other files of the run.
     proofs = [run.status().state, run.environment().run_identity, run.recipe().get("training")]
-    if not any([*proofs, checkpoints.complete_checkpoints(path)]):
+    if not any([*proofs, complete_checkpoints(path)]):
         raise UserError(f"--output_dir {path} is neither empty nor a run directory.")
 
 
@@ -198,9 +200,9 @@ def prepare_run_directory(run: RunRecord, start: Start, *, max_steps: int, valid
         logger.warning(remark)
     # Newer checkpoints are damaged, or the run goes back before them. Rotation would keep them as the newest and
     # delete complete ones.
-    for path in checkpoints.set_aside(run.path, after=start.step):
+    for path in set_aside(run.path, after=start.step):
         logger.info("Renamed a checkpoint to %s, because the run resumes from an earlier step.", path)
-    checkpoints.sweep(run.path)
+    sweep(run.path)
     if start.checkpoint is not None:
         logger.info("resuming from %s", start.checkpoint)
     run.rewind(start.step if start.checkpoint else -1, validates_again=validates_again)
@@ -215,8 +217,8 @@ def _require_no_result(run: RunRecord, skipped: list[str]) -> None:
         fix = "Move these checkpoints out of the run directory, or pass another --output_dir."
         raise UserError(f"All checkpoints are incomplete or damaged ({'; '.join(skipped)}). {fix}")
     if run.final.exists():
-        defect = checkpoints.defect(run.final)
-        reason = f"is damaged ({defect})" if defect else "has no checkpoint to continue from"
+        problem = defect(run.final)
+        reason = f"is damaged ({problem})" if problem else "has no checkpoint to continue from"
         raise UserError(f"{run.final} {reason}. Pass another --output_dir.")
     if reached := run.status().step:
         logger.warning("%s had reached step %d without a checkpoint. Training starts again.", run.path, reached)
@@ -234,7 +236,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
 
     tag = f"global_step{layout.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
-        if path.name.startswith(checkpoints.SILLY_RENAME):
+        if path.name.startswith(SILLY_RENAME):
             continue
         name = str(path.relative_to(checkpoint))
         # DeepSpeed loads the folder that the file `latest` names.

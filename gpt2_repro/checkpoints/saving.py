@@ -18,10 +18,21 @@ import torch
 from accelerate.utils import broadcast_object_list, extract_model_from_parallel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from gpt2_repro import checkpoints, ranks
+from gpt2_repro import ranks
 from gpt2_repro.checkpoints import writer
 from gpt2_repro.checkpoints.copying import RunCopier
+from gpt2_repro.checkpoints.manifest import checkpoint_size
 from gpt2_repro.checkpoints.resuming import RunIdentity
+from gpt2_repro.checkpoints.rotation import (
+    DISK_FAULTS,
+    complete_checkpoints,
+    disk_faults_in_words,
+    expendable,
+    leftovers,
+    rotate,
+    sweep,
+    to_continue,
+)
 from gpt2_repro.checkpoints.side_process import SideProcess
 from gpt2_repro.checkpoints.staged_saves import StagingMemory
 from gpt2_repro.errors import RunFailed, UserError
@@ -29,7 +40,7 @@ from gpt2_repro.files import growth, size_of
 from gpt2_repro.hardware import available_memory
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.run_record.layout import STAGING, Rotation, checkpoint_path, step_of
+from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, STAGING, Rotation, checkpoint_path, step_of
 from gpt2_repro.text import size as size_text
 
 
@@ -110,15 +121,15 @@ class CheckpointSaver:
 
     def _needed(self) -> float:
         """Return the free space in bytes that the next checkpoint needs."""
-        newest = next(iter(checkpoints.complete_checkpoints(self.run)), None)
-        return SPARE * (checkpoints.size(newest) if newest else self.total_bytes)
+        newest = next(iter(complete_checkpoints(self.run)), None)
+        return SPARE * (checkpoint_size(newest) if newest else self.total_bytes)
 
     def _reclaimable(self, resumes_at: int | None) -> int:
         """Return the bytes that the first save would free: unfinished saves, and older checkpoints."""
-        size = sum(size_of(folder) for folder in checkpoints.leftovers(self.run))
-        for path in checkpoints.expendable(self.run, self._fewest):
+        size = sum(size_of(folder) for folder in leftovers(self.run))
+        for path in expendable(self.run, self._fewest):
             if resumes_at is None or step_of(path) <= resumes_at:
-                size += checkpoints.size(path)
+                size += checkpoint_size(path)
         return size
 
     @property
@@ -183,7 +194,7 @@ class CheckpointSaver:
             return False
         self.saved_step = step
         staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
-        with checkpoints.disk_faults_in_words(self.run, target.name, self.staging):
+        with disk_faults_in_words(self.run, target.name, self.staging):
             files, facts = write(staged)
             facts |= {"rolling": True} if rolling else {}
             self.paused = time.perf_counter() - began
@@ -213,8 +224,8 @@ class CheckpointSaver:
                 self.alive()
                 continue
             name = checkpoint_path(self.run, self.saved_step).name
-            with checkpoints.disk_faults_in_words(self.run, name, self.staging):
-                if reply.get("errno") in checkpoints.DISK_FAULTS:
+            with disk_faults_in_words(self.run, name, self.staging):
+                if reply.get("errno") in DISK_FAULTS:
                     raise OSError(reply["errno"], reply["error"])
             if "error" in reply:
                 shutil.rmtree(self.staging, ignore_errors=True)  # ends the writers of the other ranks
@@ -262,7 +273,7 @@ class CheckpointSaver:
     def wait_for(self, folder: Path) -> None:
         """Wait until rank 0 has completed `folder` and this machine sees it."""
         grows = growth(self.staging)
-        while not (folder / checkpoints.CHECKPOINT_MANIFEST).is_file():
+        while not (folder / CHECKPOINT_MANIFEST).is_file():
             if grows():
                 self.alive()
             time.sleep(0.05)
@@ -325,7 +336,7 @@ class CheckpointSaver:
         target = checkpoint_path(self.run, self.saved_step)
         self._completed.append(self.saved_step)
         text = "saved %s: %s MB in %.1f s, training paused for %.2f s"
-        logger.info(text, target, f"{checkpoints.size(target) / 1e6:,.1f}", self.seconds, self.paused)
+        logger.info(text, target, f"{checkpoint_size(target) / 1e6:,.1f}", self.seconds, self.paused)
 
     def _make_room_or_skip(self, step: int, stops: str | None, *, rolling: bool) -> bool:
         if (missing := self._missing(rolling=rolling)) <= 0:
@@ -337,7 +348,7 @@ class CheckpointSaver:
         self.skipped += 1
         if stops or self.skipped > SKIPS_ALLOWED:
             why = f"When the run stopped ({stops})," if stops else "For the third save in a row,"
-            fix = f"Free it and run the same command again {checkpoints.to_continue(self.run)}."
+            fix = f"Free it and run the same command again {to_continue(self.run)}."
             raise RunFailed(f"{why} the disk of {self.run} had {size_text(missing)} too little space. {fix}")
         text = "NOT SAVED: the checkpoint of step %d needs %s more disk space in %s. After %d such saves the run ends."
         logger.error(text, step, size_text(missing), self.run, SKIPS_ALLOWED + 1)
@@ -363,12 +374,12 @@ class CheckpointSaver:
 
     def _make_room(self, *, rolling: bool) -> None:
         """Delete what a killed run left, and old checkpoints if the disk has too little space."""
-        checkpoints.sweep(self.run)
+        sweep(self.run)
         if rolling or shutil.disk_usage(self.run).free >= self._needed():
             return
-        before = len(checkpoints.complete_checkpoints(self.run))
-        checkpoints.rotate(self.run, self._fewest)
-        deleted = before - len(checkpoints.complete_checkpoints(self.run))
+        before = len(complete_checkpoints(self.run))
+        rotate(self.run, self._fewest)
+        deleted = before - len(complete_checkpoints(self.run))
         if deleted:
             logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
 

@@ -141,7 +141,7 @@ class StagedFiles:
 
     Attributes:
         files: each file's size (`bytes`) and hash (`sha256`) or position in the memory (`start`), by the path relative
-            to `folder`. The manifest needs also the small files, which `checkpoints.seal` hashes.
+            to `folder`. The manifest needs also the small files, which `manifest.seal` hashes.
     """
 
     def __init__(self, folder: Path, memory: StagingMemory | None, progress: Callable[[], None]) -> None:

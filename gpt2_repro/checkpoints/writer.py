@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints import side_process
+from gpt2_repro.checkpoints.manifest import seal
+from gpt2_repro.checkpoints.rotation import delete_tree, publish, rotate
 from gpt2_repro.files import growth, read_object, write_whole
 from gpt2_repro.run_record.layout import Rotation
 
@@ -82,10 +83,10 @@ def perform(job: dict[str, Any], memory: memoryview, progress: Callable[[], None
             return time.monotonic() - began
         for rank in range(1, job["ranks"]):
             files |= _wait_for_report(staged, rank, progress, trainer=job["trainer"])
-        checkpoints.seal(staged, files, **job["facts"])
-        checkpoints.publish(staged, target)
-        checkpoints.delete_tree(staged.parent)
-    checkpoints.rotate(Path(job["run"]), Rotation(*job["rotation"]), also=job["also"])
+        seal(staged, files, **job["facts"])
+        publish(staged, target)
+        delete_tree(staged.parent)
+    rotate(Path(job["run"]), Rotation(*job["rotation"]), also=job["also"])
     return time.monotonic() - began
 
 

@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.checkpoints.copying import SMALL_FILES
+from gpt2_repro.checkpoints.manifest import read_manifest
 from gpt2_repro.checkpoints.place import Place
 from gpt2_repro.checkpoints.restoring import faults_in_words
 from gpt2_repro.errors import BadCheckpoint, RunFailed, UserError, in_a_line
@@ -135,7 +135,7 @@ class Follower:
             if not manifest or manifest.get("rolling") or manifest["sha256"] in self.tried:
                 continue
             scores = self.folder / name
-            if checkpoints.read_manifest(scores) != manifest or read_object(scores / OPTIONS) != options:
+            if read_manifest(scores) != manifest or read_object(scores / OPTIONS) != options:
                 new[name] = manifest
         return new
 

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from gpt2_repro.checkpoints import defect
+from gpt2_repro.checkpoints.manifest import defect
 from gpt2_repro.evaluation.references import band, explained, verdict
 from gpt2_repro.report.page import progress
 from gpt2_repro.report.read import Row, Run, values

@@ -24,7 +24,7 @@ RESTORING = ".restoring"  # prefix of a folder; hidden, so that a new run direct
 
 
 class Rotation(NamedTuple):
-    """Which checkpoints of a run are kept, see `checkpoints.to_keep`."""
+    """Which checkpoints of a run are kept, see `rotation.to_keep`."""
 
     keep: int
     keep_every: int = 0

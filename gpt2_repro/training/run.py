@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt2_repro import checkpoints, ranks
+from gpt2_repro import ranks
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.checkpoints import conversion
 from gpt2_repro.checkpoints.copying import RunCopier
+from gpt2_repro.checkpoints.manifest import seal
 from gpt2_repro.checkpoints.restoring import restore_copies
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start, choose_start, loadable, prepare_run_directory
+from gpt2_repro.checkpoints.rotation import delete_tree, disk_faults_in_words, leftovers, publish, sweep
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import size_of, sync, write_whole
@@ -196,8 +198,8 @@ def require_space(trainer: "PretrainingTrainer", start: Start) -> None:
     def check_conversion() -> None:
         if start.checkpoint is None or not start.needs_conversion(trainer.args.world_size):
             return
-        leftovers = checkpoints.leftovers(trainer.run.path)  # deleted before the conversion
-        conversion.require_space(start.checkpoint, reclaimable=sum(size_of(folder) for folder in leftovers))
+        deleted = leftovers(trainer.run.path)  # before the conversion
+        conversion.require_space(start.checkpoint, reclaimable=sum(size_of(folder) for folder in deleted))
 
     ranks.decide(check_conversion)
 
@@ -241,15 +243,15 @@ def save_final(trainer: "PretrainingTrainer") -> None:
         trainer.record("running")
         build_whole()
         staged = saver.staging / run.final.name  # the staging folder may have files that cannot be deleted
-        with checkpoints.disk_faults_in_words(run.path, run.final.name, saver.staging):
-            checkpoints.sweep(run.path)
+        with disk_faults_in_words(run.path, run.final.name, saver.staging):
+            sweep(run.path)
             save_plain(plain_model(trainer.model.config, weights), staged)
             trainer.watchdog.arm()
             tokenization.save(trainer.processing_class, staged)
             step = trainer.state.global_step
             losses = events.final_losses(run.metrics, step, averaged=is_averaged)
             tokens, environment = trainer.tokens_trained, trainer.environment
-            checkpoints.seal(
+            seal(
                 staged,
                 {},
                 step=step,
@@ -263,7 +265,7 @@ def save_final(trainer: "PretrainingTrainer") -> None:
             card = model_card(run.path.resolve().name, record)
             write_whole(staged / "README.md", card)
             sync(staged)
-        checkpoints.publish(staged, run.final)
-        checkpoints.delete_tree(saver.staging)
+        publish(staged, run.final)
+        delete_tree(saver.staging)
         trainer.record("complete", reason=None)
     logger.info("The run is complete. The final model is in %s.", run.final)

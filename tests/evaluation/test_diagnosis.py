@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gpt2_repro import diagnose
-from gpt2_repro.checkpoints import seal
+from gpt2_repro.checkpoints.manifest import seal
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.errors import UserError

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gpt2_repro.checkpoints import checkpoint, seal
+from gpt2_repro.checkpoints import checkpoint
+from gpt2_repro.checkpoints.manifest import seal
 from gpt2_repro.errors import BadCheckpoint, RunFailed, UserError
 from gpt2_repro.evaluation import __main__ as command
 from gpt2_repro.evaluation import follow

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from gpt2_repro.checkpoints import seal
+from gpt2_repro.checkpoints.manifest import seal
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.errors import UserError

@@ -147,17 +147,17 @@ kill, kill_trainer, kill_both = signals(os.getpid), signals(os.getppid), signals
 Fault = tuple[str, Callable[..., Any], Callable[..., bool]]
 OF_WRITER: dict[str, Fault] = {
     "kill_before_a_shard": ("checkpoints.writer._write_file", kill, is_shard),
-    "kill_before_the_manifest": ("checkpoints.seal", kill, saves),
-    "kill_before_the_rename": ("checkpoints.publish", kill, saves),
+    "kill_before_the_manifest": ("checkpoints.writer.seal", kill, saves),
+    "kill_before_the_rename": ("checkpoints.writer.publish", kill, saves),
     "read_only": ("checkpoints.writer._write_file", refuse, saves),
     "slow_disk": ("checkpoints.writer.HashedFile.write", waits(8), always),
     "stuck_disk": ("checkpoints.writer.HashedFile.write", waits(3600), always),
-    "kill_in_rotation": ("checkpoints.shutil.rmtree", tear, deletes),
-    "term_while_saving": ("checkpoints.publish", signals(os.getppid, number=signal.SIGTERM), saves),
+    "kill_in_rotation": ("checkpoints.rotation.shutil.rmtree", tear, deletes),
+    "term_while_saving": ("checkpoints.writer.publish", signals(os.getppid, number=signal.SIGTERM), saves),
     "kill_trainer_before_a_shard": ("checkpoints.writer._write_file", kill_trainer, is_shard),
-    "kill_trainer_before_the_manifest": ("checkpoints.seal", kill_trainer, saves),
+    "kill_trainer_before_the_manifest": ("checkpoints.writer.seal", kill_trainer, saves),
     "kill_both_before_a_shard": ("checkpoints.writer._write_file", kill_both, is_shard),
-    "kill_both_before_the_rename": ("checkpoints.publish", kill_both, saves),
+    "kill_both_before_the_rename": ("checkpoints.writer.publish", kill_both, saves),
 }
 OF_COPIER: dict[str, Fault] = {
     "kill_before_the_copy": ("checkpoints.copying.copy", kill_both, lambda place, run, name, *_: saves(name)),
@@ -169,7 +169,7 @@ OF_COPIER: dict[str, Fault] = {
 }
 OF_RESTORE: dict[str, Fault] = {
     "kill_in_a_restored_file": ("checkpoints.place.Place.get", halve_restore, saves),
-    "kill_before_the_restored_checkpoint": ("checkpoints.publish", kill, saves),
+    "kill_before_the_restored_checkpoint": ("checkpoints.restoring.publish", kill, saves),
 }
 AFTER_THE_SAVE: dict[str, tuple[str, Callable[..., bool]]] = {
     "validation": ("training.validation.Validation.measure", lambda *_, step, **__: step in STEPS),

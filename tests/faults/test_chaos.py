@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2_repro.checkpoints import complete_checkpoints
+from gpt2_repro.checkpoints.rotation import complete_checkpoints
 from gpt2_repro.run_record.layout import step_of
 from tests.faults.runs import Started, losses, results
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.checkpoints import newest_complete
+from gpt2_repro.checkpoints.rotation import newest_complete
 from tests.faults.runs import fill, losses, status
 
 

@@ -7,8 +7,8 @@ import sys
 import psutil
 import pytest
 
-from gpt2_repro.checkpoints import newest_complete
 from gpt2_repro.checkpoints.place import Place
+from gpt2_repro.checkpoints.rotation import newest_complete
 from tests.faults.runs import fill, results, status
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.checkpoints import defect, newest_step
+from gpt2_repro.checkpoints.manifest import defect
 from gpt2_repro.checkpoints.place import Place
+from gpt2_repro.checkpoints.rotation import newest_step
 from tests.faults.runs import status
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2_repro.checkpoints import newest_complete
+from gpt2_repro.checkpoints.rotation import newest_complete
 from gpt2_repro.preflight import __main__ as preflight
 from tests.commands import ROOT, start_cold
 from tests.faults.runs import losses, results, status, weights

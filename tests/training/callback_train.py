@@ -19,7 +19,7 @@ from gpt2_repro import cli
 def add_recorder() -> None:
     from transformers import TrainerCallback
 
-    from gpt2_repro import checkpoints
+    from gpt2_repro.checkpoints.manifest import defect
     from gpt2_repro.training import build
 
     def write(event: str, state: Any, complete: bool) -> None:
@@ -30,7 +30,7 @@ def add_recorder() -> None:
     class Recorder(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             folder = Path(args.output_dir, f"checkpoint-{state.global_step}")  # as the callback of wandb
-            write("save", state, checkpoints.defect(folder, read_files=True) is None)
+            write("save", state, defect(folder, read_files=True) is None)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:

@@ -9,7 +9,8 @@ import pytest
 import torch
 import yaml
 
-from gpt2_repro.checkpoints import publish, seal
+from gpt2_repro.checkpoints.manifest import seal
+from gpt2_repro.checkpoints.rotation import publish
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 

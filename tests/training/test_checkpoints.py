@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2_repro import checkpoints
-from gpt2_repro.checkpoints import defect, newest_complete, read_manifest, seal, training_record
+from gpt2_repro.checkpoints.manifest import checkpoint_size, defect, read_manifest, seal, training_record
 from gpt2_repro.checkpoints.resuming import refuse_code
+from gpt2_repro.checkpoints.rotation import newest_complete, rotate, set_aside
 from gpt2_repro.run_record.events import append
 from gpt2_repro.run_record.layout import Rotation
 
@@ -25,7 +25,7 @@ def test_manifest_records_run_identity_and_files(save) -> None:
     checkpoint = save(5, {"optimizer": {}, "global_step5/states": {"m": torch.ones(5)}})
     manifest = read_manifest(checkpoint)
     assert manifest["files"].keys() == {"optimizer.pt", "global_step5/states.pt"} and steps(checkpoint.parent) == {5}
-    assert checkpoints.size(checkpoint) == sum(path.stat().st_size for path in checkpoint.rglob("*.pt"))
+    assert checkpoint_size(checkpoint) == sum(path.stat().st_size for path in checkpoint.rglob("*.pt"))
     # The record is read from the checkpoint, not from the run directory, and only if it is intact.
     (checkpoint.parent / "environment.json").write_text('{"seed": 1}', encoding="utf-8")
     append(checkpoint.parent / "metrics.jsonl", {"step": 5, "eval_loss": 3.0})
@@ -60,10 +60,10 @@ def test_newest_complete_checkpoint_is_chosen_and_damaged_ones_are_reported(save
     assert chosen == good and len(skipped) == 1 and str(bad) in skipped[0]
     if damage is not DAMAGES["flipped bit"]:  # only a hash reveals a flipped bit, and rotation does not compute hashes
         # Damaged checkpoints are neither counted nor deleted.
-        checkpoints.rotate(tmp_path, Rotation(1, keep_best=True))
-    checkpoints.set_aside(tmp_path, after=100)
+        rotate(tmp_path, Rotation(1, keep_best=True))
+    set_aside(tmp_path, after=100)
     save(300)
-    checkpoints.set_aside(tmp_path, after=100)  # the second call keeps the checkpoint that was set aside first
+    set_aside(tmp_path, after=100)  # the second call keeps the checkpoint that was set aside first
     aside = {path.name for path in tmp_path.glob("abandoned-*")}
     assert aside == {"abandoned-checkpoint-300", "abandoned-abandoned-checkpoint-300"}
     assert newest_complete(tmp_path) == (good, []) and newest_complete(tmp_path / "nothing") == (None, [])
@@ -94,7 +94,7 @@ def test_rotation_goes_by_step_and_keeps_best_and_periodic_checkpoints(save, tmp
         (Rotation(2), {1000, 1250}),
         (Rotation(1), {1250}),
     ):
-        checkpoints.rotate(tmp_path, rotation)
+        rotate(tmp_path, rotation)
         assert steps(tmp_path) == set(kept)
 
 
@@ -108,5 +108,5 @@ def test_rotation_keeps_only_the_newest_rolling_checkpoint(save, tmp_path: Path)
     ):
         for step in (*lasting, *rolling):
             save(step, rolling=step in rolling)
-        checkpoints.rotate(tmp_path, rotation)
+        rotate(tmp_path, rotation)
         assert steps(tmp_path) == kept

@@ -18,10 +18,11 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from huggingface_hub import HfApi, HfFileSystem
 
-from gpt2_repro import checkpoints
 from gpt2_repro.checkpoints import copying, restoring
+from gpt2_repro.checkpoints.manifest import defect, manifest_hash, read_manifest, seal
 from gpt2_repro.checkpoints.place import Place, absolute
 from gpt2_repro.checkpoints.resuming import RunIdentity
+from gpt2_repro.checkpoints.rotation import discard, newest_complete, newest_step, publish, rotate, set_aside
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import Rotation
@@ -66,7 +67,7 @@ def save(run: Path, step: int, **facts: Any) -> None:
     (folder / "shards").mkdir(parents=True)
     (folder / "shards" / "weights.bin").write_bytes(str(step).encode() * 1000)
     (folder / "config.json").write_text("{}", encoding="utf-8")
-    checkpoints.seal(folder, {}, run_identity={"seed": 1}, **facts)
+    seal(folder, {}, run_identity={"seed": 1}, **facts)
     (run / "run_status.json").write_text('{"state": "running"}', encoding="utf-8")
     (run / "environment.json").write_text('{"run_identity": {"seed": 1}}', encoding="utf-8")
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -112,17 +113,17 @@ def test_a_restored_checkpoint_equals_its_original(run: Path, place: str, tmp_pa
 
 def test_a_restored_checkpoint_is_verified_while_it_is_copied(run, place: str, tmp_path: Path, monkeypatch) -> None:
     save_and_copy(run, place, 2)
-    monkeypatch.setattr(checkpoints, "sha256_of", None)  # the files are not read again
+    monkeypatch.setattr("gpt2_repro.checkpoints.manifest.sha256_of", None)  # the files are not read again
     other, identity = RunRecord(tmp_path / "other"), RunIdentity({"seed": 1})
     restored = restoring.restore_copies(other, identity, sync_from=place, sync_to="")
-    assert checkpoints.newest_complete(other.path, verified=restored) == (other.path / "checkpoint-2", [])
+    assert newest_complete(other.path, verified=restored) == (other.path / "checkpoint-2", [])
 
 
 def test_copies_are_rotated_like_checkpoints(run: Path, place: str) -> None:
     for step in (2, 4, 6, 8, 10):
         save(run, step, rolling=step == 8)
         copy(run, step, place, keep_every=6)
-        checkpoints.rotate(run, Rotation(2, keep_every=6))
+        rotate(run, Rotation(2, keep_every=6))
         assert set(steps_at(place)) == {int(path.name[11:]) for path in run.glob("checkpoint-*")}
     assert steps_at(place) == [10, 6]  # a rolling one is not counted, so 4 and 6 were the lasting two
 
@@ -137,10 +138,10 @@ def test_the_best_checkpoint_is_kept_by_a_machine_that_does_not_have_it(run: Pat
 
 def test_copies_after_the_step_that_a_run_went_back_to_are_deleted(run: Path, place: str) -> None:
     save_and_copy(run, place, 2, 4, 6)
-    checkpoints.set_aside(run, after=2)
+    set_aside(run, after=2)
     save(run, 3)
     assert steps_at(place) == [6, 4]
-    assert checkpoints.newest_step(restore(run, place).path) == 3  # as after a crash before the next copy
+    assert newest_step(restore(run, place).path) == 3  # as after a crash before the next copy
     copy(run, 3, place)
     assert steps_at(place) == [3]
 
@@ -170,7 +171,7 @@ def test_a_run_with_damaged_copies_only_does_not_start_again(run: Path, place: s
     damage(place, 2, "config.json")
     with pytest.raises(UserError, match="damaged"):
         restore(tmp_path / "restored", place)
-    assert checkpoints.newest_step(restore(run, place).path) == 2  # a machine with its own checkpoint continues
+    assert newest_step(restore(run, place).path) == 2  # a machine with its own checkpoint continues
 
 
 def test_nothing_is_restored_over_a_checkpoint_as_new(run: Path, place: str, tmp_path: Path) -> None:
@@ -178,15 +179,15 @@ def test_nothing_is_restored_over_a_checkpoint_as_new(run: Path, place: str, tmp
     other = tmp_path / "other"
     save(other, 2, mine=True)
     restore(other, place)
-    assert checkpoints.read_manifest(other / "checkpoint-2")["mine"]
+    assert read_manifest(other / "checkpoint-2")["mine"]
     assert steps_at(f"{place}-of-nobody") == []
 
 
 def test_a_manifest_cannot_name_files_outside_of_the_checkpoint(run: Path, tmp_path: Path) -> None:
     save(run, 2)
-    manifest = checkpoints.read_manifest(run / "checkpoint-2")
+    manifest = read_manifest(run / "checkpoint-2")
     manifest["files"]["../../.bashrc"] = manifest["files"]["config.json"]
-    manifest["sha256"] = checkpoints.manifest_hash(manifest)
+    manifest["sha256"] = manifest_hash(manifest)
     (run / "checkpoint-2" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(UserError, match="outside"):
         restore(tmp_path / "restored", str(run))
@@ -228,7 +229,7 @@ def test_a_final_model_is_restored_with_its_checkpoint(run: Path, place: str, tm
     archive(tmp_path / "other", place, "final")
     save_and_copy(run, place, 6)
     restored = restore(tmp_path / "restored", place)
-    assert checkpoints.defect(restored.final, read_files=True) is None and checkpoints.newest_step(restored.path) == 6
+    assert defect(restored.final, read_files=True) is None and newest_step(restored.path) == 6
 
 
 def test_a_file_larger_than_its_manifest_says_is_not_restored(run: Path, place: str, tmp_path: Path, monkeypatch):
@@ -249,8 +250,8 @@ def archive(run: Path, place: str, kind: str) -> None:
         save_and_copy(run, place, 4)
         environment = {"environment": {"run_identity": {"seed": 1}}}
         (run / "checkpoint-4" / "manifest.json").unlink()
-        checkpoints.publish(run / "checkpoint-4", run / "final")
-        checkpoints.seal(run / "final", {}, step=4, **environment)
+        publish(run / "checkpoint-4", run / "final")
+        seal(run / "final", {}, step=4, **environment)
         copying.copy(Place(place), str(run), "final", KEEP_TWO, RunIdentity({"seed": 1}))
         Place(place).remove("checkpoint-4")
         if kind == "final alone":
@@ -326,7 +327,7 @@ def test_files_behind_a_link_are_not_deleted(run: Path, tmp_path: Path) -> None:
     (place / "checkpoint-2").rename(other)
     (place / "checkpoint-2").symlink_to(other)
     save_and_copy(run, str(place), 6, keep=1)
-    assert steps_at(str(place)) == [6] and checkpoints.defect(other, read_files=True) is None
+    assert steps_at(str(place)) == [6] and defect(other, read_files=True) is None
     assert not (place / "checkpoint-2").is_symlink()
 
 
@@ -336,7 +337,7 @@ def test_the_newest_copy_of_two_places_is_restored(run: Path, place: str, tmp_pa
     save_and_copy(run, first, 2)
     save_and_copy(run, place, 4)
     for folder, second, step in (("second", place, 4), ("third", f"{place}-of-nobody", 2)):
-        assert checkpoints.newest_step(restore(tmp_path / folder, first, second).path) == step
+        assert newest_step(restore(tmp_path / folder, first, second).path) == step
 
 
 def test_newer_copies_of_another_start_are_kept(run: Path, place: str, tmp_path: Path) -> None:
@@ -357,7 +358,7 @@ def test_a_checkpoint_deleted_while_it_is_copied_replaces_no_copy(run, place, me
 
     def call(self: Place, *words: Any) -> Any:
         if (run / "checkpoint-4").is_dir() and "checkpoint-4" in str(words[-1]):
-            checkpoints.discard(run / "checkpoint-4")
+            discard(run / "checkpoint-4")
         return original(self, *words)
 
     with monkeypatch.context() as patch:

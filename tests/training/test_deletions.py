@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2_repro import checkpoints
-from gpt2_repro.checkpoints import copying
+from gpt2_repro.checkpoints import copying, rotation
+from gpt2_repro.checkpoints.manifest import defect, read_manifest
 from gpt2_repro.checkpoints.place import Place
 from gpt2_repro.checkpoints.resuming import RunIdentity
+from gpt2_repro.checkpoints.rotation import (
+    complete_checkpoints,
+    newest_complete,
+    newest_step,
+    publish,
+    rotate,
+    set_aside,
+    sweep,
+)
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record.layout import Rotation
 from tests.training.test_copying import Objects, copy, place, restore, run, save, steps_at  # noqa: F401 (fixtures)
@@ -38,12 +47,12 @@ def fail_for(monkeypatch: pytest.MonkeyPatch, number: int, folder: str, *functio
 
 
 def steps(run: Path) -> list[int]:  # noqa: F811
-    return sorted(int(path.name.rpartition("-")[2]) for path in checkpoints.complete_checkpoints(run))
+    return sorted(int(path.name.rpartition("-")[2]) for path in complete_checkpoints(run))
 
 
 @pytest.fixture(autouse=True)
 def _forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_warned", set())
+    monkeypatch.setattr(rotation, "_warned", set())
     monkeypatch.setattr(copying, "_kept", set())
 
 
@@ -52,7 +61,7 @@ def test_a_checkpoint_that_cannot_be_renamed_is_deleted_in_place(number: int, tm
     for step in (1, 2, 3):
         save(tmp_path, step)
     fail_for(monkeypatch, number, "checkpoint-1", "rename")
-    checkpoints.rotate(tmp_path, Rotation(2))
+    rotate(tmp_path, Rotation(2))
     assert steps(tmp_path) == [2, 3] and not (tmp_path / "checkpoint-1").exists()
 
 
@@ -64,22 +73,22 @@ def test_a_checkpoint_that_stays_is_one_warning_and_changes_no_other(
     fail_for(monkeypatch, number, "checkpoint-1", "rename", "unlink", "rmdir")
     for step in range(2, 7):
         save(tmp_path, step)
-        checkpoints.rotate(tmp_path, Rotation(2))
+        rotate(tmp_path, Rotation(2))
         assert steps(tmp_path) == [1, *range(max(2, step - 1), step + 1)]
     assert len(caplog.records) == 1 and "checkpoint-1" in caplog.text
-    assert checkpoints.newest_complete(tmp_path) == (tmp_path / "checkpoint-6", [])
+    assert newest_complete(tmp_path) == (tmp_path / "checkpoint-6", [])
 
 
 def test_a_checkpoint_of_which_a_part_stays_is_not_complete(tmp_path: Path, monkeypatch, caplog) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     fail_for(monkeypatch, errno.EPERM, "shards", "unlink", "rmdir")
-    checkpoints.rotate(tmp_path, Rotation(1))
-    checkpoints.sweep(tmp_path)
+    rotate(tmp_path, Rotation(1))
+    sweep(tmp_path)
     assert steps(tmp_path) == [2] and len(caplog.records) == 1
     assert [path.name for path in tmp_path.glob("trash-*")] == ["trash-checkpoint-1"]
     save(tmp_path, 1)  # the run went back
-    checkpoints.rotate(tmp_path, Rotation(1))
+    rotate(tmp_path, Rotation(1))
     assert steps(tmp_path) == [2]
 
 
@@ -87,7 +96,7 @@ def test_a_checkpoint_of_which_a_part_stays_is_not_complete(tmp_path: Path, monk
 def test_a_final_model_is_replaced_in_place(number: int, tmp_path: Path, monkeypatch) -> None:
     for step in (1, 2):
         save(tmp_path, step)
-    checkpoints.publish(tmp_path / "checkpoint-1", tmp_path / "final")
+    publish(tmp_path / "checkpoint-1", tmp_path / "final")
     original = os.rename
 
     def rename(source, target, **kwargs) -> None:
@@ -96,17 +105,17 @@ def test_a_final_model_is_replaced_in_place(number: int, tmp_path: Path, monkeyp
         original(source, target, **kwargs)
 
     monkeypatch.setattr(os, "rename", rename)
-    expected = checkpoints.read_manifest(tmp_path / "checkpoint-2")
-    checkpoints.publish(tmp_path / "checkpoint-2", tmp_path / "final")
-    assert checkpoints.defect(tmp_path / "final", read_files=True) is None
-    assert checkpoints.read_manifest(tmp_path / "final") == expected
+    expected = read_manifest(tmp_path / "checkpoint-2")
+    publish(tmp_path / "checkpoint-2", tmp_path / "final")
+    assert defect(tmp_path / "final", read_files=True) is None
+    assert read_manifest(tmp_path / "final") == expected
 
 
 def test_a_final_model_that_is_a_mount_point_is_replaced(tmp_path: Path, monkeypatch) -> None:
     for step in (1, 2):
         save(tmp_path, step)
-    expected = checkpoints.read_manifest(tmp_path / "checkpoint-2")
-    checkpoints.publish(tmp_path / "checkpoint-1", tmp_path / "final")
+    expected = read_manifest(tmp_path / "checkpoint-2")
+    publish(tmp_path / "checkpoint-1", tmp_path / "final")
     original = os.rename
 
     def rename(source, target, **kwargs) -> None:
@@ -117,18 +126,18 @@ def test_a_final_model_that_is_a_mount_point_is_replaced(tmp_path: Path, monkeyp
     remove = os.rmdir
     monkeypatch.setattr(os, "rename", rename)
     monkeypatch.setattr(os, "rmdir", lambda path, **kwargs: Path(path) == tmp_path / "final" or remove(path, **kwargs))
-    checkpoints.publish(tmp_path / "checkpoint-2", tmp_path / "final")
-    assert checkpoints.defect(tmp_path / "final", read_files=True) is None
-    assert checkpoints.read_manifest(tmp_path / "final") == expected and not (tmp_path / "checkpoint-2").exists()
+    publish(tmp_path / "checkpoint-2", tmp_path / "final")
+    assert defect(tmp_path / "final", read_files=True) is None
+    assert read_manifest(tmp_path / "final") == expected and not (tmp_path / "checkpoint-2").exists()
 
 
 def test_a_final_model_that_stays_is_named(tmp_path: Path, monkeypatch) -> None:
     for step in (1, 2):
         save(tmp_path, step)
-    checkpoints.publish(tmp_path / "checkpoint-1", tmp_path / "final")
+    publish(tmp_path / "checkpoint-1", tmp_path / "final")
     fail_for(monkeypatch, errno.EPERM, "final", "rename", "unlink", "rmdir")
     with pytest.raises(UserError, match="final"):
-        checkpoints.publish(tmp_path / "checkpoint-2", tmp_path / "final")
+        publish(tmp_path / "checkpoint-2", tmp_path / "final")
     assert steps(tmp_path) == [2]
 
 
@@ -144,7 +153,7 @@ def test_a_checkpoint_that_cannot_be_set_aside_is_never_chosen(number: int, tmp_
         return original(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    checkpoints.set_aside(tmp_path, after=1)
+    set_aside(tmp_path, after=1)
     assert steps(tmp_path) == [1] and (tmp_path / "checkpoint-3" / "config.json").is_file()
     assert {path.name for path in tmp_path.glob("abandoned-*")} == {"abandoned-checkpoint-2"}
 
@@ -164,7 +173,7 @@ def test_copies_go_on_at_a_place_without_the_right_to_delete(run: Path, place: s
         save(run, step)
         assert copy(run, step, place) > 0  # keeps two
     save(run, 10)
-    checkpoints.publish(run / "checkpoint-10", run / "final")
+    publish(run / "checkpoint-10", run / "final")
     assert copying.copy(Place(place), str(run), "final", Rotation(2), RunIdentity({"seed": 1})) > 0
     assert steps_at(place) == [8, 6, 4, 2] and Place(place).manifest("final")
     refused = [record.getMessage().split()[0] for record in caplog.records]
@@ -176,11 +185,11 @@ def test_a_restore_does_not_choose_a_copy_that_should_be_deleted(run: Path, plac
     for step in (2, 4, 6):
         save(run, step)
         copy(run, step, place)
-    checkpoints.set_aside(run, after=2)
+    set_aside(run, after=2)
     save(run, 3)
     copy(run, 3, place)
     assert steps_at(place) == [3, 2]
-    assert checkpoints.newest_step(restore(tmp_path / "restored", place).path) == 3
+    assert newest_step(restore(tmp_path / "restored", place).path) == 3
     save(run, 4)
     copy(run, 4, place)  # an interrupted or earlier copy of the same step is replaced
     assert steps_at(place) == [4, 3, 2]

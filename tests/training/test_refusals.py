@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro import checkpoints
+from gpt2_repro.checkpoints.manifest import checkpoint_size, manifest_hash
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import RunRecord
 from tests.training.test_machines import on_two_machines
@@ -84,7 +84,7 @@ def change_identity(run: Path) -> None:
     for path in paths:
         document = json.loads(path.read_text(encoding="utf-8"))
         document["run_identity"]["seed"] = 99
-        document |= {"sha256": checkpoints.manifest_hash(document)}
+        document |= {"sha256": manifest_hash(document)}
         path.write_text(json.dumps(document), encoding="utf-8")
 
 
@@ -112,7 +112,7 @@ def test_a_refused_start_creates_no_folder(options, type_warm, tiny_recipe: Path
 def test_space_that_old_files_occupy_counts_as_free(finished: Path, type_warm, tiny_recipe: Path) -> None:
     """A start is not refused for lack of space if the first save deletes enough."""
     (finished / "staging").mkdir()
-    (finished / "staging" / "part").write_bytes(bytes(3 * checkpoints.size(finished / "checkpoint-8")))
+    (finished / "staging" / "part").write_bytes(bytes(3 * checkpoint_size(finished / "checkpoint-8")))
     words = ("--output_dir", finished, "--resume_from", "checkpoint-4", "--stop_at_step", 4)
     done = type_warm("python", FULL_DISK, tiny_recipe, *words, FREE="1000")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -158,7 +158,7 @@ def test_a_conversion_without_space_is_refused(train, type_warm, tiny_recipe: Pa
     rows = ("--per_device_train_batch_size", 4)
     run = train(tmp_path / "run", *rows, "--stop_at_step", 4, launcher=("launch", 2))
     before = content(run)
-    free = int(1.17 * checkpoints.size(run / "checkpoint-4"))  # enough for a save
+    free = int(1.17 * checkpoint_size(run / "checkpoint-4"))  # enough for a save
     words = ("--output_dir", run, *rows)
     done = type_warm("launch", 1, FULL_DISK, tiny_recipe, *words, FREE=str(free))
     assert done.returncode != 0 and "Converting" in done.stderr
@@ -170,7 +170,7 @@ def test_all_machines_get_the_error_of_a_conversion(train, tiny_recipe: Path, tm
     rows = ("--per_device_train_batch_size", 4)
     run = train(tmp_path / "run", *rows, "--stop_at_step", 4, launcher=("launch", 1))
     before = content(run)
-    free = int(1.17 * checkpoints.size(run / "checkpoint-4"))
+    free = int(1.17 * checkpoint_size(run / "checkpoint-4"))
     codes = on_two_machines(tiny_recipe, run, tmp_path, *rows, script=FULL_DISK, FREE=str(free))
     logs = [(tmp_path / f"log{rank}").read_text(encoding="utf-8") for rank in (0, 1)]
     assert 0 not in codes and all("Converting" in log for log in logs)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro import checkpoints, run_record
+from gpt2_repro import run_record
 from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.checkpoints.manifest import manifest_hash
 from gpt2_repro.checkpoints.resuming import check_owner
 from gpt2_repro.data.prepared import PreparedData, exclusive_lock
 from gpt2_repro.errors import UserError
@@ -129,7 +130,7 @@ PROOFS = {
     "recipe.yaml": "training: {seed: 1}",
     "run_status.json": '{"state": "stopped"}',
     "environment.json": '{"run_identity": {"seed": 1}}',
-    "checkpoint-4/manifest.json": json.dumps({"files": {}, "sha256": checkpoints.manifest_hash({"files": {}})}),
+    "checkpoint-4/manifest.json": json.dumps({"files": {}, "sha256": manifest_hash({"files": {}})}),
 }
 
 

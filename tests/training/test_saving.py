@@ -17,7 +17,9 @@ from safetensors.torch import save_file
 from torch.utils._pytree import tree_flatten
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gpt2_repro.checkpoints import defect, disk_faults_in_words, read_manifest, saving, writer
+from gpt2_repro.checkpoints import saving, writer
+from gpt2_repro.checkpoints.manifest import defect, read_manifest
+from gpt2_repro.checkpoints.rotation import disk_faults_in_words
 from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
 from gpt2_repro.checkpoints.staged_saves import StagedFiles, StagingMemory
 from gpt2_repro.errors import RunFailed, UserError
