@@ -12,7 +12,6 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import diagnosis, output
 from gpt2_repro.evaluation.arguments import arguments_of_run
@@ -22,6 +21,7 @@ from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import common_window, open_model
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import to_json
+from gpt2_repro.model.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.tokenization import start_id
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli, tokenization
-from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.model_card import find_results, model_card
 from gpt2_repro.evaluation.models import fingerprint
+from gpt2_repro.model.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.model.size import max_positions
 
 

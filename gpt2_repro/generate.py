@@ -9,8 +9,8 @@ import argparse
 import logging
 
 from gpt2_repro import cli
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.hardware import gpu_kind
+from gpt2_repro.model.checkpoint import resolve_checkpoint
 from gpt2_repro.model.size import max_positions
 
 

@@ -24,12 +24,12 @@ BESIDE = {
     "recipe": ("data", "model", "optim"),  # for its sections
     "planning": ("data", "model", "recipe"),
     "preflight": ("planning", "recipe"),
-    "report": ("evaluation", "checkpoints", "planning", "recipe"),
+    "report": ("evaluation", "model", "checkpoints", "planning", "recipe"),
 }
 PURE = [
     *("errors", "batch_plan", "manifest", "text", "model/size", "data/packing", "data/preparation/splits"),
     *("data/sources/presets", "evaluation/comparison", "evaluation/references", "evaluation/model_card"),
-    *("evaluation/scores", "run_record/time_breakdown", "checkpoints/checkpoint", "run_record/environment"),
+    *("evaluation/scores", "run_record/time_breakdown", "model/checkpoint", "run_record/environment"),
     *("planning/cost", "planning/memory", "planning/compute_optimal"),
 ]
 # The name of a file of a run directory, in a string or at the end of a path.

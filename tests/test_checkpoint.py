@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.checkpoints.manifest import seal
 from gpt2_repro.errors import UserError
+from gpt2_repro.model.checkpoint import resolve_checkpoint
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from gpt2_repro import export, generate
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.evaluation.models import open_model
+from gpt2_repro.model.checkpoint import resolve_checkpoint
 from gpt2_repro.model.size import NO_LIMIT, max_positions
 from gpt2_repro.report import __main__ as report
 

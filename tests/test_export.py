@@ -12,7 +12,6 @@ from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from gpt2_repro import generate
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.checkpoints.manifest import training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import (
@@ -31,6 +30,7 @@ from gpt2_repro.evaluation.references import DOCUMENTS
 from gpt2_repro.evaluation.scores import Metric, compare, join_seeds
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS
 from gpt2_repro.export import main
+from gpt2_repro.model.checkpoint import resolve_checkpoint
 from gpt2_repro.model.llmc import read_llmc, transposed
 from gpt2_repro.model.load import load_model, load_pair
 from gpt2_repro.model.nanogpt import SHAPE

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import ranks
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.checkpoints.conversion import DEEPSPEED_CLASSES, convert
 from gpt2_repro.checkpoints.manifest import SILLY_RENAME, defect, read_manifest, training_record
 from gpt2_repro.checkpoints.rotation import choose_checkpoint, complete_checkpoints, set_aside, sweep
@@ -99,7 +98,6 @@ def choose_start(
     *,
     max_steps: int,
     resume_from: str = "",
-    init_from: str = "",
     verified: Path | None = None,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> Start:
@@ -110,7 +108,6 @@ def choose_start(
     Args:
         max_steps: the last step of the run.
         resume_from: the name of a checkpoint. "": the newest complete one.
-        init_from: the checkpoint with the initial weights, if the run starts from one.
         verified: the checkpoint of the run whose files have just been verified, if there is one.
         meanwhile: a function to call while a thread verifies the checkpoint.
 
@@ -130,8 +127,6 @@ def choose_start(
         checkpoint, skipped = choice.get()
     if checkpoint is None:
         _require_no_result(run, skipped)
-        if init_from:
-            resolve_checkpoint(init_from)
         return Start()
     manifest = read_manifest(checkpoint)
     check_resumable(checkpoint, manifest, identity, max_steps=max_steps)

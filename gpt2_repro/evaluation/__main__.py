@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.errors import BadCheckpoint, UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, options_of_scores, override_arguments, parse_options
@@ -33,6 +32,7 @@ from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents, trai
 from gpt2_repro.evaluation.scores import compare, join_seeds
 from gpt2_repro.evaluation.tasks import open_tasks
 from gpt2_repro.launchers import EVALUATE, forget_variables
+from gpt2_repro.model.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record.environment import TrainingRecord
 
 

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from gpt2_repro.checkpoints.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.checkpoints.copying import SMALL_FILES
 from gpt2_repro.checkpoints.manifest import read_manifest
 from gpt2_repro.checkpoints.place import Place
@@ -23,6 +22,7 @@ from gpt2_repro.checkpoints.restoring import faults_in_words
 from gpt2_repro.errors import BadCheckpoint, RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.output import file_name
 from gpt2_repro.files import from_json, parse_object, read_object, sha256_of, try_lock, write_whole
+from gpt2_repro.model.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import (
     CHECKPOINT_MANIFEST,

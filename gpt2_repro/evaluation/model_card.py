@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from gpt2_repro.checkpoints.checkpoint import HUB_ID
 from gpt2_repro.evaluation.comparison import (
     CLEAN,
     UNTRAINED,
@@ -25,6 +24,7 @@ from gpt2_repro.evaluation.references import DOCUMENTS
 from gpt2_repro.evaluation.scores import BITS
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS, local_task
 from gpt2_repro.files import from_json, read_object
+from gpt2_repro.model.checkpoint import HUB_ID
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import COMPARISON, ENVIRONMENT, EVALUATION_FOLDER, RECIPE
 from gpt2_repro.text import Cell, Table

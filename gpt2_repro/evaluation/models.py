@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.checkpoints.checkpoint import Checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import ComparedModel
+from gpt2_repro.model.checkpoint import Checkpoint
 from gpt2_repro.model.size import max_positions
 from gpt2_repro.run_record.layout import step_of
 from gpt2_repro.tokenization import PROBE, encode, start_id

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.config import JsonObject
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import SHAPE, ModelArguments
+from gpt2_repro.model.checkpoint import resolve_checkpoint
 from gpt2_repro.model.configuration import FAILURES, own_keys, size_keys
 from gpt2_repro.model.load import load_config, load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config

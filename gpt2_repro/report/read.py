@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.checkpoints.checkpoint import suggest_run
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, SHARDS, baseline_of, published_loss
 from gpt2_repro.launchers import EVALUATE
+from gpt2_repro.model.checkpoint import suggest_run
 from gpt2_repro.planning.compute_optimal import FINEWEB, expected_loss, is_fitted
 from gpt2_repro.run_record import RunRecord, events, layout
 from gpt2_repro.text import Table, count

@@ -22,6 +22,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import size_of, sync, write_whole
 from gpt2_repro.launchers import deepspeed_json
+from gpt2_repro.model.checkpoint import resolve_checkpoint
 from gpt2_repro.recipe import TrainingRecipe, TrainingSection
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -66,9 +67,18 @@ def start_and_train(
     # --- Where to start
     def restore_and_choose() -> Start:
         copied = restore_copies(run, identity, sync_from=settings.sync_from, sync_to=settings.sync_to)
-        named = {"resume_from": settings.resume_from, "init_from": recipe.model.init_from}
-        meanwhile = functools.partial(import_build, run)
-        return choose_start(run, identity, max_steps=plan.max_steps, **named, verified=copied, meanwhile=meanwhile)
+        start = choose_start(
+            run,
+            identity,
+            max_steps=plan.max_steps,
+            resume_from=settings.resume_from,
+            verified=copied,
+            meanwhile=functools.partial(import_build, run),
+        )
+        is_new = start.checkpoint is None and not start.is_finished
+        if is_new and recipe.model.init_from:
+            resolve_checkpoint(recipe.model.init_from)  # an error if it does not exist
+        return start
 
     if not ranks.is_main() and run.status().state != "complete":
         import_build(run)  # instead of waiting for rank 0

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gpt2_repro.checkpoints import checkpoint
 from gpt2_repro.checkpoints.manifest import seal
 from gpt2_repro.errors import BadCheckpoint, RunFailed, UserError
 from gpt2_repro.evaluation import __main__ as command
 from gpt2_repro.evaluation import follow
 from gpt2_repro.evaluation.arguments import options_of_scores, override_arguments, parse_options
+from gpt2_repro.model import checkpoint
 from gpt2_repro.recipe import EvaluationArguments
 from gpt2_repro.report.plots import figures
 from gpt2_repro.report.read import Run, scores_of_checkpoints

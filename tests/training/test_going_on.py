@@ -8,10 +8,10 @@ from subprocess import CompletedProcess
 import pytest
 import yaml
 
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from gpt2_repro.checkpoints.manifest import manifest_hash
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.model.checkpoint import resolve_checkpoint
 from gpt2_repro.optim.schedule import learning_rate_factor
 from tests.faults.runs import status, weights
 from tests.reference import write_jsonl
