@@ -4,8 +4,7 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
-from multiprocessing.pool import ThreadPool
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,6 @@ def choose_start(
     max_steps: int,
     resume_from: str = "",
     verified: Path | None = None,
-    meanwhile: Callable[[], object] = lambda: None,
 ) -> Start:
     """Choose the checkpoint to start from.
 
@@ -109,7 +107,6 @@ def choose_start(
         max_steps: the last step of the run.
         resume_from: the name of a checkpoint. "": the newest complete one.
         verified: the checkpoint of the run whose files have just been verified, if there is one.
-        meanwhile: a function to call while a thread verifies the checkpoint.
 
     Raises UserError if the run directory is in use, belongs to another run, has only damaged checkpoints or a final/
     without a checkpoint, or if loading the checkpoint could run code.
@@ -121,10 +118,7 @@ def choose_start(
         return Start(is_finished=True)
     if run.path.is_dir():
         run.lock()  # a new run directory is locked later, when the model is built
-    with ThreadPool(1) as pool:
-        choice = pool.apply_async(choose_checkpoint, (run.path, resume_from), {"verified": verified})
-        meanwhile()
-        checkpoint, skipped = choice.get()
+    checkpoint, skipped = choose_checkpoint(run.path, resume_from, verified=verified)
     if checkpoint is None:
         _require_no_result(run, skipped)
         return Start()

@@ -10,17 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 from transformers import PreTrainedModel
 
-from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.checkpoints.resuming import RunIdentity
 from gpt2_repro.evaluation.references import explained
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.launchers import ROOT
-from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.configuration import measure
-from gpt2_repro.recipe import TrainingRecipe, TrainingSection
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.training.deviations import compare_with_default
+from gpt2_repro.training.settings import RunSetup
 from gpt2_repro.training.trainer import PretrainingTrainer
 
 
@@ -30,24 +27,17 @@ SECRET = re.compile(r"://[^/\s]*:[^/\s]*@|://\S*\?\S*=\S*")  # a password or a q
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
 
 
-def describe_run(
-    recipe: TrainingRecipe,
-    settings: TrainingSection,
-    plan: BatchPlan,
-    model: PreTrainedModel,
-    data: Manifest,
-    attention: str,
-    identity: RunIdentity,
-) -> Environment:
+def describe_run(setup: RunSetup, model: PreTrainedModel, *, attention: str) -> Environment:
     """Return the contents of environment.json for a run that is about to start."""
-    reference, deviations = compare_with_default(recipe)
-    scale = measure(model, plan.sequence_length)
+    settings = setup.settings
+    reference, deviations = compare_with_default(setup.recipe)
+    scale = measure(model, setup.plan.sequence_length)
     return Environment(
         versions=_versions(),
         commit=_commit(),
         command=SECRET.sub("://…", " ".join(sys.argv)),
         accelerator=find_accelerator(use_cpu=settings.use_cpu),
-        plan=plan,
+        plan=setup.plan,
         architecture=model.config.model_type,
         parameters=scale.parameters,
         active_parameters=scale.active,
@@ -56,11 +46,11 @@ def describe_run(
         document_mask=model.documents is not None,
         usd_per_hour=settings.usd_per_hour or None,
         seed=settings.seed,
-        data=data.to_json(),
+        data=setup.data.manifest.to_json(),
         attention=attention,
         reference=reference,
         deviations=deviations,
-        run_identity=identity.values,
+        run_identity=setup.identity.values,
     )
 
 

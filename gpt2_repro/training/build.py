@@ -10,9 +10,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils.logging import disable_progress_bar
 
 from gpt2_repro import hardware, ranks
-from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.checkpoints.resuming import RunIdentity, Start
-from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.checkpoints.resuming import Start
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.model.architecture import check_architecture
@@ -21,12 +19,12 @@ from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.pretraining import launch_softmax_kernel, use_torch_softmax
-from gpt2_repro.recipe import TrainingRecipe
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.announce import announce, describe_run
 from gpt2_repro.training.callbacks import ProgressBar
 from gpt2_repro.training.inputs import open_inputs
 from gpt2_repro.training.samples import TextSampler
+from gpt2_repro.training.settings import RunSetup
 from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_tracking
 from gpt2_repro.training.trainer import PretrainingArguments, PretrainingTrainer
 
@@ -34,43 +32,38 @@ from gpt2_repro.training.trainer import PretrainingArguments, PretrainingTrainer
 logger = logging.getLogger(__name__)
 
 
-def build_trainer(
-    args: PretrainingArguments,
-    recipe: TrainingRecipe,
-    plan: BatchPlan,
-    data: PreparedData,
-    run: RunRecord,
-    start: Start,
-    identity: RunIdentity,
-) -> PretrainingTrainer:
-    """Open the data, build the model, lock the run directory, and return the Trainer."""
-    inputs, model, length = open_inputs(data, args.settings), recipe.model, plan.sequence_length
-    tokenizer, vocab_size = inputs.tokenizer, data.manifest.vocab_size
-    run.end_phase("opening the data")
-    config = build_config(model, sequence_length=length, vocab_size=vocab_size, tokenizer=tokenizer)
-    check_architecture(config, document_mask=model.document_mask)
-    run.end_phase("checking the architecture")
-    check_triton(args, config, requested=recipe.training.torch_compile)
-    attention = _choose_kernel(args, recipe, config, run)
-    run.end_phase("choosing the kernel")
+def build_trainer(args: PretrainingArguments, setup: RunSetup, start: Start) -> PretrainingTrainer:
+    """Open the data, build the model, lock the run directory, and return the Trainer. A collective."""
+    section = setup.recipe.model
+    inputs = open_inputs(setup.data, args.settings)
+    config = build_config(
+        section,
+        sequence_length=setup.plan.sequence_length,
+        vocab_size=setup.data.manifest.vocab_size,
+        tokenizer=inputs.tokenizer,
+    )
+    check_architecture(config, document_mask=section.document_mask)
+    check_triton(args, config, requested=setup.recipe.training.torch_compile)
+    attention = _choose_kernel(args, setup, config)
+    documents = None
+    if section.document_mask:
+        documents = Documents(inputs.tokenizer.eos_token_id, behind=setup.recipe.data.separator == "after")
     set_seed(args.seed)
-    documents = Documents(tokenizer.eos_token_id, behind=recipe.data.separator == "after")
-    network = build_model(
+    model = build_model(
         config,
-        tokenizer,
+        inputs.tokenizer,
         attention=attention.name,
-        init_from=None if start.checkpoint else model.init_from,
-        documents=documents if model.document_mask else None,
+        init_from=None if start.checkpoint else section.init_from,
+        documents=documents,
         compiled=bool(args.settings.torch_compile),
     )
-    run.end_phase("building the model")
     if ranks.is_main():
-        run.lock()
-    environment = describe_run(recipe, args.settings, plan, network, data.manifest, str(attention), identity)
+        setup.run.lock()
+    environment = describe_run(setup, model, attention=str(attention))
     announce(environment)
-    prepare_tracking(args.report_to, run.path)  # before the Trainer imports wandb
+    prepare_tracking(args.report_to, setup.run.path)  # before the Trainer imports wandb
     trainer = PretrainingTrainer(
-        model=network, args=args, inputs=inputs, run=run, environment=environment, identity=identity
+        model=model, args=args, inputs=inputs, run=setup.run, environment=environment, identity=setup.identity
     )
     add_callbacks(trainer)
     return trainer
@@ -107,23 +100,32 @@ def check_triton(args: PretrainingArguments, config: PreTrainedConfig, *, reques
     logger.warning(text, problem)
 
 
-def _choose_kernel(
-    args: PretrainingArguments, recipe: TrainingRecipe, config: PreTrainedConfig, run: RunRecord
-) -> Choice:
-    """Choose the attention kernel on rank 0, because timings differ between ranks."""
-    model, kernel = recipe.model, None
-    if model.attn_implementation != "auto" or ranks.is_main():
+def _choose_kernel(args: PretrainingArguments, setup: RunSetup, config: PreTrainedConfig) -> Choice:
+    """Choose the attention kernel on rank 0, because timings differ between ranks. A collective."""
+    section = setup.recipe.model
+    kernel = None
+    if section.attn_implementation != "auto" or ranks.is_main():
         rows = args.per_device_train_batch_size
-        one_row = bool(args.settings.torch_compile) and 1 in (rows, args.per_device_eval_batch_size)
-        length, is_cuda = recipe.data.sequence_length, args.device.type == "cuda"
-        machine = Machine(is_cuda, args.bf16, length, one_row, model.document_mask, fp16=args.fp16)
-        # The kernel of the previous attempt, unless it was on another type of GPU.
-        before = run.environment()
-        is_same = before.accelerator.name == find_accelerator(use_cpu=args.use_cpu).name
-        earlier = before.engine.get("attention") or (before.attention or "").partition(" ")[0]
-        earlier = earlier if is_same else ""
-        kernel = choose_attention(model.attn_implementation, machine, config, rows=rows, earlier=earlier)
+        has_one_row = rows == 1 or args.per_device_eval_batch_size == 1
+        machine = Machine(
+            cuda=args.device.type == "cuda",
+            bf16=args.bf16,
+            length=setup.recipe.data.sequence_length,
+            one_row_compiled=has_one_row and bool(args.settings.torch_compile),
+            document_mask=section.document_mask,
+            fp16=args.fp16,
+        )
+        earlier = _earlier_kernel(setup.run, use_cpu=args.use_cpu)
+        kernel = choose_attention(section.attn_implementation, machine, config, rows=rows, earlier=earlier)
     return broadcast_object_list([kernel])[0]
+
+
+def _earlier_kernel(run: RunRecord, *, use_cpu: bool) -> str:
+    """Return the attention kernel of the previous attempt, or "" if there was none, or on another type of GPU."""
+    before = run.environment()
+    if before.accelerator.name != find_accelerator(use_cpu=use_cpu).name:
+        return ""
+    return before.engine.get("attention") or (before.attention or "").partition(" ")[0]
 
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:

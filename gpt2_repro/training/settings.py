@@ -11,6 +11,7 @@ from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.config import values_of
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.fields import settings_of
 from gpt2_repro.launchers import FSDP2, RECOMMENDED, Launcher, current_launcher
@@ -20,6 +21,7 @@ from gpt2_repro.optim import MUON
 from gpt2_repro.planning.cost import price_of
 from gpt2_repro.planning.workload import plan_run
 from gpt2_repro.recipe import TrainingRecipe, TrainingSection, output_dir_of
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.notes import WENT_BACK, noted
 from gpt2_repro.training.launch_checks import check_launcher
 
@@ -38,6 +40,25 @@ ELEMENTWISE_OPTIMIZERS = (
     *("adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit"),
     *("lion_32bit", "lion_8bit", "paged_lion_32bit"),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSetup:
+    """What is known of a run before it starts.
+
+    Attributes:
+        recipe: as in the file and on the command line.
+        settings: the section `training:` of the recipe, resolved for this machine and launcher.
+        run: the run directory.
+        identity: the settings that must not change on a resume.
+    """
+
+    recipe: TrainingRecipe
+    settings: TrainingSection
+    plan: BatchPlan
+    data: PreparedData
+    run: RunRecord
+    identity: RunIdentity
 
 
 def check_optimizer(optim: str) -> None:
