@@ -31,6 +31,16 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def index() -> int:
+    """Return the rank of this process. No collective."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def count() -> int:
+    """Return the number of ranks. No collective."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def decide(function: Callable[[], T]) -> T:
     """Call `function` on rank 0, and return its result, or raise its error, on all ranks.
 
@@ -76,6 +86,28 @@ def largest(number: int) -> int:
     import torch
 
     return int(gather(torch.tensor([number])).max())
+
+
+def of_main(number: float) -> float:
+    """Return the `number` of rank 0 on all ranks."""
+    import torch
+
+    return gather(torch.tensor([number], dtype=torch.float64))[0].item()
+
+
+def sum_on_machine(number: int) -> int:
+    """Return the sum of `number` over the ranks of this machine."""
+    import torch
+
+    numbers = gather(torch.tensor([number])).flatten()
+    first = index() - int(os.environ.get("LOCAL_RANK", "0"))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(numbers[first : first + processes].sum())
+
+
+def wait() -> None:
+    """Wait until all ranks have called this function."""
+    largest(0)
 
 
 def gather(values: "Tensor") -> "Tensor":

@@ -243,7 +243,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
             raise UserError(f"Loading {path} could run code ({named}). Resume from another checkpoint.")
 
 
-def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
+def loadable(start: Start, *, staging: Path, processes: int) -> str | None:
     """Return the checkpoint folder for Trainer to load, or None to start at step 0.
 
     This is a collective: call it on all ranks.
@@ -251,10 +251,11 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
     Args:
         staging: the folder for a converted copy of the checkpoint. The copy is needed if the number of DeepSpeed
             processes has changed. The next save deletes the copy.
+        processes: the number of processes of this start.
     """
     if start.checkpoint is None:
         return None
-    checkpoint, processes = start.checkpoint, accelerator.num_processes
+    checkpoint = start.checkpoint
     if not start.needs_conversion(processes):
         return str(checkpoint)
     copy = staging / checkpoint.name
@@ -265,6 +266,4 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
         logger.info("converted %s from %d to %d processes", checkpoint, written_by, processes)
 
     ranks.decide(convert_once)  # the other ranks wait, and get its error
-    config = accelerator.state.deepspeed_plugin.deepspeed_config
-    config["checkpoint"] = config.get("checkpoint", {}) | {"load_universal": True}
     return str(copy)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, extract_model_from_parallel
+from accelerate.utils import extract_model_from_parallel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from gpt2_repro import ranks
@@ -77,6 +77,7 @@ class CheckpointSaver:
 
     Args:
         settings: how to save.
+        device: the type of the device, for example `cuda`.
         total_bytes: expected size of the first checkpoint.
         own_bytes: expected size of the files of this rank.
         alive: a function that restarts the watchdog's timer. It is called as long as a save makes progress.
@@ -85,14 +86,17 @@ class CheckpointSaver:
     def __init__(
         self,
         record: RunRecord,
-        accelerator: Any,
         settings: SavingSettings,
         *,
+        device: str,
         total_bytes: int,
         own_bytes: int,
         alive: Callable[[], None],
     ) -> None:
-        self.record, self.run, self.accelerator, self.settings = record, record.path, accelerator, settings
+        self.record = record
+        self.run = record.path
+        self.settings = settings
+        self.device = device
         self.staging = self.run / STAGING  # where checkpoints are written before they are complete
         self.total_bytes, self.own_bytes, self.alive = total_bytes, own_bytes, alive
         self.skipped = 0
@@ -150,7 +154,7 @@ class CheckpointSaver:
         """
         if self.settings.in_background and hasattr(os, "memfd_create"):
             self._start_writer()
-        if self.settings.sync_to and self.accelerator.is_main_process:
+        if self.settings.sync_to and ranks.is_main():
             self.record.write_environment(environment)  # the copy needs the run identity
             self.copier = RunCopier(self.record, self.settings.sync_to, self.settings.rotation, self.settings.identity)
             if is_new:
@@ -158,11 +162,12 @@ class CheckpointSaver:
 
     def _start_writer(self) -> None:
         """Allocate memory for this rank's files, and start the process that writes them. A collective."""
-        first = self.accelerator.process_index - self.accelerator.local_process_index
-        sizes = ranks.gather(torch.tensor([self.own_bytes])).flatten()[first:]
-        copies, available = int(sizes[: int(os.environ.get("LOCAL_WORLD_SIZE", 1))].sum()), available_memory()
-        # Without a GPU with its own memory: the moments, gradients and activations are not allocated yet.
-        needed = copies * (1 if self.accelerator.device.type == "cuda" else 3)
+        copies = ranks.sum_on_machine(self.own_bytes)
+        available = available_memory()
+        needed = copies
+        if self.device != "cuda":
+            # Without a GPU with its own memory: the moments, gradients and activations are not allocated yet.
+            needed = 3 * copies
         if ranks.largest(int(needed > available)):
             text = "Saving in the background needs %s of free memory, but there are %s. Training pauses during saves."
             logger.warning(text, size_text(needed), size_text(available))
@@ -252,7 +257,7 @@ class CheckpointSaver:
         self.wait_for_writers()
         if self.saved_step >= 0:
             self.wait_for(checkpoint_path(self.run, self.saved_step))
-        self.accelerator.wait_for_everyone()
+        ranks.wait()
 
     def wait_for_writers(self) -> None:
         """Wait until the writers of all ranks have finished. A collective.
@@ -319,7 +324,7 @@ class CheckpointSaver:
         also = step_of(Path((self.copier and self.copier.job) or ""))  # the checkpoint that is being copied
         job |= {"run": str(self.run.resolve()), "rotation": self.settings.rotation, "also": also}
         job["trainer"] = os.getpid()
-        job |= {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
+        job |= {"rank": ranks.index(), "ranks": ranks.count()}
         if self.writer is None or self.memory is None:
             return self._report(job, writer.perform(job, memoryview(b""), self.alive))
         self.wait_for_copy()
@@ -362,15 +367,15 @@ class CheckpointSaver:
             deletes: whether old checkpoints are deleted now. Otherwise, their space counts as free.
             resumes_at: see `check_disk`.
         """
-        if not self.accelerator.is_main_process:
-            return broadcast_object_list([0.0])[0]
-        reclaimable = 0
-        if deletes:
-            self._make_room(rolling=rolling)
-        else:
-            reclaimable = self._reclaimable(resumes_at)
-        missing = self._needed() - shutil.disk_usage(self.run).free - reclaimable
-        return broadcast_object_list([missing])[0]
+        missing = 0.0
+        if ranks.is_main():
+            reclaimable = 0
+            if deletes:
+                self._make_room(rolling=rolling)
+            else:
+                reclaimable = self._reclaimable(resumes_at)
+            missing = self._needed() - shutil.disk_usage(self.run).free - reclaimable
+        return ranks.of_main(missing)
 
     def _make_room(self, *, rolling: bool) -> None:
         """Delete what a killed run left, and old checkpoints if the disk has too little space."""

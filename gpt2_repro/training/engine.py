@@ -145,6 +145,12 @@ def save_files_with(engine: Any, save: Callable[[Any, str], None]) -> None:
     ZeroStageEnum.__reduce_ex__ = lambda stage, _: (ZeroStageEnum, (stage.value,))
 
 
+def load_universal_form(accelerator: Any) -> None:
+    """Let DeepSpeed load a checkpoint in universal form. Call this before the engine is built."""
+    config = accelerator.state.deepspeed_plugin.deepspeed_config
+    config["checkpoint"] = config.get("checkpoint", {}) | {"load_universal": True}
+
+
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
     """Return the class, dtypes and settings of the training engine."""
     dtype = _name(next(wrapped.parameters()).dtype)

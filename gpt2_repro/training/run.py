@@ -145,6 +145,7 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
     or if it is not copied to --sync_to.
     """
     from gpt2_repro.training.announce import report_end
+    from gpt2_repro.training.engine import load_universal_form
     from gpt2_repro.training.sharded import shard_by_fsdp
     from gpt2_repro.training.tracking import finish_reporting
 
@@ -156,7 +157,9 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
     require_space(trainer, start)
     try:
         claim(trainer, setup, start)
-        folder = loadable(start, staging=saver.staging, accelerator=trainer.accelerator)
+        folder = loadable(start, staging=saver.staging, processes=trainer.args.world_size)
+        if start.needs_conversion(trainer.args.world_size):
+            load_universal_form(trainer.accelerator)
         saver.start(trainer.environment, is_new=start.checkpoint is None)
         shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()

@@ -109,8 +109,8 @@ class PretrainingTrainer(Trainer):
         shards = self.args.world_size if self.is_deepspeed_enabled else 0
         return CheckpointSaver(
             self.run,
-            self.accelerator,
             SavingSettings(settings.rotation, settings.background_save, settings.sync_to, identity),
+            device=self.args.device.type,
             total_bytes=checkpoint_bytes(parameters, bf16=settings.is_half, state=state),
             own_bytes=bytes_of_rank(parameters, bf16=settings.is_half, state=state, rank=rank, shards=shards),
             alive=self.watchdog.arm,

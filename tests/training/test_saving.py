@@ -106,12 +106,10 @@ def test_memory_that_cannot_be_pinned_leaves_no_error_behind(code: int, monkeypa
 
 
 @pytest.fixture
-def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(saving, "broadcast_object_list", lambda objects: objects)
-    alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None, process_index=0, num_processes=1)
-    alone.device, alone.local_process_index = torch.device("cpu"), 0
+def saver(tmp_path: Path):
     sizes = {"total_bytes": 800, "own_bytes": 800}
-    made = CheckpointSaver(RunRecord(tmp_path), alone, SavingSettings(Rotation(keep=2)), **sizes, alive=lambda: None)
+    settings = SavingSettings(Rotation(keep=2))
+    made = CheckpointSaver(RunRecord(tmp_path), settings, device="cpu", **sizes, alive=lambda: None)
 
     def write(folder: Path) -> tuple[dict, dict]:
         folder.mkdir(parents=True)
@@ -153,7 +151,7 @@ def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monke
 @pytest.mark.parametrize(("device", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])
 def test_a_training_on_a_cpu_needs_memory_besides_the_copy(saver, device: str, copies: bool, monkeypatch) -> None:
     monkeypatch.setattr(saving, "available_memory", lambda: 2000)  # a checkpoint has 800 bytes
-    saver.accelerator.device = torch.device(device)
+    saver.device = device
     saver._start_writer()
     saver.close()
     assert (saver.memory is not None) == copies
