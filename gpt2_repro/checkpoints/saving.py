@@ -160,6 +160,10 @@ class CheckpointSaver:
             if is_new:
                 self.copier.require_place()
 
+    def resume_at(self, step: int) -> None:
+        """Note that the checkpoint of `step` is complete."""
+        self.saved_step = step
+
     def _start_writer(self) -> None:
         """Allocate memory for this rank's files, and start the process that writes them. A collective."""
         copies = ranks.sum_on_machine(self.own_bytes)

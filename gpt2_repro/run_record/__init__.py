@@ -39,8 +39,7 @@ class RunRecord:
         self.path = Path(path)
         self.final = self.path / layout.FINAL
         self.metrics, self.samples = self.path / layout.METRICS, self.path / layout.SAMPLES
-        # Returns the seconds of this process in each part of PARTS.
-        self.measure: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
+        self._measure: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
         self._lock: TextIO | None = None
         self.lock_descriptor = -1  # of the lock file, if this process has locked the run
         self._holder_before: str | None = None  # content of the lock file before `lock`. None: there was no file
@@ -238,9 +237,13 @@ class RunRecord:
         # From the start of the process, because a rented machine costs money from then on.
         return sum(self._earlier.values()) + process_seconds()
 
+    def measure_with(self, time_breakdown: Callable[[], Mapping[str, float]]) -> None:
+        """Take the times of this process from a function that returns its seconds in each part of PARTS."""
+        self._measure = time_breakdown
+
     def time_breakdown(self) -> dict[str, float]:
         """Return the seconds of each part of PARTS, summed over all attempts."""
-        measured = self.measure()
+        measured = self._measure()
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:

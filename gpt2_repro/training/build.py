@@ -1,6 +1,5 @@
 """Build the Trainer of a run: data, model, attention kernel, environment and callbacks."""
 
-import dataclasses
 import logging
 
 import torch
@@ -95,7 +94,7 @@ def check_triton(args: PretrainingArguments, config: PreTrainedConfig, *, reques
     if requested:
         raise UserError(f"{problem}. torch.compile needs Triton. Pass --torch_compile false.")
     use_torch_softmax()
-    args.settings = dataclasses.replace(args.settings, torch_compile=False)
+    args.turn_off_compile()
     text = "%s. The run uses torch's own kernels and no torch.compile, which may take twice as long."
     logger.warning(text, problem)
 

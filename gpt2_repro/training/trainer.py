@@ -1,4 +1,30 @@
-"""A Trainer subclass for pre-training. Comments explain the differences from transformers' Trainer (5.23)."""
+"""A Trainer subclass for pre-training. Comments explain the differences from transformers' Trainer (5.23).
+
+One optimizer step in the order of time, with the methods that act. This step also saves, validates and stops the run.
+"Trainer" is transformers' own class, whose `_run_epoch` calls them (tests/training/test_timeline.py).
+
+    read the rows of all micro-batches      PretrainingTrainer.get_batch_samples, Meter.start
+    forward and backward pass of each       Trainer.training_step, PretrainingTrainer.floating_point_ops
+    between two passes                      Watchdog.on_substep_end
+    clip (DeepSpeed: in its step)           PretrainingTrainer._clip_grad_norm
+    take the norm, wait for a copy          PretrainingTrainer._get_grad_norm, CheckpointSaver.wait_for_copy,
+                                            UpdateGuard.see_norm
+    update, unless it is not finite         UpdateGuard._before_update, AdamW.step
+    average the weights (--ema_steps)       WeightAverage.on_optimizer_step
+    advance the learning rate               LearningRate.step
+    count a skipped update                  UpdateGuard.on_step_end, UpdateGuard.after_step
+    decide: log, save, validate, stop       StepControl.on_step_end, StepControl._request
+    restart the watchdog                    Watchdog.on_step_end
+    see what earlier saves have become      PretrainingTrainer._maybe_log_save_evaluate, CheckpointSaver.poll,
+                                            PretrainingTrainer._report_saves
+    write the log to metrics.jsonl          PretrainingTrainer.log, Meter.read, PretrainingTrainer._write_event
+    save; before a stop, until complete     PretrainingTrainer._save_checkpoint, CheckpointSaver.save,
+                                            CheckpointSaver.finish
+    print and report the log                ProgressBar.on_log
+    validate                                PretrainingTrainer.evaluate, Validation.measure, ProgressBar.on_prediction_step
+    sample text                             TextSampler.on_evaluate
+    before the run ends: finish all saves   PretrainingTrainer._finish_saves
+"""
 
 import contextlib
 import copy
@@ -46,6 +72,10 @@ class PretrainingArguments(TrainingArguments):
 
     settings: TrainingSection
 
+    def turn_off_compile(self) -> None:
+        """Train without torch.compile, because Triton does not work on this GPU."""
+        self.settings = dataclasses.replace(self.settings, torch_compile=False)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the values of all fields, which tracking services show."""
         values = super().to_dict()
@@ -85,9 +115,11 @@ class PretrainingTrainer(Trainer):
         if self.is_deepspeed_enabled:
             # accelerate (1.15) takes the number of the DeepSpeed configuration and warns that it differs from 1.
             self.accelerator.gradient_accumulation_steps = args.gradient_accumulation_steps
-        self.run, self.environment, self.plan = run, environment, environment.plan
+        self.run = run
+        self.environment = environment
+        self.plan = environment.plan
         self.meter = Meter(environment, compiled=bool(settings.torch_compile))
-        run.measure = self.meter.time_breakdown
+        run.measure_with(self.meter.time_breakdown)
         self.guard = UpdateGuard(self._write_event)
         self.watchdog = Watchdog(settings.hang_timeout)
         self.average = WeightAverage(settings.ema_steps)
@@ -104,8 +136,10 @@ class PretrainingTrainer(Trainer):
             self.add_callback(own)
 
     def _saver(self, identity: RunIdentity) -> CheckpointSaver:
-        settings, parameters = self.args.settings, self.model.num_parameters()
-        state, rank = state_bytes(averaged=settings.ema_steps > 0), self.args.process_index
+        settings = self.args.settings
+        parameters = self.model.num_parameters()
+        state = state_bytes(averaged=settings.ema_steps > 0)
+        rank = self.args.process_index
         shards = self.args.world_size if self.is_deepspeed_enabled else 0
         return CheckpointSaver(
             self.run,
@@ -119,7 +153,8 @@ class PretrainingTrainer(Trainer):
     def restore(self, start: Start) -> None:
         """Restore from a checkpoint what Trainer does not: counts of skipped updates, and the loss window."""
         if start.checkpoint is not None:
-            self.saver.saved_step, self.restored_losses = start.step, start.manifest["loss_window"]
+            self.saver.resume_at(start.step)
+            self.restored_losses = start.manifest["loss_window"]
             self.guard.load_state(start.manifest["guard"])
 
     def settle(self) -> None:
@@ -137,7 +172,9 @@ class PretrainingTrainer(Trainer):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         # DeepSpeed (0.19.8) rounds the weights to bf16 or fp16 before it copies the fp32 master weights from them.
         rounded = resume_from_checkpoint is None and self.is_deepspeed_enabled and self.args.settings.is_half
-        weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters() if rounded}
+        weights: dict[str, torch.Tensor] = {}
+        if rounded:
+            weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
         # DeepSpeed prints a dozen lines about memory here, at any log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
@@ -156,9 +193,11 @@ class PretrainingTrainer(Trainer):
         self.guard.attach(optimizer, zero, loss_scale=engine.loss_scale(self.accelerator, zero))
         self.average.attach(optimizer, zero)
         chunk = tokens_per_chunk(self.model.config.vocab_size, self.environment.accelerator.memory_bytes or 0)
-        facts |= {"clip": self.args.max_grad_norm, "compiled": bool(self.args.settings.torch_compile)}
-        self.record_engine(facts | {"tokens_per_chunk_of_logits": chunk})
-        self.run.end_phase("building the engine")
+        facts["clip"] = self.args.max_grad_norm
+        facts["compiled"] = bool(self.args.settings.torch_compile)
+        facts["tokens_per_chunk_of_logits"] = chunk
+        self.record_engine(facts)
+        self.run.end_phase("engine")
         settings = (f"{key.replace('_', ' ')} = {value}" for key, value in self.environment.engine.items())
         logger.info("settings in use: %s", ", ".join(settings))
         return prepared
@@ -168,17 +207,17 @@ class PretrainingTrainer(Trainer):
         if "loading and validation" not in self.run.startup:
             return self.run.end_phase("loading and validation")
         self.run.end_phase("first step")
-        phases, total = self.run.startup, sum(self.run.startup.values())
+        phases = self.run.startup
         self.environment = dataclasses.replace(self.environment, startup=phases)
         self.record_engine({})
         if self.args.settings.torch_compile:
             # The kernel has changed if it could not be compiled. A resumed run uses the new one.
-            compiled, kernel = "training" in self.model.compiled_graphs, self.model.config._attn_implementation
-            self.record_engine({"compiled": compiled, "attention": kernel})
+            compiled = "training" in self.model.compiled_graphs
+            self.record_engine({"compiled": compiled, "attention": self.model.config._attn_implementation})
             if not compiled:
                 logger.warning("Nothing was compiled. Unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE.")
         listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
-        logger.info("start-up: %.1f s (%s)", total, listed)
+        logger.info("start-up: %.1f s (%s)", sum(phases.values()), listed)
 
     def record_engine(self, facts: dict[str, Any]) -> None:
         """Add properties of the training engine to environment.json."""
@@ -194,11 +233,15 @@ class PretrainingTrainer(Trainer):
         # After a resume on several processes, accelerate's wrappers do not pass set_epoch on to the sampler.
         self.sampler.set_epoch(epoch)
         # The sum of the losses since the last log line. Trainer loses this sum on a resume.
-        window, self.restored_losses = self.restored_losses, None
+        window = self.restored_losses
+        self.restored_losses = None
         if window is not None:
             sums = [math.nan if total is None else total for total in window["sums"]]  # null: it was not finite
             process = self.args.process_index
-            self._tr_loss += sums[process] if len(sums) == self.args.world_size else sum(sums) / len(sums)
+            if len(sums) == self.args.world_size:
+                self._tr_loss += sums[process]
+            else:
+                self._tr_loss += sum(sums) / len(sums)
             self._globalstep_last_logged = window["since"]
         super()._run_epoch(*args, epoch=epoch, **kwargs)
 
@@ -229,8 +272,11 @@ class PretrainingTrainer(Trainer):
             grad_norm = self.model_wrapped.get_global_grad_norm()
         elif grad_norm is None:
             grad_norm = engine.clip_gradients(self.accelerator, self.optimizer, math.inf)
+        return self._check_norm(whole(grad_norm))
+
+    def _check_norm(self, norm: Any) -> Any:
+        """Wait until the last save is copied, and let the guard see the norm. Nothing changes weights before this."""
         self.saver.wait_for_copy()  # an average of weights changes even if the optimizer skips the step
-        norm = whole(grad_norm)
         self.guard.see_norm(norm)
         return norm
 
@@ -267,11 +313,15 @@ class PretrainingTrainer(Trainer):
         if "loss" in logs:
             self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
             # A callback that added these metrics would run after the reporting callbacks.
-            logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
+            logs["tokens"] = self.tokens_trained
+            logs |= self.meter.read(self.tokens_trained)
             self.guard.settle()  # the device has ended the step, because Trainer has read its loss
-            logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
-            logs |= {"loss_scale": self.guard.loss_scale()} if self.guard.loss_scale else {}
-            if (price := self.args.settings.usd_per_hour) and self.is_world_process_zero():
+            if self.guard.total:
+                logs["updates_skipped"] = self.guard.total
+            if self.guard.loss_scale:
+                logs["loss_scale"] = self.guard.loss_scale()
+            price = self.args.settings.usd_per_hour
+            if price and self.is_world_process_zero():
                 logs["usd"] = round(self.run.seconds() / 3600 * price, 2)
             if time.monotonic() - self.run.written > FRESH:
                 self.record("running")
@@ -333,12 +383,12 @@ class PretrainingTrainer(Trainer):
             after_batch = functools.partial(report, self.args, self.state, self.control)
             # Trainer would average the means of batches and count padded duplicates.
             self.saver.wait_for_copy()  # so that a kill during a validation does not lose the save before it
-            model, measure = self.model.eval(), self.validation.measure
+            model = self.model.eval()
             try:
-                metrics = measure(model, step=step, after_batch=after_batch)
+                metrics = self.validation.measure(model, step=step, after_batch=after_batch)
                 if self.average.exists:
                     with self.average.applied():
-                        metrics |= measure(model, step=step, after_batch=after_batch, averaged=True)
+                        metrics |= self.validation.measure(model, step=step, after_batch=after_batch, averaged=True)
             except Interrupted:
                 self.control.should_save = not is_saved
                 return {}
