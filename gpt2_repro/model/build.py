@@ -59,11 +59,16 @@ def build_model(
 
 
 def _check_memory(config: PreTrainedConfig) -> None:
-    shape = {"n_layer": config.num_hidden_layers, "n_embd": config.hidden_size, "vocab_size": config.vocab_size}
-    parameters = gpt2_parameters(**shape, n_positions=config.max_position_embeddings)
+    parameters = gpt2_parameters(
+        n_layer=config.num_hidden_layers,
+        n_embd=config.hidden_size,
+        n_positions=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+    )
     # fp32 weights; without a GPU also their gradients and the two moments of AdamW.
     needed = parameters * (4 if torch.cuda.is_available() else 16)
-    if needed > (memory := total_memory()):  # not the free memory: a full page cache can be emptied
+    memory = total_memory()  # not the free memory: a full page cache can be emptied
+    if needed > memory:
         size = f"{parameters / 1e6:,.0f} M parameters needs about {needed / 1e9:,.0f} GB of memory"
         fix = "Pass a smaller --n_layer or --n_embd."
         raise UserError(f"A model with {size}. This machine has {memory / 1e9:.0f} GB. {fix}")
@@ -139,7 +144,8 @@ def compile_loss(model: PreTrainedModel, *, backend: Any = "inductor") -> None:
         try:
             return compiled(input_ids, shift_labels, **attention)
         except torch._dynamo.exc.TorchDynamoException as error:
-            if (kernel := model.config._attn_implementation) == "causal_sdpa":
+            kernel = model.config._attn_implementation
+            if kernel == "causal_sdpa":
                 raise
             text = "The attention kernel %s cannot be compiled (%s). The run uses the kernel causal_sdpa instead."
             logger.warning(text, kernel, in_a_line(error)[:200])

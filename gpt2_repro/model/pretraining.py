@@ -40,7 +40,8 @@ _OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 
 def _cudnn(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
     is_simple = attention_mask is None and query.shape[2] % 128 == 0
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *_OTHERS] if is_simple else _OTHERS, set_priority=True):
+    backends = [SDPBackend.CUDNN_ATTENTION, *_OTHERS] if is_simple else _OTHERS
+    with sdpa_kernel(backends, set_priority=True):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -97,7 +98,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, chunk: int) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden: list[Tensor] = []
-        trains, grad_weight = any(ctx.needs_input_grad), None
+        grad_weight: Tensor | None = None
+        trains = any(ctx.needs_input_grad)
         # Not on a CPU, where torch.mm has no out_dtype.
         unrounded = {"out_dtype": torch.float32} if hidden.is_cuda and FP32_PRODUCTS else {}
         for part, target in zip(hidden.split(chunk), labels.split(chunk), strict=True):
@@ -111,7 +113,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if gradient is not None:
                 grad_hidden.append(gradient @ weight)
                 if part.dtype == torch.float16 and not unrounded:  # the sums can exceed the range of fp16
-                    gradient, part = gradient.float(), part.float()
+                    gradient = gradient.float()
+                    part = part.float()
                 product = torch.mm(gradient.T, part, **unrounded).float()
                 grad_weight = product if grad_weight is None else grad_weight.add_(product)
             del gradient  # otherwise it stays in memory while the next chunk is computed
@@ -123,7 +126,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        (grad_hidden, grad_weight), scale = ctx.saved_tensors, grad_outputs[0]
+        grad_hidden, grad_weight = ctx.saved_tensors
+        scale = grad_outputs[0]
         return grad_hidden * scale, (grad_weight * scale).to(grad_hidden.dtype), None, None, None
 
 
@@ -141,7 +145,8 @@ def _softmax(part: Tensor, weight: Tensor, labels: Tensor, vocab: int, trains: b
     losses = (normalizer.log() - (logit - largest)).masked_fill(~counted, 0.0)
     if not trains:
         return losses, None
-    return losses, _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(part.dtype)
+    gradient = _minus_one_at(odds.div_(normalizer), target)
+    return losses, gradient.mul_(counted).to(part.dtype)
 
 
 def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
@@ -172,7 +177,8 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     if not torch.is_grad_enabled():
         # A parameter still has requires_grad, so the loss would compute a gradient.
-        hidden, weight = hidden.detach(), weight.detach()
+        hidden = hidden.detach()
+        weight = weight.detach()
     return _ChunkedCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), labels, vocab_size, chunk_size(weight))
 
 
@@ -193,7 +199,8 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
     balances = model.balance_loss is not None and torch.is_grad_enabled()
     routers = {"output_router_logits": True} if balances else {}
     outputs = model.base_model(input_ids=input_ids, use_cache=False, **routers, **attention)
-    hidden, head = outputs.last_hidden_state.flatten(0, 1), model.get_output_embeddings().weight
+    hidden = outputs.last_hidden_state.flatten(0, 1)
+    head = model.get_output_embeddings().weight
     loss = chunked_cross_entropy(hidden, head, shift_labels.flatten(), vocab_size=model.config.true_vocab_size)
     if balances:
         # The load-balancing loss contributes to the gradient, but not to the returned value.
@@ -207,8 +214,9 @@ def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tenso
     """Return the loss of each target, in fp32 nats [targets]. `shift_labels`: [rows, T]."""
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     is_target = shift_labels != IGNORED
-    weight, vocab_size = model.get_output_embeddings().weight, model.config.true_vocab_size
-    losses = []
+    weight = model.get_output_embeddings().weight
+    vocab_size = model.config.true_vocab_size
+    losses: list[Tensor] = []
     chunk = chunk_size(weight)
     for part, target in zip(hidden[is_target].split(chunk), shift_labels[is_target].split(chunk), strict=True):
         logits = (part @ weight.T)[:, :vocab_size].float()
@@ -245,7 +253,9 @@ def _forward(
         return CausalLMOutput(loss=target_losses(self, input_ids, shift_labels))
     # PretrainingTrainer passes its own count. Trainer (5.23) counts one target too many per row, because GPT-2 has no
     # `loss_type` (transformers#46204 does not fix this).
-    denominator = (shift_labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    denominator = num_items_in_batch
+    if denominator is None:
+        denominator = (shift_labels != IGNORED).sum()
     attention = self.documents.attention(self, input_ids) if self.documents else {}
     return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels, **attention) / denominator)
 
@@ -315,12 +325,15 @@ def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrai
 
     Raises ValueError for missing weights, and for weights that the architecture does not have.
     """
-    padded, target = plain_config(config), plain_config(config)
+    target = plain_config(config)
+    padded = plain_config(config)
     padded.vocab_size = config.vocab_size
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(padded, dtype=torch.float32)
-    missing, extra = model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
-    if wrong := {*missing, *extra} - set(model.all_tied_weights_keys):
+    in_fp32 = {name: weight.float() for name, weight in weights.items()}
+    missing, extra = model.load_state_dict(in_fp32, strict=False)
+    wrong = {*missing, *extra} - set(model.all_tied_weights_keys)
+    if wrong:
         raise ValueError(f"Weights are missing or unknown to this architecture: {sorted(wrong)[:3]}.")
     model.tie_weights()
     if target.vocab_size != padded.vocab_size:

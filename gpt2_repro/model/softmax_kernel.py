@@ -6,7 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 
-BLOCK, WARPS = 2048, 4  # the fastest of 11 combinations on an H200 (benchmarks/RESULTS.md)
+# The fastest of 11 combinations on an H200 (benchmarks/RESULTS.md).
+BLOCK = 2048
+WARPS = 4
 
 
 @triton.jit
@@ -51,8 +53,14 @@ def replace_by_gradient(logits: Tensor, labels: Tensor, vocab_size: int) -> Tens
     labels below 0.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    sizes = {"vocab_size": vocab_size, "padded_size": logits.shape[1]}
     softmax_gradient_kernel[(len(logits),)](
-        logits, labels, losses, logits.stride(0), **sizes, BLOCK=BLOCK, num_warps=WARPS
+        logits,
+        labels,
+        losses,
+        logits.stride(0),
+        vocab_size=vocab_size,
+        padded_size=logits.shape[1],
+        BLOCK=BLOCK,
+        num_warps=WARPS,
     )
     return losses

@@ -19,6 +19,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.model import pretraining, softmax_kernel
 from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.training import build as building
+from gpt2_repro.training.trainer import PretrainingArguments
 from tests.model.families import PADDED, VOCABULARY, build
 
 
@@ -66,7 +67,10 @@ def arguments(*, compiled: bool) -> Any:
     class Device:
         type = "cuda"
 
-    return SimpleNamespace(device=Device(), bf16=False, fp16=False, settings=TrainingSection(torch_compile=compiled))
+    settings = TrainingSection(torch_compile=compiled)
+    args: Any = SimpleNamespace(device=Device(), bf16=False, fp16=False, settings=settings)
+    args.turn_off_compile = lambda: PretrainingArguments.turn_off_compile(args)
+    return args
 
 
 @pytest.fixture(autouse=True)
