@@ -6,7 +6,7 @@ import pytest
 
 from gpt2_repro.batch_plan import TokenCount, plan_batches
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, flops_per_token, gpt2_parameters, state_bytes
+from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, flops_per_token, gpt2_parameters
 from gpt2_repro.optim.schedule import learning_rate_factor
 from gpt2_repro.recipe import TrainingSection, count_steps
 
@@ -45,7 +45,7 @@ def test_learning_rate_behind_its_end_and_of_a_warm_up_alone() -> None:
 
 
 def test_sizes_of_gpt2_124m() -> None:
-    adamw = {"bf16": True, "state": state_bytes(averaged=False)}
+    adamw = {"bf16": True, "averaged": False}
     assert [gpt2_parameters(**GPT2, vocab_size=ids) for ids in (50_257, 50_304)] == [124_439_808, 124_475_904]
     # nanoGPT's count: without position embeddings.
     flops = flops_per_token(parameters=124_439_808 - 1024 * 768, n_layer=12, n_embd=768, sequence_length=1024)
@@ -54,7 +54,10 @@ def test_sizes_of_gpt2_124m() -> None:
     sharded = [bytes_of_rank(124_475_904, **adamw, rank=rank, shards=4) for rank in range(4)]
     assert sum(sharded) == checkpoint_bytes(124_475_904, **adamw) and sharded[0] > sharded[1] == sharded[3]
     assert [bytes_of_rank(100, **adamw, rank=rank, shards=0) for rank in range(2)] == [1200, 0]
-    assert bytes_of_rank(100, bf16=True, state=state_bytes(averaged=True), rank=1, shards=2) == 800
+    averaged = {"bf16": True, "averaged": True}
+    assert [bytes_of_rank(100, **averaged, rank=rank, shards=2) for rank in range(2)] == [1600, 800]
+    assert [bytes_of_rank(100, **averaged, rank=rank, shards=0) for rank in range(2)] == [2000, 0]
+    assert checkpoint_bytes(100, **averaged) - checkpoint_bytes(100, **adamw) == 800  # in the state, and as a model
 
 
 def test_what_does_not_divide_names_choices_that_do() -> None:

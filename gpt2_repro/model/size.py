@@ -84,11 +84,17 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
     return 6 * parameters + 12 * n_layer * n_embd * sequence_length
 
 
-def checkpoint_bytes(parameters: int, *, bf16: bool, state: int) -> int:
-    """Return the size of a `checkpoint-N` in bytes. `state`: the result of `state_bytes`."""
-    # The state, and two copies of the model in bf16 or fp32: one that the training engine writes, and one in
-    # safetensors format.
-    return parameters * (state + 2 * (2 if bf16 else 4))
+def checkpoint_bytes(parameters: int, *, bf16: bool, averaged: bool) -> int:
+    """Return the size of a `checkpoint-N` in bytes. `averaged`: with --ema_steps."""
+    return parameters * (state_bytes(averaged=averaged) + _model_bytes(bf16=bf16, averaged=averaged))
+
+
+def _model_bytes(*, bf16: bool, averaged: bool) -> int:
+    """Return bytes per parameter of the models in a checkpoint, without the state of the optimizer."""
+    # Two copies in bf16 or fp32: one that the training engine writes, and one in safetensors format.
+    copies = 2 * (2 if bf16 else 4)
+    # The average has its own file in fp32. The state has it too, but in pickles, and divided among the ranks.
+    return copies + 4 if averaged else copies
 
 
 def state_bytes(*, averaged: bool) -> int:
@@ -111,16 +117,17 @@ def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
     return 1 << max(0, (logits // vocab_size).bit_length() - 1)
 
 
-def bytes_of_rank(parameters: int, *, bf16: bool, state: int, rank: int, shards: int) -> int:
+def bytes_of_rank(parameters: int, *, bf16: bool, averaged: bool, rank: int, shards: int) -> int:
     """Return the size of the files that a rank writes into a `checkpoint-N`.
 
     Args:
-        state: the result of `state_bytes`.
+        averaged: with --ema_steps.
         shards: the number of ranks that DeepSpeed shards the optimizer state over, or 0 without DeepSpeed.
     """
-    state_size = state * parameters  # with the master weights
-    models_size = checkpoint_bytes(parameters, bf16=bf16, state=state) - state_size
+    state_size = state_bytes(averaged=averaged) * parameters  # with the master weights
     if shards:
         part = state_size // shards
+        models_size = _model_bytes(bf16=bf16, averaged=averaged) * parameters
         return part if rank else part + models_size
-    return 0 if rank else state_size
+    average_size = 4 * parameters if averaged else 0
+    return 0 if rank else state_size + average_size

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
@@ -66,6 +67,26 @@ class WeightAverage(TrainerCallback):
         """Whether there is an average of the weights."""
         optimizer = self._optimizer
         return bool(self.steps and optimizer) and all(AVERAGE in optimizer.state[weight] for weight in self._weights())
+
+    def weights(self, model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
+        """Return the average of each weight of `model` in fp32, by the weight's name. A collective.
+
+        Under ZeRO, these are gathered copies on the CPU. Otherwise they are the tensors of the optimizer's state, which
+        change in the next step. A rank without `keep` gets {}.
+        """
+        states = self._optimizer.state
+        if self._zero is None:
+            averages = {name: states[weight][AVERAGE] for name, weight in model.named_parameters()}
+            return averages if keep else {}
+        # DeepSpeed (0.19.8) lists the states of each weight once, in its first step, when there is no average yet.
+        self._zero._hp_optimizer_states_linked = False
+        self._zero._lazy_init_hp_params_optimizer_state()
+        averages = {}
+        for name, weight in model.named_parameters():
+            average = weight.get_full_hp_param(AVERAGE)  # on all ranks
+            if keep:
+                averages[name] = average.to("cpu")
+        return averages
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

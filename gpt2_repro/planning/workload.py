@@ -122,8 +122,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     samples = min(validations, _times(steps, training.sample_steps)) if training.sample_tokens else 0
 
     saves = count_saves(training, steps=steps, validations=validations)
-    state = state_bytes(averaged=training.ema_steps > 0)
-    size = checkpoint_bytes(scale.trained, bf16=training.is_half, state=state)
+    size = checkpoint_bytes(scale.trained, bf16=training.is_half, averaged=training.ema_steps > 0)
     final_size = 4 * scale.parameters
     is_compiled = training.torch_compile is not False and not training.activation_checkpointing
     is_dense = scale.active == scale.parameters  # the time of a mixture of experts does not follow from its FLOPs

@@ -17,6 +17,9 @@ COMPARISON = f"{EVALUATION_FOLDER}/comparison.json"
 DIAGNOSIS = f"{EVALUATION_FOLDER}/diagnosis/diagnosis.json"
 FINAL = "final"
 CHECKPOINT_MANIFEST = "manifest.json"  # of a checkpoint or final/; written after all other files
+# With --ema_steps, a checkpoint has a second file of weights, which transformers calls a variant.
+AVERAGE_VARIANT = "average"
+AVERAGED_WEIGHTS = f"model.{AVERAGE_VARIANT}.safetensors"
 # Must not begin with `checkpoint-`, because transformers treats such folders as checkpoints.
 STAGING = "staging"
 TRASH = "trash"

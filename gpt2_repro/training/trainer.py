@@ -48,12 +48,13 @@ from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
 from gpt2_repro.checkpoints.staged_saves import StagedFiles
 from gpt2_repro.config import values_of
 from gpt2_repro.model.load import load_experts
-from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, state_bytes, tokens_per_chunk
+from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, tokens_per_chunk
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.schedule import build_schedule
 from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.run_record import FRESH, RunRecord, events
 from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.layout import AVERAGE_VARIANT
 from gpt2_repro.training import engine
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, count_positions, training_loader
@@ -138,15 +139,15 @@ class PretrainingTrainer(Trainer):
     def _saver(self, identity: RunIdentity) -> CheckpointSaver:
         settings = self.args.settings
         parameters = self.model.num_parameters()
-        state = state_bytes(averaged=settings.ema_steps > 0)
+        averaged = settings.ema_steps > 0
         rank = self.args.process_index
         shards = self.args.world_size if self.is_deepspeed_enabled else 0
         return CheckpointSaver(
             self.run,
             SavingSettings(settings.rotation, settings.background_save, settings.sync_to, identity),
             device=self.args.device.type,
-            total_bytes=checkpoint_bytes(parameters, bf16=settings.is_half, state=state),
-            own_bytes=bytes_of_rank(parameters, bf16=settings.is_half, state=state, rank=rank, shards=shards),
+            total_bytes=checkpoint_bytes(parameters, bf16=settings.is_half, averaged=averaged),
+            own_bytes=bytes_of_rank(parameters, bf16=settings.is_half, averaged=averaged, rank=rank, shards=shards),
             alive=self.watchdog.arm,
         )
 
@@ -418,13 +419,25 @@ class PretrainingTrainer(Trainer):
         # Trainer would also write a pickle of its arguments. recipe.yaml has the settings.
         if not self.args.should_save:
             return
+        self._save_weights(str(output_dir), state_dict)
+        self.processing_class.save_pretrained(str(output_dir))
+
+    def _save_weights(self, folder: str, weights: dict[str, Any] | None, *, variant: str | None = None) -> None:
         # save_pretrained has no argument for the function that writes the weights.
-        save_file, modeling_utils.safe_save_file = modeling_utils.safe_save_file, self.staged.save_safetensors
+        save_file = modeling_utils.safe_save_file
+        modeling_utils.safe_save_file = self.staged.save_safetensors
         try:
-            self.model.save_pretrained(str(output_dir), state_dict=state_dict)
+            self.model.save_pretrained(folder, state_dict=weights, variant=variant)
         finally:
             modeling_utils.safe_save_file = save_file
-        self.processing_class.save_pretrained(str(output_dir))
+
+    def _save_average(self, folder: Path) -> None:
+        """Save the average of the weights, if it exists, under the names of the weights. A collective."""
+        if not self.average.exists:
+            return
+        weights = self.average.weights(self.model, keep=self.args.should_save)
+        if self.args.should_save:
+            self._save_weights(str(folder), weights, variant=AVERAGE_VARIANT)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
@@ -440,6 +453,7 @@ class PretrainingTrainer(Trainer):
             engine.require_same_weights(self.model, step=self.state.global_step)
             self.staged = StagedFiles(staged, self.saver.memory, self.watchdog.arm)
             save()
+            self._save_average(staged)
             self.run.sync()
             losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
             return self.staged.files, {

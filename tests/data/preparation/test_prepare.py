@@ -24,7 +24,7 @@ from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.model_card import _shorten_files
+from gpt2_repro.evaluation.model_card import _public_source
 from gpt2_repro.prepare import describe
 from tests.commands import ROOT
 from tests.reference import write_jsonl, write_llmc_shard
@@ -186,7 +186,7 @@ def test_the_splits_of_a_cloned_dataset_are_not_mixed(arguments, documents, tmp_
     alone_again = {"data_files": [plain["train"]], "validation_sets": [f"clone={clone}"], "tokenizer": tokenizer}
     described = prepare(arguments("set", **alone_again)).manifest.validation_sets["clone"]
     assert {file["path"] for file in described["files"]} == set(map(str, clone.rglob("*.parquet")))
-    described = json.loads(json.dumps(_shorten_files(data.manifest.source)))
+    described = json.loads(json.dumps(_public_source(data.manifest.source)))
     assert described["unused_files"] and str(tmp_path) not in str(described)
 
 
