@@ -126,7 +126,7 @@ def serve(name: str) -> None:
     """Perform the jobs of a RunCopier until the trainer ends."""
     side_process.end_with_parent()
 
-    def perform(job: side_process.Job, progress: Callable[[], None]) -> dict[str, Any]:
+    def perform(job: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
         identity = RunIdentity(**job["identity"])
         return {"seconds": copy(Place(name, progress), job["run"], job["name"], Rotation(*job["rotation"]), identity)}
 

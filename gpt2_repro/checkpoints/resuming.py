@@ -11,7 +11,13 @@ from typing import Any
 from gpt2_repro import ranks
 from gpt2_repro.checkpoints.conversion import DEEPSPEED_CLASSES, convert
 from gpt2_repro.checkpoints.manifest import SILLY_RENAME, defect, read_manifest, training_record
-from gpt2_repro.checkpoints.rotation import choose_checkpoint, complete_checkpoints, set_aside, sweep
+from gpt2_repro.checkpoints.rotation import (
+    choose_checkpoint,
+    complete_checkpoints,
+    newest_checkpoint,
+    set_aside,
+    sweep,
+)
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import SPLITS
@@ -154,7 +160,7 @@ def is_finished(run: RunRecord, steps: int) -> bool:
     """Return whether a run is complete and was planned for `steps` optimizer steps."""
     # A run that is killed directly after it has written final/ cannot record its state. But if there are
     # checkpoints, final/ may be older than they are.
-    newest = next(iter(complete_checkpoints(run.path)), None)
+    newest = newest_checkpoint(run.path)
     if defect(run.final) or (run.status().state != "complete" and newest):
         return False
     record = training_record(run.final)

@@ -114,9 +114,18 @@ def complete_checkpoints(run: Path) -> list[Path]:
     return [path for path in layout.checkpoints(run) if defect(path) is None]
 
 
+def newest_checkpoint(run: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run by its file sizes, or None without one."""
+    for path in layout.checkpoints(run):
+        if defect(path) is None:
+            return path
+    return None
+
+
 def newest_step(run: Path) -> int:
     """Return the step of the newest complete checkpoint of a run, or -1 without a checkpoint."""
-    return max(map(layout.step_of, complete_checkpoints(run)), default=-1)
+    newest = newest_checkpoint(run)
+    return -1 if newest is None else layout.step_of(newest)
 
 
 def newest_complete(run: Path, *, verified: Path | None = None) -> tuple[Path | None, list[str]]:
@@ -241,5 +250,7 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
 
 def to_continue(run: Path) -> str:
     """Return where the next attempt continues: `to continue from checkpoint-200`."""
-    newest = next(iter(complete_checkpoints(run)), None)
-    return f"to continue from {newest.name}" if newest else "to start again at step 0: no checkpoint was saved"
+    newest = newest_checkpoint(run)
+    if newest is None:
+        return "to start again at step 0: no checkpoint was saved"
+    return f"to continue from {newest.name}"

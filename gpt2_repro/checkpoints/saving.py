@@ -12,14 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from gpt2_repro import ranks
-from gpt2_repro.checkpoints import writer
 from gpt2_repro.checkpoints.copying import RunCopier
 from gpt2_repro.checkpoints.manifest import checkpoint_size
 from gpt2_repro.checkpoints.resuming import RunIdentity
@@ -29,12 +28,14 @@ from gpt2_repro.checkpoints.rotation import (
     disk_faults_in_words,
     expendable,
     leftovers,
+    newest_checkpoint,
     rotate,
     sweep,
     to_continue,
 )
 from gpt2_repro.checkpoints.side_process import SideProcess
 from gpt2_repro.checkpoints.staged_saves import StagingMemory
+from gpt2_repro.checkpoints.writer import Job, Save, perform
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import growth, size_of
 from gpt2_repro.hardware import available_memory
@@ -98,13 +99,16 @@ class CheckpointSaver:
         self.settings = settings
         self.device = device
         self.staging = self.run / STAGING  # where checkpoints are written before they are complete
-        self.total_bytes, self.own_bytes, self.alive = total_bytes, own_bytes, alive
+        self.total_bytes = total_bytes
+        self.own_bytes = own_bytes
+        self.alive = alive
         self.skipped = 0
         self.signs = 0  # of progress, from the writer
         self.is_warm = False  # whether the first step has ended
         self.saved_step = -1  # of the newest checkpoint that is being copied to memory or written, or is complete
-        self.seconds = self.paused = 0.0  # duration of the last save, and how long training waited
-        self.jobs: list[dict[str, Any]] = []  # not finished yet
+        self.seconds = 0.0  # duration of the last save
+        self.paused = 0.0  # how long training waited for it
+        self.jobs: list[Job] = []  # not finished yet
         self._completed: list[int] = []
         self.memory: StagingMemory | None = None
         self.writer: SideProcess | None = None
@@ -125,8 +129,9 @@ class CheckpointSaver:
 
     def _needed(self) -> float:
         """Return the free space in bytes that the next checkpoint needs."""
-        newest = next(iter(complete_checkpoints(self.run)), None)
-        return SPARE * (checkpoint_size(newest) if newest else self.total_bytes)
+        newest = newest_checkpoint(self.run)
+        expected = self.total_bytes if newest is None else checkpoint_size(newest)
+        return SPARE * expected
 
     def _reclaimable(self, resumes_at: int | None) -> int:
         """Return the bytes that the first save would free: unfinished saves, and older checkpoints."""
@@ -178,8 +183,10 @@ class CheckpointSaver:
             return
         self.memory = StagingMemory(self.own_bytes)
         logger.info("checkpoints are copied to memory (%s) and then written in the background", size_text(copies))
-        memory, lock = self.memory.descriptor, self.record.lock_descriptor  # the process also holds the lock
-        self.writer = SideProcess(WRITER, memory, descriptors=[memory, *([lock] if lock >= 0 else [])])
+        descriptors = [self.memory.descriptor]
+        if self.record.lock_descriptor >= 0:
+            descriptors.append(self.record.lock_descriptor)  # the process also holds the lock
+        self.writer = SideProcess(WRITER, self.memory.descriptor, descriptors=descriptors)
 
     def save(self, step: int, write: Writer, *, stops: str | None = None, rolling: bool = False) -> bool:
         """Save checkpoint-`step`. Return False if the disk has too little space.
@@ -202,13 +209,14 @@ class CheckpointSaver:
         if not self._make_room_or_skip(step, stops, rolling=rolling):
             return False
         self.saved_step = step
-        staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
+        staged = checkpoint_path(self.staging, step)
+        target = checkpoint_path(self.run, step)
         with disk_faults_in_words(self.run, target.name, self.staging):
             files, facts = write(staged)
-            facts |= {"rolling": True} if rolling else {}
+            if rolling:
+                facts["rolling"] = True
             self.paused = time.perf_counter() - began
-            paths = {"staged": str(staged.resolve()), "target": str(target.resolve())}
-            self._submit(paths | {"files": files, "facts": facts})
+            self._submit(Save(str(staged.resolve()), str(target.resolve()), files, facts))
             if self.writer is not None:
                 self.paused = time.perf_counter() - began
         if stops or self.writer is None:
@@ -227,21 +235,28 @@ class CheckpointSaver:
             threading.Thread(target=_prepare_first_save, daemon=True).start()
             self.is_warm = True
         self.wait_for_copy()
-        while self.jobs and self.writer and (reply := self.writer.reply(seconds)) is not None:
+        while self.jobs and self.writer is not None:
+            reply = self.writer.reply(seconds)
+            if reply is None:
+                break
             if not reply:  # the writer makes progress
                 self.signs += 1
                 self.alive()
                 continue
-            name = checkpoint_path(self.run, self.saved_step).name
-            with disk_faults_in_words(self.run, name, self.staging):
-                if reply.get("errno") in DISK_FAULTS:
-                    raise OSError(reply["errno"], reply["error"])
             if "error" in reply:
-                shutil.rmtree(self.staging, ignore_errors=True)  # ends the writers of the other ranks
-                raise RunFailed(f"{name} could not be saved: {reply['error']}. Run the same command again.")
+                self._fail(reply)
             self._report(self.jobs.pop(0), reply["seconds"])
         if self.copier and self.copier.poll() and not self.jobs:
             self.rotate()  # the checkpoint was kept while it was copied
+
+    def _fail(self, reply: dict[str, Any]) -> NoReturn:
+        """Raise RunFailed for a writer that has failed."""
+        name = checkpoint_path(self.run, self.saved_step).name
+        with disk_faults_in_words(self.run, name, self.staging):
+            if reply.get("errno") in DISK_FAULTS:
+                raise OSError(reply["errno"], reply["error"])
+        shutil.rmtree(self.staging, ignore_errors=True)  # ends the writers of the other ranks
+        raise RunFailed(f"{name} could not be saved: {reply['error']}. Run the same command again.")
 
     def take_completed(self) -> list[int]:
         """Return the steps of the checkpoints that were completed since the last call. On ranks above 0: []."""
@@ -298,12 +313,16 @@ class CheckpointSaver:
 
     def finish_copies(self) -> None:
         """Wait until the run is copied to --sync_to. Call this on all ranks."""
-        copying = self.copier.finish() if self.copier else iter(())
-        while self.settings.sync_to and ranks.largest(int(next(copying, False))):
-            self.alive()
         if self.copier:
+            for _ in self.copier.finish():
+                ranks.largest(1)  # the other ranks continue to wait
+                self.alive()
+            ranks.largest(0)
             self.rotate()
             self.poll(seconds=None)
+        elif self.settings.sync_to:
+            while ranks.largest(0):
+                self.alive()
 
     def require_copied(self) -> None:
         """Raise RunFailed if the last copy to --sync_to has failed."""
@@ -312,43 +331,59 @@ class CheckpointSaver:
 
     def copy_rest(self, seconds: float) -> None:
         """Copy what a run has saved before it failed, for at most `seconds`. Does nothing without --sync_to."""
+        if self.copier is None:
+            return
         deadline = time.monotonic() + seconds
-        if self.copier and self.writer:  # it completes the last checkpoint
+        if self.writer is not None:  # it completes the last checkpoint
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.writer.process.wait(seconds / 2)
-        for _ in self.copier.finish() if self.copier else ():
+        for _ in self.copier.finish():
             if time.monotonic() > deadline:
                 break
 
     def rotate(self) -> None:
         """Delete checkpoints that the recipe does not keep. Call this on rank 0 only."""
-        self._submit({})
+        self._submit(None)
 
-    def _submit(self, job: dict[str, Any]) -> None:
-        also = step_of(Path((self.copier and self.copier.job) or ""))  # the checkpoint that is being copied
-        job |= {"run": str(self.run.resolve()), "rotation": self.settings.rotation, "also": also}
-        job["trainer"] = os.getpid()
-        job |= {"rank": ranks.index(), "ranks": ranks.count()}
+    def _submit(self, save: Save | None) -> None:
+        """Write a checkpoint, if `save` is not None, and then delete old checkpoints."""
+        copied = -1  # the step of the checkpoint that is being copied, which stays
+        if self.copier is not None and self.copier.job:
+            copied = step_of(Path(self.copier.job))
+        job = Job(
+            run=str(self.run.resolve()),
+            rotation=self.settings.rotation,
+            also=copied,
+            trainer=os.getpid(),
+            rank=ranks.index(),
+            ranks=ranks.count(),
+            save=save,
+        )
         if self.writer is None or self.memory is None:
-            return self._report(job, writer.perform(job, memoryview(b""), self.alive))
-        self.wait_for_copy()
-        self.jobs.append(job)
-        return self.memory.begin(functools.partial(self.writer.submit, job))
+            self._report(job, perform(job, memoryview(b""), self.alive))
+        else:
+            self.wait_for_copy()
+            self.jobs.append(job)
+            self.memory.begin(functools.partial(self.writer.submit, job.to_json()))
 
-    def _report(self, job: dict[str, Any], seconds: float) -> None:
-        if "staged" not in job or job["rank"]:
+    def _report(self, job: Job, seconds: float) -> None:
+        """Log a checkpoint that is complete, and continue with its copy. Does nothing on ranks above 0."""
+        if job.save is None or job.rank:
             return
         if self.copier:
             self.copier.refresh()
         self.seconds = self.paused + seconds
-        self.paused = self.paused if self.writer else self.seconds
+        if self.writer is None:
+            self.paused = self.seconds
         target = checkpoint_path(self.run, self.saved_step)
         self._completed.append(self.saved_step)
         text = "saved %s: %s MB in %.1f s, training paused for %.2f s"
         logger.info(text, target, f"{checkpoint_size(target) / 1e6:,.1f}", self.seconds, self.paused)
 
     def _make_room_or_skip(self, step: int, stops: str | None, *, rolling: bool) -> bool:
-        if (missing := self._missing(rolling=rolling)) <= 0:
+        """Return whether there is space for a checkpoint, after old ones were deleted. A collective."""
+        missing = self._missing(rolling=rolling)
+        if missing <= 0:
             self.skipped = 0
             return True
         if rolling:
@@ -356,7 +391,9 @@ class CheckpointSaver:
             return False
         self.skipped += 1
         if stops or self.skipped > SKIPS_ALLOWED:
-            why = f"When the run stopped ({stops})," if stops else "For the third save in a row,"
+            why = "For the third save in a row,"
+            if stops:
+                why = f"When the run stopped ({stops}),"
             fix = f"Free it and run the same command again {to_continue(self.run)}."
             raise RunFailed(f"{why} the disk of {self.run} had {size_text(missing)} too little space. {fix}")
         text = "NOT SAVED: the checkpoint of step %d needs %s more disk space in %s. After %d such saves the run ends."

@@ -21,8 +21,6 @@ from typing import Any
 SIGN_SECONDS = 5.0  # between two signs of progress
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-Job = dict[str, Any]
-
 
 class SideProcess:
     """A process that performs jobs while training continues.
@@ -44,7 +42,7 @@ class SideProcess:
             pass_fds=descriptors,
         )
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: dict[str, Any]) -> None:
         """Send a job to the process."""
         self._write(json.dumps(job).encode() + b"\n")
 
@@ -65,7 +63,7 @@ class SideProcess:
             stdin.write(line)
 
 
-def serve(perform: Callable[[Job, Callable[[], None]], dict[str, Any]]) -> None:
+def serve(perform: Callable[[dict[str, Any], Callable[[], None]], dict[str, Any]]) -> None:
     """Read one job per line of stdin, perform it, and print its reply.
 
     Stop at an empty line or at the end of stdin. An exception becomes a reply with `error` and `errno`. While a job

@@ -3,6 +3,7 @@
 This runs in the training process, or in a separate process while training continues.
 """
 
+import dataclasses
 import hashlib
 import json
 import mmap
@@ -24,12 +25,70 @@ PIECE = 1 << 24  # bytes that are hashed and written at once
 SYNC = 1 << 28  # bytes after which a file is synced, so that a slow disk shows progress
 
 
+@dataclasses.dataclass(frozen=True)
+class Save:
+    """The files of a rank that become part of a checkpoint.
+
+    Args:
+        staged: the staging folder of the checkpoint.
+        target: the path of the complete checkpoint. Rank 0 renames `staged` to `target`.
+        files: each key is a path relative to `staged`. Each value is a dict with the size `bytes`, and either `sha256`
+            (if the file is on disk) or `start` (its offset in the memory).
+        facts: additional entries of the manifest.
+    """
+
+    staged: str
+    target: str
+    files: dict[str, dict[str, Any]]
+    facts: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The work of one rank's writer.
+
+    Args:
+        run: the run directory, in which rank 0 deletes old checkpoints.
+        rotation: which checkpoints it keeps.
+        also: the step of another checkpoint that it keeps, or -1.
+        trainer: the process id of the trainer. After the trainer has ended, rank 0 waits at most PATIENCE seconds for
+            each rank.
+        rank: this rank.
+        ranks: the number of ranks. Rank 0 waits until all ranks have written their files.
+        save: the checkpoint to write before. None: only old checkpoints are deleted.
+    """
+
+    run: str
+    rotation: Rotation
+    also: int
+    trainer: int
+    rank: int
+    ranks: int
+    save: Save | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object to send to the process that writes."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> "Job":
+        """Return the job for an object of `to_json` that was sent as JSON."""
+        fields = dict(document)
+        fields["rotation"] = Rotation(*document["rotation"])
+        if document["save"] is not None:
+            fields["save"] = Save(**document["save"])
+        return cls(**fields)
+
+
 class HashedFile:
     """A file object that hashes all data written to it, and calls `progress` per piece."""
 
     def __init__(self, file: BinaryIO, progress: Callable[[], None]) -> None:
-        self.file, self.progress = file, progress
-        self.digest, self.bytes, self.synced = hashlib.sha256(), 0, 0
+        self.file = file
+        self.progress = progress
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+        self.synced = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -54,60 +113,57 @@ class HashedFile:
         return {"bytes": self.bytes, "sha256": self.digest.hexdigest()}
 
 
-def perform(job: dict[str, Any], memory: memoryview, progress: Callable[[], None]) -> float:
+def perform(job: Job, memory: memoryview, progress: Callable[[], None]) -> float:
     """Write the files of one rank. Rank 0 then writes the manifest of all files.
 
     Returns the duration in seconds.
 
     Args:
-        job: a dict with the keys below. Without the key `staged`, nothing is written, and only old checkpoints are
-            deleted.
-            `staged`: the staging folder of the checkpoint.
-            `files`: the files of this rank. Each key is a path relative to `staged`. Each value is a dict with the
-            size `bytes`, and either `sha256` (if the file is on disk) or `start` (its offset in `memory`).
-            `rank`, `ranks`: this rank, and the number of ranks. Rank 0 waits until all ranks have written their files.
-            `trainer`: the process id of the trainer. After the trainer has ended, rank 0 waits at most
-            PATIENCE seconds for each rank.
-            `facts`: additional entries of the manifest.
-            `target`: the path of the complete checkpoint. Rank 0 renames `staged` to `target`.
-            `run`: the run directory in which rank 0 deletes old checkpoints.
-            `rotation`: which checkpoints it keeps, as a list, and `also`: the step of another one.
         progress: a function that is called again and again while this rank, or the rank it waits for, writes.
     """
     began = time.monotonic()
-    if "staged" in job:
-        staged, target = Path(job["staged"]), Path(job["target"])
-        files = {name: _write_file(staged / name, entry, memory, progress) for name, entry in job["files"].items()}
-        if job["rank"]:
-            write_whole(_report(staged, job["rank"]), json.dumps({"files": files}))
+    if job.save is not None:
+        files = _write_files(job.save, memory, progress)
+        staged = Path(job.save.staged)
+        if job.rank:
+            write_whole(_report(staged, job.rank), json.dumps({"files": files}))
             return time.monotonic() - began
-        for rank in range(1, job["ranks"]):
-            files |= _wait_for_report(staged, rank, progress, trainer=job["trainer"])
-        seal(staged, files, **job["facts"])
-        publish(staged, target)
+        for rank in range(1, job.ranks):
+            files |= _wait_for_report(staged, rank, progress, trainer=job.trainer)
+        seal(staged, files, **job.save.facts)
+        publish(staged, Path(job.save.target))
         delete_tree(staged.parent)
-    rotate(Path(job["run"]), Rotation(*job["rotation"]), also=job["also"])
+    rotate(Path(job.run), job.rotation, also=job.also)
     return time.monotonic() - began
 
 
 def serve(descriptor: int) -> None:
     """Perform the jobs of the trainer, which shares the memory behind `descriptor`."""
 
-    def write(job: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
+    def write(document: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
         with mmap.mmap(descriptor, 0) as shared, memoryview(shared) as memory:
-            return {"seconds": perform(job, memory, progress)}
+            return {"seconds": perform(Job.from_json(document), memory, progress)}
 
     # After an error, the trainer deletes the staging folder. If the trainer has ended, the next start does.
     side_process.serve(write)
 
 
+def _write_files(save: Save, memory: memoryview, progress: Callable[[], None]) -> dict[str, dict[str, Any]]:
+    """Write the files that are in the memory. Return the manifest entries of all files of this rank."""
+    files: dict[str, dict[str, Any]] = {}
+    for name, entry in save.files.items():
+        files[name] = _write_file(Path(save.staged, name), entry, memory, progress)
+    return files
+
+
 def _write_file(path: Path, entry: dict[str, Any], memory: memoryview, progress: Callable[[], None]) -> dict[str, Any]:
     if "start" not in entry:
         return entry
+    end = entry["start"] + entry["bytes"]
     # A writer that outlived its trainer may not write into the files of the next start.
     with path.open("xb") as file:
         hashed = HashedFile(file, progress)
-        hashed.write(memory[entry["start"] : entry["start"] + entry["bytes"]])
+        hashed.write(memory[entry["start"] : end])
         return hashed.finish()
 
 
@@ -118,16 +174,20 @@ def _report(staged: Path, rank: int) -> Path:
 
 def _wait_for_report(staged: Path, rank: int, progress: Callable[[], None], *, trainer: int) -> dict[str, Any]:
     """Wait until `rank` has written its files, and return their manifest entries."""
-    orphaned_at, grows = None, growth(staged)
-    while not (report := read_object(_report(staged, rank))):
+    orphaned_at: float | None = None
+    grows = growth(staged)
+    while True:
+        report = read_object(_report(staged, rank))
+        if report:
+            return report["files"]
         if not staged.is_dir():
             raise FileNotFoundError(f"{staged} was deleted, because another rank could not write its files.")
         if grows():
             progress()
             orphaned_at = None
         if trainer not in (os.getpid(), os.getppid()):
-            orphaned_at = orphaned_at or time.monotonic()
+            if orphaned_at is None:
+                orphaned_at = time.monotonic()
             if time.monotonic() - orphaned_at > PATIENCE:
                 raise TimeoutError(f"Rank {rank} has not written its files.")
         time.sleep(0.02)
-    return report["files"]

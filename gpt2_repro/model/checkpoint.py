@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from gpt2_repro.checkpoints.manifest import read_manifest, training_record
-from gpt2_repro.checkpoints.rotation import complete_checkpoints
+from gpt2_repro.checkpoints.rotation import newest_checkpoint
 from gpt2_repro.errors import UserError, nearest
 from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record import RunRecord
@@ -57,7 +57,7 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         logger.info("Run %s has continued after final/. Using its newest complete checkpoint: %s", name, newer.name)
         return _open_folder(newer)
     if is_run(path):
-        newest = next(iter(complete_checkpoints(path)), None)
+        newest = newest_checkpoint(path)
         if newest is None or not unfinished:
             raise UserError(f"The run {name} has no complete final/. Its newest complete checkpoint: {newest}.")
         logger.info("Run %s has no final/. Using its newest complete checkpoint: %s", name, newest.name)
@@ -74,7 +74,7 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
 
 def newer_than_final(run: Path) -> Path | None:
     """Return the newest complete checkpoint of a run that has continued after it wrote final/, otherwise None."""
-    newest = next(iter(complete_checkpoints(run)), None)
+    newest = newest_checkpoint(run)
     ended = read_manifest(run / FINAL).get("step")
     if newest is None or ended is None:
         return None

@@ -170,7 +170,8 @@ def test_other_ranks_wait_for_the_own_writer(saver, monkeypatch) -> None:
     saver.alive = Mock()
     sent: list[int] = []
     replies = iter([{}, None, None, {"seconds": 1.0}])
-    saver.writer, saver.jobs = SimpleNamespace(reply=lambda seconds: next(replies)), [{}]
+    saver.writer = SimpleNamespace(reply=lambda seconds: next(replies))
+    saver.jobs = [writer.Job("", Rotation(1), also=-1, trainer=1, rank=0, ranks=2)]
     monkeypatch.setattr(saving.ranks, "largest", lambda own: (sent.append(int(own)), own)[1])
     saver.wait_for_writers()
     assert sent == [2, 1, 0] and saver.alive.call_count == 2
