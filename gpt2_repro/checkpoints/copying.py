@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,29 @@ LINE_SECONDS = 30.0  # between two lines while the end of the run waits for a co
 _kept: set[str] = set()  # the copies that this process could not delete
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The arguments of `copy` after the place."""
+
+    run: str
+    name: str
+    rotation: Rotation
+    identity: RunIdentity
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object to send to the process that copies."""
+        document = dataclasses.asdict(self)
+        document["identity"]["changeable"] = sorted(self.identity.changeable)
+        return document
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> "Job":
+        """Return the job for an object of `to_json` that was sent as JSON."""
+        rotation = Rotation(*document["rotation"])
+        identity = RunIdentity(**document["identity"])
+        return cls(document["run"], document["name"], rotation, identity)
+
+
 class RunCopier:
     """Copies a run to another place while training continues, one folder at a time. Use it on rank 0 only.
 
@@ -42,7 +65,10 @@ class RunCopier:
     """
 
     def __init__(self, run: RunRecord, place: str, rotation: Rotation, identity: RunIdentity) -> None:
-        self.run, self.place, self.rotation, self.identity = run, absolute(place), rotation, identity
+        self.run = run
+        self.place = absolute(place)
+        self.rotation = rotation
+        self.identity = identity
         self.process = side_process.SideProcess(COPIER, self.place)
         self.job: str | None = None  # the folder that is being copied; "": only the small files
         self.done: set[str] = set()  # the copied folders
@@ -51,22 +77,20 @@ class RunCopier:
 
     def refresh(self, *folders: str) -> None:
         """Copy the checkpoints that are not copied yet, newest first, and then `folders`."""
-        names = [path.name for path in complete_checkpoints(self.run.path)]
-        self.failed, self.error = False, ""  # whether a copy has failed since then, and why
-        self.queue = [*(name for name in names if name not in {*self.done, self.job}), *folders]
+        self.failed = False  # whether a copy has failed since then
+        self.error = ""  # why
+        self.queue: list[str] = []
+        for path in complete_checkpoints(self.run.path):
+            if path.name not in self.done and path.name != self.job:
+                self.queue.append(path.name)
+        self.queue.extend(folders)
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Start the next copy if none is in progress, and wait up to `seconds`. Return whether a copy has ended."""
         if self.job is None:
             if not self.queue:
                 return False
-            self.job = self.queue.pop(0)
-            if self.process.process.poll() is not None:
-                self.process = side_process.SideProcess(COPIER, self.place)
-            identity = dataclasses.asdict(self.identity) | {"changeable": sorted(self.identity.changeable)}
-            job = {"run": str(self.run.path.resolve()), "name": self.job, "rotation": self.rotation}
-            self.process.submit(job | {"identity": identity})
-            self.signed_at = time.monotonic()
+            self._begin(self.queue.pop(0))
         reply = self.process.reply(seconds)
         if reply is not None:
             self.signed_at = time.monotonic()
@@ -75,16 +99,32 @@ class RunCopier:
             reply = {"error": f"no progress for {PATIENCE / 60:.0f} minutes"}
         if not reply:
             return False
+        self._end(reply)
+        return True
+
+    def _begin(self, name: str) -> None:
+        """Let the process copy a folder of the run, or only the small files for ""."""
+        self.job = name
+        if self.process.process.poll() is not None:
+            self.process = side_process.SideProcess(COPIER, self.place)
+        job = Job(str(self.run.path.resolve()), name, self.rotation, self.identity)
+        self.process.submit(job.to_json())
+        self.signed_at = time.monotonic()
+
+    def _end(self, reply: dict[str, Any]) -> None:
+        """Log that the process has copied a folder, or why it could not."""
+        name = self.job or ""
+        self.job = None
         if "error" in reply:
             text = "NOT COPIED: %s to %s (%s). The next checkpoint or start retries."
-            logger.warning(text, self.job or "the log", self.place, in_a_line(reply["error"]))
-            self.failed, self.queue, self.error = True, [], str(reply["error"])
-        else:
-            self.done.add(self.job)
-            if reply["seconds"]:
-                logger.info("copied %s to %s in %.1f s", self.job, self.place, reply["seconds"])
-        self.job = None
-        return True
+            logger.warning(text, name or "the log", self.place, in_a_line(reply["error"]))
+            self.failed = True
+            self.error = str(reply["error"])
+            self.queue = []
+            return
+        self.done.add(name)
+        if reply["seconds"]:
+            logger.info("copied %s to %s in %.1f s", name, self.place, reply["seconds"])
 
     def finish(self) -> Iterator[bool]:
         """Copy the rest of the run, its last state at the end. Yield True every second until this has ended.
@@ -97,7 +137,10 @@ class RunCopier:
             for _ in range(pause):
                 time.sleep(1.0)
                 yield True
-            self.refresh(*([] if defect(self.run.final) else [layout.FINAL]), "")
+            if defect(self.run.final) is None:
+                self.refresh(layout.FINAL, "")
+            else:
+                self.refresh("")
             while self.queue or self.job is not None:
                 self.poll(1.0)
                 if self.job and time.monotonic() - written_at > LINE_SECONDS:
@@ -126,9 +169,9 @@ def serve(name: str) -> None:
     """Perform the jobs of a RunCopier until the trainer ends."""
     side_process.end_with_parent()
 
-    def perform(job: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
-        identity = RunIdentity(**job["identity"])
-        return {"seconds": copy(Place(name, progress), job["run"], job["name"], Rotation(*job["rotation"]), identity)}
+    def perform(document: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
+        job = Job.from_json(document)
+        return {"seconds": copy(Place(name, progress), job.run, job.name, job.rotation, job.identity)}
 
     side_process.serve(perform)
 
@@ -139,7 +182,8 @@ def require_own(place: Place, run: Path, identity: RunIdentity, *, option: str =
     Also raise it if the place is the run directory itself, or if it has only the final model of a later step.
     """
     name = place.name
-    if saved := place.run_identity():
+    saved = place.run_identity()
+    if saved:
         identity.require_same(saved, where=name, option=option)
     elif place.names():
         raise UserError(f"{option} {name} is neither empty nor a copy of this run. Pass another {option}.")
@@ -155,8 +199,11 @@ def require_own(place: Place, run: Path, identity: RunIdentity, *, option: str =
 
 def last_step(run: RunRecord) -> int:
     """Return the last step that a run has reached, also before it went back, or 0."""
-    final = read_manifest(run.final).get("step", 0)
-    return max(newest_step(run.path), run.status().step or 0, *abandoned(run.path), final)
+    steps = abandoned(run.path)
+    steps.add(newest_step(run.path))
+    steps.add(run.status().step or 0)
+    steps.add(read_manifest(run.final).get("step", 0))
+    return max(steps)
 
 
 def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIdentity) -> float:
@@ -168,37 +215,75 @@ def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIde
 
     Raises UserError, before anything is written, if the place belongs to another run (see `require_own`).
     """
-    began, folder = time.monotonic(), Path(run, name)
-    require_own(place, Path(run), identity)
-    record, copies = RunRecord(run), place.manifests()
-    later = max((step for step, its in copies.items() if its), default=0)
-    if later > last_step(record):  # for example, the place could not be read at the start
-        raise RunFailed(f"it has the newer step {later} of another start of this run")
-    for file in SMALL_FILES:
-        if Path(run, file).is_file():
-            place.write(Path(run, file).read_bytes(), file)  # not put: training appends to the originals
-    manifest = read_manifest(folder) if name else {}
+    began = time.monotonic()
+    record = RunRecord(run)
+    folder = Path(run, name)
+    require_own(place, record.path, identity)
+    copies = place.manifests()
+    _refuse_later_steps(copies, record)
+    _copy_small_files(place, record.path)
+    if not name:
+        return 0.0
+    manifest = read_manifest(folder)
     if not manifest:  # it may be deleted by now, if a newer checkpoint is complete
         return 0.0
-    if is_new := place.manifest(name) != manifest:
-        remove(place, name)  # of an interrupted copy, or from before the run went back
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != CHECKPOINT_MANIFEST]
+    is_new = place.manifest(name) != manifest
+    if is_new:
         try:
-            for path in [*files, folder / CHECKPOINT_MANIFEST]:
-                if not path.name.startswith(SILLY_RENAME):
-                    place.put(path, f"{name}/{path.relative_to(folder)}")
+            _copy_folder(place, folder)
         except FileNotFoundError:
             if folder.is_dir():
                 raise
             return 0.0  # deleted meanwhile
-    if (step := step_of(folder)) >= 0:
-        newest, copies = max(step, newest_step(record.path)), copies | {step: manifest}
-        complete = {at: bool(its.get("rolling")) for at, its in copies.items() if its and at <= newest}
-        for old in copies.keys() - to_keep(Path(run), complete, rotation):
-            old_name = layout.checkpoint_path(Path(run), old).name
-            if not remove(place, old_name) and old > newest and copies[old]:
-                place.invalidate(old_name)  # a restore would choose it
+    if step_of(folder) >= 0:
+        copies[step_of(folder)] = manifest
+        newest = max(step_of(folder), newest_step(record.path))
+        _rotate_copies(place, record.path, copies, newest, rotation)
     return time.monotonic() - began if is_new else 0.0
+
+
+def _refuse_later_steps(copies: Mapping[int, Mapping[str, Any]], run: RunRecord) -> None:
+    """Raise RunFailed if a place has a complete checkpoint of a step that this run has not reached."""
+    reached = last_step(run)
+    for step, manifest in copies.items():
+        if manifest and step > reached:  # for example, the place could not be read at the start
+            raise RunFailed(f"it has the newer step {step} of another start of this run")
+
+
+def _copy_small_files(place: Place, run: Path) -> None:
+    for name in SMALL_FILES:
+        path = run / name
+        if path.is_file():
+            place.write(path.read_bytes(), name)  # not put: training appends to the originals
+
+
+def _copy_folder(place: Place, folder: Path) -> None:
+    """Copy a checkpoint or final/, its manifest last."""
+    remove(place, folder.name)  # of an interrupted copy, or from before the run went back
+    manifest = folder / CHECKPOINT_MANIFEST
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != CHECKPOINT_MANIFEST and not path.name.startswith(SILLY_RENAME):
+            place.put(path, f"{folder.name}/{path.relative_to(folder)}")
+    place.put(manifest, f"{folder.name}/{CHECKPOINT_MANIFEST}")
+
+
+def _rotate_copies(
+    place: Place, run: Path, copies: Mapping[int, Mapping[str, Any]], newest: int, rotation: Rotation
+) -> None:
+    """Delete the copies that the rotation does not keep, the incomplete ones, and those after the step `newest`.
+
+    Args:
+        copies: the manifests at the place by step, {} for an incomplete copy.
+    """
+    rolling: dict[int, bool] = {}
+    for step, manifest in copies.items():
+        if manifest and step <= newest:
+            rolling[step] = bool(manifest.get("rolling"))
+    for step in copies.keys() - to_keep(run, rolling, rotation):
+        name = layout.checkpoint_path(run, step).name
+        is_deleted = remove(place, name)
+        if not is_deleted and step > newest and copies[step]:
+            place.invalidate(name)  # a restore would choose it
 
 
 def remove(place: Place, name: str) -> bool:
