@@ -3,7 +3,6 @@
 A checkpoint is complete if its manifest.json is intact and matches the files.
 """
 
-import contextlib
 import hashlib
 import json
 from multiprocessing.pool import ThreadPool
@@ -24,19 +23,21 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
 
     `facts` are further entries. `files` has `bytes` and `sha256` of the files that are already hashed and flushed.
     """
-    files = dict(files)
+    all_files = dict(files)
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name.startswith(SILLY_RENAME):
             continue
         if path.is_file() and name not in files:
-            files[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+            all_files[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
             sync(path)
         elif path.is_dir():
             sync(path)
     # The model card of final/ is written later, so the manifest does not list it.
-    manifest = json.loads(to_json(facts | {"files": dict(sorted(files.items()))}))
-    write_whole(folder / CHECKPOINT_MANIFEST, json.dumps(manifest | {"sha256": manifest_hash(manifest)}, indent=1))
+    facts["files"] = dict(sorted(all_files.items()))
+    manifest = json.loads(to_json(facts))
+    manifest["sha256"] = manifest_hash(manifest)
+    write_whole(folder / CHECKPOINT_MANIFEST, json.dumps(manifest, indent=1))
     sync(folder)
 
 
@@ -55,8 +56,11 @@ def defect(checkpoint: Path, *, read_files: bool = False) -> str | None:
     if not read_files:
         return None
     with ThreadPool(8) as pool:  # in contrast to a ThreadPoolExecutor, it does not delay an interrupt
-        hashes = zip(files, pool.imap(sha256_of, map(checkpoint.joinpath, files)), strict=True)
-        return next((f"{name} is damaged" for name, sha256 in hashes if sha256 != files[name]["sha256"]), None)
+        hashes = pool.imap(sha256_of, [checkpoint / name for name in files])
+        for name, sha256 in zip(files, hashes, strict=True):
+            if sha256 != files[name]["sha256"]:
+                return f"{name} is damaged"
+    return None
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -66,11 +70,15 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 def intact_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest, or {} if it is damaged."""
-    files, identity = manifest.get("files"), manifest.get("run_identity", {})
-    if not isinstance(files, dict) or not isinstance(identity, dict):
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not isinstance(manifest.get("run_identity", {}), dict):
         return {}
-    intact = all(isinstance(file, dict) and {"bytes", "sha256"} <= file.keys() for file in files.values())
-    return manifest if intact and manifest.get("sha256") == manifest_hash(manifest) else {}
+    for file in files.values():
+        if not isinstance(file, dict) or "bytes" not in file or "sha256" not in file:
+            return {}
+    if manifest.get("sha256") != manifest_hash(manifest):
+        return {}
+    return manifest
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
@@ -83,20 +91,22 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
     """Return how the weights in a `final/` or `checkpoint-N` were trained, or None."""
     manifest = read_manifest(checkpoint)
     if "environment" not in manifest:  # a checkpoint-N uses the environment of its run
-        run, known = read_object(checkpoint.parent / layout.ENVIRONMENT), "run_identity" in manifest
-        manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
+        environment = read_object(checkpoint.parent / layout.ENVIRONMENT)
+        if not environment or "run_identity" not in manifest:
+            return None
+        environment["run_identity"] = manifest["run_identity"]
         step = layout.step_of(checkpoint)
-        manifest |= {
-            "step": step,
-            "averaged": False,
-            "losses": events.validation_losses(checkpoint.parent / layout.METRICS, step),
-        }
+        manifest["environment"] = environment
+        manifest["step"] = step
+        manifest["averaged"] = False
+        manifest["losses"] = events.validation_losses(checkpoint.parent / layout.METRICS, step)
     if "run_identity" not in manifest["environment"]:
         return None
     losses = {key: loss for key, loss in manifest.get("losses", {}).items() if loss is not None}
-    with contextlib.suppress(ValueError):
+    try:
         return from_json(TrainingRecord, manifest | {"losses": losses})
-    return None
+    except ValueError:
+        return None
 
 
 def checkpoint_size(checkpoint: Path) -> int:

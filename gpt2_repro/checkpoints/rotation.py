@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from gpt2_repro.checkpoints.manifest import SILLY_RENAME, defect, read_manifest
 from gpt2_repro.errors import RunFailed, UserError, error_number
@@ -135,7 +136,8 @@ def newest_complete(run: Path, *, verified: Path | None = None) -> tuple[Path | 
     """
     skipped: list[str] = []
     for checkpoint in layout.checkpoints(run):
-        if (reason := defect(checkpoint, read_files=checkpoint != verified)) is None:
+        reason = defect(checkpoint, read_files=checkpoint != verified)
+        if reason is None:
             return checkpoint, skipped
         skipped.append(f"skipping {checkpoint}: {reason}")
     return None, skipped
@@ -149,12 +151,13 @@ def choose_checkpoint(run: Path, name: str = "", *, verified: Path | None = None
     if not name:
         return newest_complete(run, verified=verified)
     chosen = run / Path(name).name
-    elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
-    if elsewhere or layout.step_of(chosen) < 0 or not chosen.is_dir():
+    is_elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
+    if is_elsewhere or layout.step_of(chosen) < 0 or not chosen.is_dir():
         names = ", ".join(path.name for path in complete_checkpoints(run)) or "none"
         fix = "For weights of another run, pass --init_from."
         raise UserError(f"{run} has no checkpoint {name}. Complete checkpoints: {names}. {fix}")
-    if reason := defect(chosen, read_files=True):
+    reason = defect(chosen, read_files=True)
+    if reason is not None:
         raise UserError(f"{chosen} is not complete ({reason}).")
     return chosen, []
 
@@ -182,8 +185,10 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 def _set_aside_in_place(path: Path, error: OSError) -> Path:
     manifest = path / CHECKPOINT_MANIFEST
     target = path / f"abandoned-{CHECKPOINT_MANIFEST}"
+    if not manifest.exists():
+        return path
     try:
-        return manifest.rename(target) if manifest.exists() else path
+        return manifest.rename(target)
     except OSError:
         problem = f"{path} cannot be renamed ({error.strerror})"
         raise UserError(f"{problem}, and the run goes back before it. Move it out of the run directory.") from None
@@ -191,7 +196,12 @@ def _set_aside_in_place(path: Path, error: OSError) -> Path:
 
 def abandoned(run: Path) -> set[int]:
     """Return the steps of the checkpoints that `set_aside` has renamed."""
-    return {int(step) for path in run.glob("abandoned-*") if (step := path.name.rpartition("-")[2]).isdecimal()}
+    steps: set[int] = set()
+    for path in run.glob("abandoned-*"):
+        step = path.name.rpartition("-")[2]
+        if step.isdecimal():
+            steps.add(int(step))
+    return steps
 
 
 def rotate(run: Path, rotation: Rotation, *, also: int = -1) -> None:
@@ -203,10 +213,12 @@ def rotate(run: Path, rotation: Rotation, *, also: int = -1) -> None:
 
 def expendable(run: Path, rotation: Rotation) -> list[Path]:
     """Return the complete checkpoints of a run that `to_keep` does not keep."""
-    complete = {layout.step_of(path): path for path in complete_checkpoints(run)}
-    rolling = {step: bool(read_manifest(path).get("rolling")) for step, path in complete.items()}
+    complete = complete_checkpoints(run)
+    rolling: dict[int, bool] = {}
+    for path in complete:
+        rolling[layout.step_of(path)] = bool(read_manifest(path).get("rolling"))
     stays = to_keep(run, rolling, rotation)
-    return [path for step, path in complete.items() if step not in stays]
+    return [path for path in complete if layout.step_of(path) not in stays]
 
 
 def to_keep(run: Path, rolling: Mapping[int, bool], rotation: Rotation) -> set[int]:
@@ -220,15 +232,30 @@ def to_keep(run: Path, rolling: Mapping[int, bool], rotation: Rotation) -> set[i
     """
     complete = sorted(rolling, reverse=True)
     lasting = [step for step in complete if not rolling[step]]
-    stays = {*complete[:1], *(lasting[: rotation.keep] if rotation.keep else lasting)}
+    if rotation.keep:
+        lasting = lasting[: rotation.keep]
+    stays = {*complete[:1], *lasting}
     if rotation.keep_every:
         stays.update(step for step in complete if step % rotation.keep_every == 0)
     if rotation.keep_best:
-        validations = [event for event in events.read(run / layout.METRICS)[0] if "eval_loss" in event]
-        losses = {event.get("step"): event["eval_loss"] for event in validations}
-        measured = {step: loss for step in complete if events.is_number(loss := losses.get(step))}
-        stays.update(sorted(measured, key=measured.__getitem__)[:1])
+        losses = _losses(run, complete)
+        if losses:
+            stays.add(min(losses, key=losses.__getitem__))
     return stays
+
+
+def _losses(run: Path, steps: list[int]) -> dict[int, float]:
+    """Return the validation loss of each of the steps that has one, in the order of `steps`."""
+    recorded: dict[int, Any] = {}
+    for event in events.read(run / layout.METRICS)[0]:
+        if "eval_loss" in event:
+            recorded[event.get("step", -1)] = event["eval_loss"]
+    losses: dict[int, float] = {}
+    for step in steps:
+        loss = recorded.get(step)
+        if events.is_number(loss):
+            losses[step] = loss
+    return losses
 
 
 @contextlib.contextmanager
@@ -240,7 +267,8 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (fault := DISK_FAULTS.get(error_number(error) or 0)) is None:
+        fault = DISK_FAULTS.get(error_number(error) or 0)
+        if fault is None:
             raise
         shutil.rmtree(staging, ignore_errors=True)
         fix = "Free some space" if fault == "full" else "Make it writable"
