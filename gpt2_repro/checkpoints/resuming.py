@@ -13,7 +13,6 @@ from gpt2_repro.checkpoints.conversion import DEEPSPEED_CLASSES, convert
 from gpt2_repro.checkpoints.manifest import SILLY_RENAME, defect, read_manifest, training_record
 from gpt2_repro.checkpoints.rotation import (
     choose_checkpoint,
-    complete_checkpoints,
     newest_checkpoint,
     set_aside,
     sweep,
@@ -55,8 +54,11 @@ class RunIdentity:
         current = json.loads(json.dumps(dict(self.values)))
         if current.keys() - saved.keys():
             raise UserError(f"{where} belongs to a run of another version of this project. Pass another {option}.")
-        names = dict.fromkeys([*saved, *current])
-        if not (differing := [name for name in names if saved.get(name) != current.get(name)]):
+        differing: list[str] = []
+        for name in dict.fromkeys([*saved, *current]):
+            if saved.get(name) != current.get(name):
+                differing.append(name)
+        if not differing:
             return
         changed = "; ".join(f"{name} {saved.get(name)!r} -> {current.get(name)!r}" for name in differing)
         changed = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1…", changed)  # hashes
@@ -118,7 +120,8 @@ def choose_start(
     without a checkpoint, or if loading the checkpoint could run code.
     """
     check_owner(run)
-    if saved := run.environment().run_identity:
+    saved = run.environment().run_identity
+    if saved:
         identity.require_same(saved, where=run.path)
     if not resume_from and is_finished(run, max_steps):
         return Start(is_finished=True)
@@ -131,8 +134,13 @@ def choose_start(
     manifest = read_manifest(checkpoint)
     check_resumable(checkpoint, manifest, identity, max_steps=max_steps)
     refuse_code(checkpoint, manifest["files"])
-    is_validated = bool(events.validation_losses(run.metrics, layout.step_of(checkpoint)))
-    return Start(False, checkpoint, manifest, is_validated, tuple(skipped))
+    losses = events.validation_losses(run.metrics, layout.step_of(checkpoint))
+    return Start(
+        checkpoint=checkpoint,
+        manifest=manifest,
+        is_validated=bool(losses),
+        remarks=tuple(skipped),
+    )
 
 
 def check_resumable(
@@ -142,13 +150,14 @@ def check_resumable(
 
     `checkpoint` is its folder, here or at a place of copies.
     """
-    saved, step = manifest.get("run_identity", {}), layout.step_of(Path(checkpoint))
+    saved = manifest.get("run_identity", {})
+    step = layout.step_of(Path(checkpoint))
     by = launcher_of_checkpoint(manifest["files"])
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
         raise UserError(f"{checkpoint} has the format of the launcher {by.name}, which this one cannot load. {fix}")
-    before, now = ("bf16" if of.get("bf16") else of.get("precision") or "fp32" for of in (saved, identity.values))
-    if by.deepspeed_json and before != now:
+    before = _precision(saved)
+    if by.deepspeed_json and before != _precision(identity.values):
         fix = f"Pass --precision {before} or a new --output_dir."
         raise UserError(f"DeepSpeed cannot change the precision of {checkpoint}. {fix}")
     identity.require_same(saved, where=checkpoint)
@@ -156,21 +165,33 @@ def check_resumable(
         raise UserError(f"{checkpoint} is beyond the last step ({max_steps}). Pass a larger --max_steps.")
 
 
+def _precision(identity: Mapping[str, Any]) -> str:
+    """Return the precision in a run identity, or `fp32` without one."""
+    if identity.get("bf16"):
+        return "bf16"
+    return identity.get("precision") or "fp32"
+
+
 def is_finished(run: RunRecord, steps: int) -> bool:
     """Return whether a run is complete and was planned for `steps` optimizer steps."""
     # A run that is killed directly after it has written final/ cannot record its state. But if there are
     # checkpoints, final/ may be older than they are.
     newest = newest_checkpoint(run.path)
-    if defect(run.final) or (run.status().state != "complete" and newest):
+    if defect(run.final) is not None:
+        return False
+    if run.status().state != "complete" and newest is not None:
         return False
     record = training_record(run.final)
     if record is None:
         return False
-    # A run that went back and was restored elsewhere can have its newest checkpoint, but an older final/.
     identity = record.environment.run_identity
-    ends = read_manifest(newest).get("run_identity") if newest else identity
-    is_newest = newest is None or layout.step_of(newest) <= (record.step or 0)
-    return ends == identity and is_newest and steps == identity.get("max_steps")
+    if newest is not None:
+        # A run that went back and was restored elsewhere can have its newest checkpoint, but an older final/.
+        if read_manifest(newest).get("run_identity") != identity:
+            return False
+        if layout.step_of(newest) > (record.step or 0):
+            return False
+    return steps == identity.get("max_steps")
 
 
 def check_owner(run: RunRecord) -> None:
@@ -181,11 +202,14 @@ def check_owner(run: RunRecord) -> None:
     for parent in path.resolve().parents:
         if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
             raise UserError(f"--output_dir {path} is inside another run or prepared folder, {parent}.")
-    if not path.is_dir() or not any(not entry.name.startswith(".") for entry in path.iterdir()):
+    if not path.is_dir():
+        return
+    visible = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+    if not visible:
         return
     # One intact file is enough, because a power cut may have emptied all other files of the run.
-    proofs = [run.status().state, run.environment().run_identity, run.recipe().get("training")]
-    if not any([*proofs, complete_checkpoints(path)]):
+    has_file = bool(run.status().state or run.environment().run_identity or run.recipe().get("training"))
+    if not has_file and newest_checkpoint(path) is None:
         raise UserError(f"--output_dir {path} is neither empty nor a run directory.")
 
 
@@ -200,9 +224,11 @@ def prepare_run_directory(run: RunRecord, start: Start, *, max_steps: int, valid
     sweep(run.path)
     if start.checkpoint is not None:
         logger.info("resuming from %s", start.checkpoint)
-    run.rewind(start.step if start.checkpoint else -1, validates_again=validates_again)
+    reached = -1 if start.checkpoint is None else start.step
+    run.rewind(reached, validates_again=validates_again)
     run.add_redone_steps(start.step, start.manifest.get("time_breakdown", {}))
-    losses = dict.fromkeys(run.status().losses) | events.validation_losses(run.metrics)  # without those out of date
+    losses: dict[str, float | None] = dict.fromkeys(run.status().losses)  # None for those that are out of date
+    losses.update(events.validation_losses(run.metrics))
     run.write_status("running", max_steps=max_steps, step=start.step, reason=None, **losses)
 
 
@@ -213,9 +239,12 @@ def _require_no_result(run: RunRecord, skipped: list[str]) -> None:
         raise UserError(f"All checkpoints are incomplete or damaged ({'; '.join(skipped)}). {fix}")
     if run.final.exists():
         problem = defect(run.final)
-        reason = f"is damaged ({problem})" if problem else "has no checkpoint to continue from"
+        reason = "has no checkpoint to continue from"
+        if problem is not None:
+            reason = f"is damaged ({problem})"
         raise UserError(f"{run.final} {reason}. Pass another --output_dir.")
-    if reached := run.status().step:
+    reached = run.status().step
+    if reached:
         logger.warning("%s had reached step %d without a checkpoint. Training starts again.", run.path, reached)
 
 
@@ -227,26 +256,36 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     Args:
         files: the paths of the files that the manifest of the checkpoint lists.
     """
-    from torch.serialization import get_unsafe_globals_in_checkpoint
-
     tag = f"global_step{layout.step_of(checkpoint)}"
+    known = {*files, layout.CHECKPOINT_MANIFEST}
     for path in sorted(checkpoint.rglob("*")):
         if path.name.startswith(SILLY_RENAME):
             continue
         name = str(path.relative_to(checkpoint))
+        is_foreign = path.is_symlink() or (path.is_file() and name not in known)
         # DeepSpeed loads the folder that the file `latest` names.
-        foreign = path.is_symlink() or (path.is_file() and name not in (*files, layout.CHECKPOINT_MANIFEST))
-        if foreign or (name.startswith("latest") and path.read_text(encoding="utf-8").strip() != tag):
+        is_pointer = not is_foreign and name.startswith("latest")
+        if is_foreign or (is_pointer and path.read_text(encoding="utf-8").strip() != tag):
             raise UserError(f"Unexpected file in the checkpoint, refusing to resume: {path}. Move the file away.")
         if path.suffix not in (".pt", ".pth", ".bin") or name.startswith(CHECKED_BY_TRANSFORMERS):
             continue
-        # A pickle file can refer to code, which DeepSpeed would run. This check parses the file without loading it.
-        try:
-            named = ", ".join(sorted({*get_unsafe_globals_in_checkpoint(path)} - DEEPSPEED_CLASSES))
-        except Exception as error:  # a file that torch.save did not write can cause any exception
-            named = f"{type(error).__name__}: {error}"
+        named = _unsafe_names(path)
         if named:
             raise UserError(f"Loading {path} could run code ({named}). Resume from another checkpoint.")
+
+
+def _unsafe_names(path: Path) -> str:
+    """Return the code that a pickle file refers to, and that DeepSpeed would run, or "" for a safe file.
+
+    The file is parsed, but not loaded.
+    """
+    from torch.serialization import get_unsafe_globals_in_checkpoint
+
+    try:
+        names = set(get_unsafe_globals_in_checkpoint(path))
+    except Exception as error:  # a file that torch.save did not write can cause any exception
+        return f"{type(error).__name__}: {error}"
+    return ", ".join(sorted(names - DEEPSPEED_CLASSES))
 
 
 def loadable(start: Start, *, staging: Path, processes: int) -> str | None:
