@@ -53,11 +53,22 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
             (copy / path.name).symlink_to(path.resolve())
     folder = checkpoint / f"global_step{step}"
     universal = copy / f"global_step{step}_universal"
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
-    command += ["--input_folder", str(folder), "--output_folder", str(universal)]
-    alone = {name: value for name, value in os.environ.items() if not name.startswith(("LOCAL_", "TORCHELASTIC_"))}
-    alone |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "deepspeed.checkpoint.ds_to_universal",
+        "--inject_missing_state",
+        "--input_folder",
+        str(folder),
+        "--output_folder",
+        str(universal),
+    ]
+    environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    for name, value in os.environ.items():
+        is_of_launcher = name.startswith(("LOCAL_", "TORCHELASTIC_"))
+        if not is_of_launcher and name not in environment:
+            environment[name] = value
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunFailed(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     carry_further_states(folder, universal / "zero")

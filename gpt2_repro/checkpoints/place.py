@@ -58,10 +58,12 @@ class Place:
             self.fs, root = url_to_fs(absolute(name, option=option))
         except (ImportError, ValueError) as error:  # its messages name the missing package or the known protocols
             raise UserError(f"{option} {name} cannot be opened: {in_a_line(error)}.") from None
-        self.name, self.root = name, root
+        self.name = name
+        self.root = root
         self.is_local = isinstance(self.fs, LocalFileSystem)
         self.is_bucket = self.fs.protocol == "hf" and root.startswith("buckets/")
-        self.progress, self.callback = progress, Callback(hooks={"progress": lambda *_: progress()})
+        self.progress = progress
+        self.callback = Callback(hooks={"progress": lambda *_: progress()})
 
     def names(self) -> list[str]:
         """Return the names of the files and folders at the place, without hidden and partly written ones."""
@@ -69,10 +71,15 @@ class Place:
         entries: list[dict[str, Any]] = []
         with contextlib.suppress(FileNotFoundError):
             entries = self.fs.ls(self.root, detail=True)
-        # Some object stores list the folder itself, as an object of 0 bytes.
-        listed = [entry for entry in entries if entry["size"] or entry["name"].strip("/") != self.root.strip("/")]
-        paths = [Path(entry["name"]) for entry in listed]
-        return [path.name for path in paths if not path.name.startswith(".") and path.suffix != PARTIAL]
+        names: list[str] = []
+        for entry in entries:
+            path = Path(entry["name"])
+            # Some object stores list the folder itself, as an object of 0 bytes.
+            is_folder_itself = not entry["size"] and entry["name"].strip("/") == self.root.strip("/")
+            is_hidden = path.name.startswith(".") or path.suffix == PARTIAL
+            if not is_folder_itself and not is_hidden:
+                names.append(path.name)
+        return names
 
     def manifest(self, name: str) -> dict[str, Any]:
         """Return the manifest of a checkpoint or final/, or {} if it is missing or damaged."""
@@ -84,19 +91,31 @@ class Place:
 
     def manifests(self) -> dict[int, dict[str, Any]]:
         """Return the manifests ({} if missing or damaged) of all checkpoints by step, newest first."""
-        steps = sorted((step for name in self.names() if (step := step_of(Path(name))) >= 0), reverse=True)
-        return {step: self.manifest(layout.checkpoint_path(Path(), step).name) for step in steps}
+        steps = [step_of(Path(name)) for name in self.names()]
+        manifests: dict[int, dict[str, Any]] = {}
+        for step in sorted(steps, reverse=True):
+            if step >= 0:  # a checkpoint
+                manifests[step] = self.manifest(layout.checkpoint_path(Path(), step).name)
+        return manifests
 
     def run_identity(self) -> dict[str, Any]:
         """Return the identity of the run that is copied to the place, or {} if there is none."""
-        environment: dict[str, Any] = {}
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            environment = parse_object(self.read(layout.ENVIRONMENT)) or {}
-        if not environment.get("run_identity"):
-            newest = next(filter(None, self.manifests().values()), {})
-            environment = newest or self.manifest(layout.FINAL).get("environment", {})
-        identity = environment.get("run_identity")
+        identity = self._environment().get("run_identity")
+        if not identity:
+            intact = [manifest for manifest in self.manifests().values() if manifest]
+            if intact:
+                identity = intact[0].get("run_identity")
+            else:
+                identity = self.manifest(layout.FINAL).get("environment", {}).get("run_identity")
         return identity if isinstance(identity, dict) else {}
+
+    def _environment(self) -> dict[str, Any]:
+        """Return environment.json, or {} if it is missing or damaged."""
+        try:
+            content = self.read(layout.ENVIRONMENT)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return parse_object(content) or {}
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes. Raises FileNotFoundError if it is missing."""
@@ -119,27 +138,27 @@ class Place:
         target = self._target(name)
         if self.is_bucket:
             self._add_to_bucket(path, target)
-        elif not self.is_local:
-            self.fs.put_file(str(path), target, callback=self.callback)
-        else:
+        elif self.is_local:
             partial = Path(f"{target}{PARTIAL}")
             self._copy(path, partial)
             partial.replace(target)
             sync(partial.parent)
+        else:
+            self.fs.put_file(str(path), target, callback=self.callback)
 
     def write(self, content: bytes, name: str) -> None:
         """Write a small file. It appears when it is complete."""
         target = self._target(name)
         if self.is_bucket:
             self._add_to_bucket(content, target)
-        elif not self.is_local:
-            self.fs.pipe_file(target, content)
-        else:
+        elif self.is_local:
             partial = Path(f"{target}{PARTIAL}")
             partial.write_bytes(content)
             sync(partial)
             partial.replace(target)
             sync(partial.parent)
+        else:
+            self.fs.pipe_file(target, content)
 
     def _target(self, name: str) -> str:
         """Return the path of a file at the place, whose folder then exists."""
@@ -168,13 +187,23 @@ class Place:
 
     def remove(self, name: str) -> None:
         """Delete the folder of a checkpoint or final/, its manifest first."""
-        # fsspec's `rm` would expand *, ? and [ in the paths, and delete folders of other runs.
         folder = f"{self.root}/{name}"
         if self.is_local and Path(folder).is_symlink():
-            return Path(folder).unlink()  # the files behind a link belong to others
-        entries = self.fs.find(folder, withdirs=True, detail=True)
-        folders = [path for path, entry in entries.items() if entry.get("type") == "directory"]
-        for path in sorted(entries.keys() - set(folders), key=f"{folder}/{CHECKPOINT_MANIFEST}".__ne__):
+            Path(folder).unlink()  # the files behind a link belong to others
+            return
+        files: list[str] = []
+        folders: list[str] = []
+        for path, entry in self.fs.find(folder, withdirs=True, detail=True).items():
+            if entry.get("type") == "directory":
+                folders.append(path)
+            else:
+                files.append(path)
+        manifest = f"{folder}/{CHECKPOINT_MANIFEST}"
+        if manifest in files:
+            files.remove(manifest)
+            files.insert(0, manifest)
+        # fsspec's `rm` would expand *, ? and [ in the paths, and delete folders of other runs.
+        for path in files:
             self.fs.rm_file(path)
         for path in sorted(folders, reverse=True):
             if self.fs.isdir(path):  # in an object store, folders end with their files
