@@ -80,7 +80,10 @@ def serve(perform: Callable[[dict[str, Any], Callable[[], None]], dict[str, Any]
             signed_at = time.monotonic()
             _print({})
 
-    while line := sys.stdin.readline().strip():
+    while True:
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
         try:
             reply = perform(json.loads(line), show_progress)  # if the trainer was killed, the line may be cut
         except Exception as error:

@@ -33,11 +33,13 @@ class Checkpoint:
     @property
     def tokens_trained(self) -> int | None:
         """Target tokens that the model was trained on, or None if unknown."""
-        return self.record.tokens if self.record else None
+        return None if self.record is None else self.record.tokens
 
     def window(self, num_positions: int) -> int:
         """Return the sequence length of the model's run, but at most `num_positions`."""
-        length = RunRecord(self.run).recipe().get("data", {}).get("sequence_length") if self.run else None
+        if self.run is None:
+            return num_positions
+        length = RunRecord(self.run).recipe().get("data", {}).get("sequence_length")
         return min(num_positions, int(length or num_positions))
 
 
@@ -80,18 +82,25 @@ def newer_than_final(run: Path) -> Path | None:
         return None
     status = RunRecord(run).status()
     went_back = status.state != "complete" and status.step is not None and status.step < ended
-    return newest if step_of(newest) > ended or went_back else None
+    if step_of(newest) > ended or went_back:
+        return newest
+    return None
 
 
 def suggest_run(path: Path) -> str:
     """Return a sentence that names the run or checkpoint with the nearest name."""
-    runs = [*path.parent.glob("*"), *Path("runs").glob("*")]
-    near = nearest(str(path), [str(near) for near in runs if is_run(near) or is_run(near.parent)])
+    names: list[str] = []
+    for folder in (*path.parent.glob("*"), *Path("runs").glob("*")):
+        if is_run(folder) or is_run(folder.parent):
+            names.append(str(folder))
+    near = nearest(str(path), names)
     return f"Did you mean {near}?" if near else ""
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    run, record = folder.parent, training_record(folder)
+    run = folder.parent
+    record = training_record(folder)
     if not (run / RECIPE).is_file():
         return Checkpoint(str(folder), str(folder), record=record)
-    return Checkpoint(f"{folder.name} ({run if run.name else run.resolve().name})", str(folder), run, record)
+    run_name = str(run) if run.name else run.resolve().name
+    return Checkpoint(f"{folder.name} ({run_name})", str(folder), run, record)
