@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.preparation.staging import Stream, stage
+from gpt2_repro.data.preparation.staging import StagedPart, Stream, stage
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError
@@ -16,7 +16,6 @@ from gpt2_repro.errors import UserError
 
 SPLITS = ["validation", "train"]
 FEW_DOCUMENTS = 10_000  # of so few, --split hash may hold out far too few or too many
-COUNTED = ("documents", "empty_documents", "tokens")
 MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
 
 
@@ -29,6 +28,44 @@ class DocumentSpan:
     first_token: int  # number of tokens in the file part before these documents
     lengths: np.ndarray  # [documents], in tokens
     split: str
+
+
+@dataclasses.dataclass
+class DocumentCounts:
+    """How many documents and tokens a split has."""
+
+    documents: int = 0
+    empty_documents: int = 0  # not counted in `documents`
+    tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Documents:
+    """Consecutive documents of one part of a source file, as arrays of shape [documents]."""
+
+    numbers: np.ndarray  # place of each document in the part
+    first_tokens: np.ndarray  # number of tokens in the part before each document
+    lengths: np.ndarray  # in tokens
+    held_out: np.ndarray  # whether validation has the document
+
+    def first(self, count: int) -> "_Documents":
+        """Return the first `count` documents."""
+        return _Documents(self.numbers[:count], self.first_tokens[:count], self.lengths[:count], self.held_out[:count])
+
+    def with_cut(self, place: int) -> "_Documents":
+        """Cut the document in two that contains the token `place` of its part, but does not begin with it."""
+        index = int(np.searchsorted(self.first_tokens, place)) - 1
+        rest = self.first_tokens[index] + self.lengths[index] - place
+        if rest <= 0:
+            return self
+        lengths = np.insert(self.lengths, index + 1, rest)
+        lengths[index] -= rest
+        return _Documents(
+            numbers=np.insert(self.numbers, index + 1, self.numbers[index]),
+            first_tokens=np.insert(self.first_tokens, index + 1, place),
+            lengths=lengths,
+            held_out=np.insert(self.held_out, index + 1, False),
+        )
 
 
 @dataclasses.dataclass
@@ -47,28 +84,43 @@ class Group:
         """Yield the documents that start before the limit of the stream, in order."""
         before = 0  # tokens in earlier parts
         for index, part in enumerate(self.stream.parts):
-            lengths, numbers = part.lengths(), np.arange(part.facts["documents"])
-            tokens, first_tokens = int(lengths.sum()), np.cumsum(lengths) - lengths
-            held_out = part.held_out() if self.head is None else before + first_tokens < self.head
-            used = int(np.searchsorted(before + first_tokens, self.stream.limit))
-            documents = [array[:used] for array in (numbers, first_tokens, lengths, held_out)]
-            if self.cut and self.head and before < self.head:
-                documents = _cut_document(*documents, place=round(self.head) - before)
-            before += tokens
-            numbers, first_tokens, lengths, held_out = documents
-            edges = [0, *(np.flatnonzero(np.diff(held_out)) + 1).tolist(), len(held_out)]
-            for first, last in itertools.pairwise(edges) if len(held_out) else ():  # runs of equal values
-                split = self.splits[0 if held_out[first] else -1]
-                yield DocumentSpan(index, int(numbers[first]), int(first_tokens[first]), lengths[first:last], split)
+            documents = self._documents(part, before)
+            before += part.summary.tokens
+            held_out = documents.held_out
+            if not len(held_out):
+                continue
+            changes = np.flatnonzero(np.diff(held_out)) + 1
+            edges = [0, *changes.tolist(), len(held_out)]
+            for first, last in itertools.pairwise(edges):  # documents of the same split
+                yield DocumentSpan(
+                    part=index,
+                    first_document=int(documents.numbers[first]),
+                    first_token=int(documents.first_tokens[first]),
+                    lengths=documents.lengths[first:last],
+                    split=self.splits[0] if held_out[first] else self.splits[-1],
+                )
 
-    def counts(self) -> dict[str, dict[str, int]]:
+    def _documents(self, part: StagedPart, before: int) -> _Documents:
+        """Return the documents of a part that start before the limit. `before` is the number of tokens before it."""
+        lengths = part.lengths()
+        first_tokens = np.cumsum(lengths) - lengths
+        positions = before + first_tokens
+        held_out = part.held_out() if self.head is None else positions < self.head
+        used = int(np.searchsorted(positions, self.stream.limit))
+        documents = _Documents(np.arange(len(lengths)), first_tokens, lengths, held_out).first(used)
+        if self.cut and self.head and before < self.head:
+            return documents.with_cut(round(self.head) - before)
+        return documents
+
+    def counts(self) -> dict[str, DocumentCounts]:
         """Count documents, empty documents and tokens per split."""
-        counts = {split: dict.fromkeys(COUNTED, 0) for split in self.splits}
+        counts = {split: DocumentCounts() for split in self.splits}
         for span in self.spans():
+            of_split = counts[span.split]
             empty = int((span.lengths == 0).sum())
-            numbers = len(span.lengths) - empty, empty, int(span.lengths.sum())
-            sums = counts[span.split]
-            sums |= {key: sums[key] + number for key, number in zip(COUNTED, numbers, strict=True)}
+            of_split.documents += len(span.lengths) - empty
+            of_split.empty_documents += empty
+            of_split.tokens += int(span.lengths.sum())
         return counts
 
     def tokens_by_source(self) -> dict[str, dict[str, int]]:
@@ -84,20 +136,24 @@ class Group:
 def check_split(args: DataArguments, sources: Sources) -> None:
     """Raise UserError if the source does not support --split, or a file is used for training and validation."""
     source = sources.training
-    tokens, own = any(file.name.endswith(TOKENS) for file in source.files), source.validation_files
-    problems = {
-        "has only validation files. Pass training files too": not source.files,
-        "has no validation files (`val` in the name). Pass --split head or hash": args.split == "source" and not own,
-        "has validation files. Pass --split source to use them": args.split == "head" and tokens and own,
-        "has tokens, but --split hash needs text. Pass --split source or head": args.split == "hash" and tokens,
-        "has tokens, so there is no text to save. Pass --validation_text false": args.validation_text and tokens,
-    }
-    if problem := next((problem for problem, applies in problems.items() if applies), None):
-        raise UserError(f"{source.description['name']} {problem}.")
+    name = source.description["name"]
+    has_tokens = any(file.name.endswith(TOKENS) for file in source.files)
+    if not source.files:
+        raise UserError(f"{name} has only validation files. Pass training files too.")
+    if args.split == "source" and not source.validation_files:
+        raise UserError(f"{name} has no validation files (`val` in the name). Pass --split head or hash.")
+    if args.split == "head" and has_tokens and source.validation_files:
+        raise UserError(f"{name} has validation files. Pass --split source to use them.")
+    if args.split == "hash" and has_tokens:
+        raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or head.")
+    if args.validation_text and has_tokens:
+        raise UserError(f"{name} has tokens, so there is no text to save. Pass --validation_text false.")
     trained = {file.identity() for file in source.files}
-    for name, other in sources.validation_sets.items():
-        if any(file.identity() in trained for file in other.validation_files or other.files):
-            raise UserError(f"The validation set {name!r} has text that is also in the training sources.")
+    for set_name, validation in sources.validation_sets.items():
+        for file in validation.validation_files or validation.files:
+            if file.identity() in trained:
+                problem = f"The validation set {set_name!r} has text that is also in the training sources"
+                raise UserError(f"{problem}.")
 
 
 def groups_of(sources: Sources, args: DataArguments) -> list[Group]:
@@ -122,35 +178,32 @@ def stage_group(group: Group, staging: Path, args: DataArguments, options: Prepa
 
 def _choose_validation(group: Group, args: DataArguments) -> None:
     """Set the rule by which --split head or hash divides a group into validation and training."""
-    total = min(group.stream.limit, group.stream.total("tokens"))
+    total = min(group.stream.limit, sum(part.summary.tokens for part in group.stream.parts))
     if args.split == "hash":
         group.head = None
-        is_small = group.stream.total("documents") <= FEW_DOCUMENTS
-        if is_small and min(counts["tokens"] for counts in group.counts().values()) <= args.sequence_length:
-            group.head, group.cut = round(args.validation_fraction * total), True
+        documents = sum(part.summary.documents for part in group.stream.parts)
+        if documents <= FEW_DOCUMENTS and _has_small_split(group, args):
+            group.head = round(args.validation_fraction * total)
+            group.cut = True
             share = f"the first {args.validation_fraction:.1%} of the text, and may cut a document"
             group.remark = f"--split hash has too few documents: validation has {share}"
         return
-    requested, most = args.validation_tokens, MOST_HELD_OUT * total
+    requested = args.validation_tokens
+    most = MOST_HELD_OUT * total
     # Rounded, because otherwise a document that starts less than a token before it is included.
-    group.head = head = round(min(requested, most))
+    head = round(min(requested, most))
+    group.head = head
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or if more than 10 % was requested.
-    if total and max(requested, group.counts()["validation"]["tokens"]) > most:
+    if total and max(requested, group.counts()["validation"].tokens) > most:
         group.cut = True
-        less = f" instead of the {requested:,} that were requested" if requested > head else ""
+        less = ""
+        if requested > head:
+            less = f" instead of the {requested:,} that were requested"
         share = f"the first {head:,} of {total:,.0f} tokens ({head / total:.1%})"
         group.remark = f"validation has {share}{less}. Its last document may be cut"
 
 
-def _cut_document(
-    numbers: np.ndarray, first_tokens: np.ndarray, lengths: np.ndarray, held_out: np.ndarray, *, place: int
-) -> list[np.ndarray]:
-    """Cut the document in two that contains the token `place` of its part, but does not begin with it."""
-    index = int(np.searchsorted(first_tokens, place)) - 1
-    rest = first_tokens[index] + lengths[index] - place
-    if rest > 0:
-        lengths[index] -= rest
-        pairs = ((numbers, numbers[index]), (first_tokens, place), (lengths, rest), (held_out, False))
-        return [np.insert(array, index + 1, value) for array, value in pairs]
-    return [numbers, first_tokens, lengths, held_out]
+def _has_small_split(group: Group, args: DataArguments) -> bool:
+    """Return whether a split has too few tokens for a row of the full length."""
+    return any(counts.tokens <= args.sequence_length for counts in group.counts().values())

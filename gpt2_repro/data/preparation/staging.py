@@ -15,9 +15,8 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.pool import ThreadPool
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,37 @@ CHECKED = 1000  # one document in CHECKED is encoded a second time, with `tokeni
 
 
 @dataclasses.dataclass(frozen=True)
+class IdsLocation:
+    """The place of the token ids of a part."""
+
+    path: str | None  # a local token file, or None for the part's temporary file .ids
+    offset: int  # bytes in the file before the ids
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PartSummary:
+    """The content of the .json file that describes a staged part."""
+
+    tokens: int
+    text_bytes: int
+    bad: int  # unreadable rows
+    bad_examples: list[str]  # error messages
+    ids: IdsLocation
+    documents: int
+    longest: int  # tokens of the longest document
+
+    @classmethod
+    def from_json(cls, text: str) -> "PartSummary":
+        values = json.loads(text)
+        location = IdsLocation(**values.pop("ids"))
+        return cls(**values, ids=location)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
 class StagedPart:
     """One part of a source file, and the temporary files with its tokens."""
 
@@ -48,19 +78,16 @@ class StagedPart:
     done: Callable[[], None] | None  # called when the last part of a file and all parts before it are staged
 
     @functools.cached_property
-    def facts(self) -> dict[str, Any]:
-        """The content of the .json file that describes the part.
-
-        The counts are `tokens`, `documents`, `text_bytes`, `longest` (tokens of the longest document) and `bad`
-        (unreadable rows). `bad_examples` has error messages. `ids` is the location of the token ids.
-        """
-        return json.loads(self.stem.with_suffix(".json").read_text(encoding="utf-8"))
+    def summary(self) -> PartSummary:
+        return PartSummary.from_json(self.stem.with_suffix(".json").read_text(encoding="utf-8"))
 
     def ids(self) -> np.ndarray:
         """Return the part's token ids as a memory-mapped array of shape [tokens]."""
-        where = self.facts["ids"]
-        path = self.stem.with_suffix(".ids") if where["path"] is None else Path(where["path"])
-        return map_ids(path, where["offset"], self.facts["tokens"], np.dtype(where["dtype"]))
+        location = self.summary.ids
+        path = self.stem.with_suffix(".ids")
+        if location.path is not None:
+            path = Path(location.path)
+        return map_ids(path, location.offset, self.summary.tokens, np.dtype(location.dtype))
 
     def lengths(self) -> np.ndarray:
         """Return an array of shape [documents]: tokens per document, with separators."""
@@ -73,7 +100,8 @@ class StagedPart:
     def texts(self) -> list[str]:
         """Read the documents of the part again."""
         self.file.fetch()
-        return [*self.file.parts()[self.number].documents()]
+        part = self.file.parts()[self.number]
+        return list(part.documents())
 
 
 @dataclasses.dataclass
@@ -84,10 +112,6 @@ class Stream:
     files: list[SourceFile]
     limit: float = np.inf  # stop after more than this many tokens
     parts: list[StagedPart] = dataclasses.field(default_factory=list)  # in order, as far as they are staged
-
-    def total(self, key: str) -> int:
-        """Return the sum of a count in `StagedPart.facts`."""
-        return sum(part.facts[key] for part in self.parts)
 
 
 def is_held_out(document: str, args: DataArguments) -> bool:
@@ -101,57 +125,72 @@ def _encoder(folder: Path, changed: int, separator: str, engine: str) -> Encoder
     return Encoder(folder, separator=separator, engine=engine)
 
 
+@dataclasses.dataclass
+class _Tokenized:
+    """The documents of a part after tokenization."""
+
+    ids: IdsLocation
+    lengths: np.ndarray  # [documents], in tokens
+    held_out: np.ndarray  # [documents], whether --split hash holds them out; empty for a token file
+    text_bytes: int = 0
+    bad: int = 0
+    bad_examples: list[str] = dataclasses.field(default_factory=list)
+
+
 def stage_part(
     part: Part, stem: Path, *, staging: Path, args: DataArguments, options: PreparationOptions, limit: float
 ) -> None:
     """Tokenize one part of a source file, and write the temporary files `stem`.*."""
     tokenizer = staging / "tokenizer"
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
-    facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": []}
     if isinstance(part, TokenPart):
-        part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
-        lengths = part.lengths(encoder.end_of_text, args.separator)
-        held_out = np.empty(0, bool)
-        facts["tokens"] = part.tokens
-        facts["ids"] = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": UINT16.name}
+        tokenized = _locate_tokens(part, encoder, args)
     else:
         partial = stem.with_suffix(f".{os.getpid()}.partial")
-        lengths, held_out = _encode_part(
-            part, partial, facts, encoder=encoder, args=args, options=options, limit=limit
-        )
+        tokenized = _encode_part(part, partial, encoder=encoder, args=args, options=options, limit=limit)
         partial.replace(stem.with_suffix(".ids"))
-        facts["ids"] = {"path": None, "offset": 0, "dtype": encoder.dtype.name}
-    facts["documents"] = len(lengths)
-    facts["longest"] = int(lengths.max(initial=0))
-    length_dtype = np.uint32 if facts["longest"] < 2**32 else np.uint64
+    lengths = tokenized.lengths
+    longest = int(lengths.max(initial=0))
+    length_dtype = np.uint32 if longest < 2**32 else np.uint64
     content = io.BytesIO()  # np.savez to a real file would report a full disk as an error without errno
-    np.savez(content, lengths=lengths.astype(length_dtype), held_out=held_out)
+    np.savez(content, lengths=lengths.astype(length_dtype), held_out=tokenized.held_out)
     write_whole(stem.with_suffix(".npz"), content.getvalue())
-    write_whole(stem.with_suffix(".json"), json.dumps(facts))  # written last: marks the part as complete
+    summary = PartSummary(
+        tokens=int(lengths.sum()),
+        text_bytes=tokenized.text_bytes,
+        bad=tokenized.bad,
+        bad_examples=tokenized.bad_examples,
+        ids=tokenized.ids,
+        documents=len(lengths),
+        longest=longest,
+    )
+    write_whole(stem.with_suffix(".json"), summary.to_json())  # written last: marks the part as complete
+
+
+def _locate_tokens(part: TokenPart, encoder: Encoder, args: DataArguments) -> _Tokenized:
+    """Check a token file and find its documents. Its ids stay where they are."""
+    part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
+    lengths = part.lengths(encoder.end_of_text, args.separator)
+    location = IdsLocation(str(Path(part.name).resolve()), part.offset, UINT16.name)
+    return _Tokenized(location, lengths, np.empty(0, bool))
 
 
 def _encode_part(
-    part: Part,
-    path: Path,
-    facts: dict[str, Any],
-    *,
-    encoder: Encoder,
-    args: DataArguments,
-    options: PreparationOptions,
-    limit: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Write the ids of a part's documents to a file, and add to the counts in `facts`.
-
-    Returns the length of each document in tokens, and whether --split hash holds it out.
-    """
+    part: Part, path: Path, *, encoder: Encoder, args: DataArguments, options: PreparationOptions, limit: float
+) -> _Tokenized:
+    """Write the ids of a part's documents to a file."""
     lengths = [np.empty(0, np.int64)]
     held_out: list[bool] = []
+    tokens = 0
+    text_bytes = 0
+    bad = 0
+    bad_examples: list[str] = []
     with path.open("wb") as file:
         for batch in part.read():
             documents = batch.documents
-            facts["bad"] += len(batch.bad)
-            facts["bad_examples"] += batch.bad[: EXAMPLES - len(facts["bad_examples"])]
-            check_bad(facts["bad"], facts["bad_examples"], options.max_bad_documents)
+            bad += len(batch.bad)
+            bad_examples += batch.bad[: EXAMPLES - len(bad_examples)]
+            check_bad(bad, bad_examples, options.max_bad_documents)
             first_checked = -len(held_out) % CHECKED  # of these documents
             encoder.check(documents[first_checked::CHECKED], part.name)
             ids, lengths_of_batch = encoder.encode(documents)
@@ -159,12 +198,13 @@ def _encode_part(
             lengths.append(lengths_of_batch)
             for text in documents:
                 held_out.append(args.split == "hash" and is_held_out(text, args))
-                facts["text_bytes"] += len(text.encode())
-            facts["tokens"] += len(ids)
-            if facts["tokens"] > limit:
+                text_bytes += len(text.encode())
+            tokens += len(ids)
+            if tokens > limit:
                 break
     sync(path)
-    return np.concatenate(lengths), np.array(held_out, bool)
+    location = IdsLocation(None, 0, encoder.dtype.name)
+    return _Tokenized(location, np.concatenate(lengths), np.array(held_out, bool), text_bytes, bad, bad_examples)
 
 
 def check_bad(bad: int, examples: list[str], allowed: int) -> None:
@@ -186,7 +226,9 @@ def stage(stream: Stream, staging: Path, args: DataArguments, options: Preparati
     work = functools.partial(stage_part, staging=staging, args=args, options=options, limit=stream.limit)
     size = sum(file.size for file in stream.files)
     examples: list[str] = []
-    tokens = before = bad = 0
+    tokens = 0
+    tokens_before_file = 0
+    bad = 0
     with (
         Progress(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000) as bar,
         ThreadPool(1) as background,
@@ -194,17 +236,18 @@ def stage(stream: Stream, staging: Path, args: DataArguments, options: Preparati
     ):
         for part in finished:
             if part.number == 0:
-                before = tokens
+                tokens_before_file = tokens
             if part.done:
                 part.done()
                 # The validation text is read from the files again when the splits are known.
-                if not args.validation_text or (args.split == "head" and before >= args.validation_tokens):
+                is_after_head = args.split == "head" and tokens_before_file >= args.validation_tokens
+                if is_after_head or not args.validation_text:
                     part.file.drop()
             bar.update(part.size)
             stream.parts.append(part)
-            tokens += part.facts["tokens"]
-            bad += part.facts["bad"]
-            examples += part.facts["bad_examples"]
+            tokens += part.summary.tokens
+            bad += part.summary.bad
+            examples += part.summary.bad_examples
             check_bad(bad, examples, options.max_bad_documents)
             if tokens > stream.limit:
                 break
@@ -216,25 +259,35 @@ def _parts(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[Sta
     """Yield the parts of each source file, and download the files that have parts without tokens."""
     files = join_small(stream.files)
     notes = [folder / f"{index:05d}.json" for index in range(len(files))]
-    fetch = functools.cache(lambda index: background.apply_async(files[index].fetch))
-    read = 0
-    for index, (file, note) in enumerate(zip(files, notes, strict=True)):
-        read += file.size
+    downloads: dict[int, AsyncResult[None]] = {}
+
+    def fetch(index: int) -> None:
+        if index not in downloads:
+            downloads[index] = background.apply_async(files[index].fetch)
+
+    bytes_before_next = 0
+    for index, file in enumerate(files):
+        note = notes[index]
+        bytes_before_next += file.size
         parts: Sequence[Part | None]
         if note.is_file():
             parts = [None] * json.loads(note.read_text(encoding="utf-8"))["parts"]
         else:
-            fetch(index).get()
+            fetch(index)
+            downloads[index].get()
             # Fetch the next file only if it is needed: a byte of parquet gives about a third of a token.
-            if index + 1 < len(notes) and not notes[index + 1].is_file() and stream.limit >= read // 3:
+            has_unread_next = index + 1 < len(notes) and not notes[index + 1].is_file()
+            if has_unread_next and stream.limit >= bytes_before_next // 3:
                 fetch(index + 1)
             parts = file.parts()
-        done = functools.partial(write_whole, note, json.dumps({"name": file.name, "parts": len(parts)}))
         for number, part in enumerate(parts):
             stem = note.with_name(f"{note.stem}-{number:05d}")
             size = part.size if part else file.size // len(parts)
             unread = None if stem.with_suffix(".json").is_file() else part
-            yield StagedPart(stem, file, number, size, unread, done if part and number == len(parts) - 1 else None)
+            done = None
+            if part and number == len(parts) - 1:
+                done = functools.partial(write_whole, note, json.dumps({"name": file.name, "parts": len(parts)}))
+            yield StagedPart(stem, file, number, size, unread, done)
 
 
 def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: int) -> Generator[StagedPart]:
@@ -258,9 +311,10 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
                 # The first call starts the workers. They inherit the mask: only the main process handles Ctrl-C.
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 try:
-                    queue.append((part, executor.submit(work, part.unread, part.stem) if part.unread else None))
+                    future = executor.submit(work, part.unread, part.stem) if part.unread else None
                 finally:
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                queue.append((part, future))
             if not queue:
                 return
             part, future = queue.popleft()
@@ -282,7 +336,8 @@ def _end_with_parent() -> None:
     """Start a thread that ends this worker if the main process was killed."""
 
     def wait() -> None:
-        if parent := multiprocessing.parent_process():
+        parent = multiprocessing.parent_process()
+        if parent is not None:
             parent.join()
             os._exit(1)
 

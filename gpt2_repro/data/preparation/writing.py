@@ -17,8 +17,8 @@ import pyarrow as pa
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
-from gpt2_repro.data.preparation.splits import Group
-from gpt2_repro.data.preparation.staging import EXAMPLES
+from gpt2_repro.data.preparation.splits import DocumentCounts, Group
+from gpt2_repro.data.preparation.staging import EXAMPLES, PartSummary
 from gpt2_repro.data.prepared import fingerprint_of, request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
@@ -53,7 +53,8 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
     for group in groups:
         tokens_by_source |= group.tokens_by_source()
         for split, counted in group.counts().items():
-            counts[split], shards[split] = _write_split(folder / split, group, counted, args, encoder)
+            shards[split] = _write_split(folder / split, group, counted, args, encoder)
+            counts[split] = _count_split(shards[split], counted, args)
         if group.remark:
             logger.info(group.remark)
     if args.validation_text:
@@ -67,8 +68,14 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
         train = open_rows(folder / "train").joined()
         validation = open_rows(folder / "validation").joined()
         losses = reference_losses(train, validation, encoder.vocab_size)
-    others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
-    largest_ids = [shard.largest_id for shard in itertools.chain.from_iterable(shards.values())]
+    files: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix != ".arrow":
+            files[str(path.relative_to(folder))] = sha256_of(path)
+    largest_ids: list[int] = []
+    for of_split in shards.values():
+        largest_ids += [shard.largest_id for shard in of_split]
+    packages = sorted({*PACKAGES, encoder.engine})
     manifest = Manifest(
         request=request_of(args),
         source=sources.training.description,
@@ -79,10 +86,10 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
         bytes_per_token=encoder.dtype.itemsize,
         counts=counts,
         read=_count_read(groups),
-        sha256={split: split_hash(shards[split]) for split in shards},
+        sha256={split: split_hash(of_split) for split, of_split in shards.items()},
         shards=shards,
-        files={str(path.relative_to(folder)): sha256_of(path) for path in sorted(others)},
-        versions={name: version(name) for name in sorted({*PACKAGES, encoder.engine})},
+        files=files,
+        versions={name: version(name) for name in packages},
         reference_losses=losses,
         tokens_by_source=tokens_by_source,
         encoding=ENCODING,
@@ -94,81 +101,113 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
 
 def _count_read(groups: Sequence[Group]) -> ReadCounts:
     """Return the counts over all files, for any split."""
-    facts: list[dict[str, Any]] = []
+    summaries: list[PartSummary] = []
+    bad_examples: list[str] = []
     for group in groups:
-        facts += [part.facts for part in group.stream.parts]
-    examples = itertools.chain.from_iterable(fact["bad_examples"] for fact in facts)
+        for part in group.stream.parts:
+            summaries.append(part.summary)
+            bad_examples += part.summary.bad_examples
     return ReadCounts(
-        documents=sum(fact["documents"] for fact in facts),
-        text_bytes=sum(fact["text_bytes"] for fact in facts),
-        longest_document_tokens=max(fact["longest"] for fact in facts),
-        bad_documents=sum(fact["bad"] for fact in facts),
-        bad_examples=list(itertools.islice(examples, EXAMPLES)),
+        documents=sum(summary.documents for summary in summaries),
+        text_bytes=sum(summary.text_bytes for summary in summaries),
+        longest_document_tokens=max(summary.longest for summary in summaries),
+        bad_documents=sum(summary.bad for summary in summaries),
+        bad_examples=bad_examples[:EXAMPLES],
     )
 
 
 def _write_split(
-    folder: Path, group: Group, total: dict[str, int], args: DataArguments, encoder: Encoder
-) -> tuple[SplitCounts, list[Shard]]:
-    """Write the rows of one split, and check that the split can be used.
-
-    `total` has the numbers of its documents and tokens.
-    """
+    folder: Path, group: Group, counted: DocumentCounts, args: DataArguments, encoder: Encoder
+) -> list[Shard]:
+    """Write the rows of one split, and check that the split can be used."""
     split = folder.name
     length = args.sequence_length
-    with Progress(total=total["tokens"], desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
+    with Progress(total=counted.tokens, desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
         pieces = _read(group, split, args, bar)
-        wrap = args.packing == "wrap"
-        rows = pack_windows(pieces, length, min_length=args.min_length) if wrap else pack_rows(pieces, length)
+        if args.packing == "wrap":
+            rows = pack_windows(pieces, length, min_length=args.min_length)
+            row_length = None
+            option = "min_length"
+        else:
+            rows = pack_rows(pieces, length)
+            row_length = length + 1
+            option = "sequence_length"
         # The rows of each record batch depend only on the recipe, so files are reproducible bit by bit.
         blocks = in_blocks(rows, max(1, BLOCK_IDS // length))
-        shards = write_rows(folder, blocks, encoder.dtype, None if wrap else length + 1)
-    num_rows = sum(shard.rows for shard in shards)
-    targets = sum(shard.targets for shard in shards)
-    if not num_rows:
-        option = "min_length" if wrap else "sequence_length"
-        few = f"The {split} split has {total['tokens']:,} tokens, but a row needs {getattr(args, option) + 1:,}"
+        shards = write_rows(folder, blocks, encoder.dtype, row_length)
+    if not shards:
+        few = f"The {split} split has {counted.tokens:,} tokens, but a row needs {getattr(args, option) + 1:,}"
         raise UserError(f"{few}. Pass more text, another --split or size of the split, or a smaller --{option}.")
     largest = max(shard.largest_id for shard in shards)
     if largest >= encoder.vocab_size:
         raise UserError(f"The {split} split has the id {largest}, not in the vocabulary. Pass another --tokenizer.")
+    targets = sum(shard.targets for shard in shards)
     if split != "train" and targets < NOISY_TOKENS:
         logger.warning("The %s split has only %s tokens, so its loss is noisy.", split, f"{targets:,}")
+    return shards
+
+
+def _count_split(shards: Sequence[Shard], counted: DocumentCounts, args: DataArguments) -> SplitCounts:
+    """Return the counts of a split for the manifest."""
+    targets = sum(shard.targets for shard in shards)
     # The first id of the split (concat) or of each document (wrap) is not a target.
-    dropped = total["tokens"] - (total["documents"] if wrap else 1) - targets
-    return SplitCounts(**total, rows=num_rows, row_tokens=targets, dropped_tokens=dropped), shards
+    first_ids = counted.documents if args.packing == "wrap" else 1
+    return SplitCounts(
+        documents=counted.documents,
+        empty_documents=counted.empty_documents,
+        tokens=counted.tokens,
+        rows=sum(shard.rows for shard in shards),
+        row_tokens=targets,
+        dropped_tokens=counted.tokens - first_ids - targets,
+    )
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encoder) -> None:
     """Write the documents of the split `validation` to validation.jsonl."""
     folder.mkdir()
-    group = next(group for group in groups if "validation" in group.splits)
-    texts_of = functools.lru_cache(1)(lambda part: group.stream.parts[part].texts())
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
-        for span in group.spans():
-            if span.split == "validation":
-                lengths = group.stream.parts[span.part].lengths()
-                for number, length in enumerate(span.lengths.tolist(), start=span.first_document):
-                    text = texts_of(span.part)[number]
-                    if length != lengths[number]:  # only the beginning of the document is held out
-                        text = encoder.cut(text, length)
+        for group in groups:
+            if "validation" in group.splits:
+                for text in _validation_texts(group, encoder):
                     out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+
+
+def _validation_texts(group: Group, encoder: Encoder) -> Iterator[str]:
+    """Yield the documents of the split `validation` in order."""
+
+    @functools.lru_cache(1)
+    def texts_of(part: int) -> list[str]:
+        return group.stream.parts[part].texts()
+
+    for span in group.spans():
+        if span.split != "validation":
+            continue
+        texts = texts_of(span.part)
+        whole_lengths = group.stream.parts[span.part].lengths()
+        for number, length in enumerate(span.lengths.tolist(), start=span.first_document):
+            text = texts[number]
+            if length != whole_lengths[number]:  # only the beginning of the document is held out
+                text = encoder.cut(text, length)
+            yield text
 
 
 def _read(group: Group, split: str, args: DataArguments, bar: Progress) -> Iterator[Block]:
     """Yield the ids and lengths of the documents of a split, a few million ids at a time."""
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
     shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
-    ids_of = functools.lru_cache(1)(lambda part: group.stream.parts[part].ids())
+    part = -1
     for span in group.spans():
         if span.split != split:
             continue
-        ids = ids_of(span.part)
+        if span.part != part:
+            part = span.part
+            ids = group.stream.parts[part].ids()
         ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
         while first < len(span.lengths):
             last = max(first + 1, int(np.searchsorted(ends, ends[first] + PIECE_TOKENS, side="right")) - 1)
-            start, stop = ends[first], ends[last]
+            start = ends[first]
+            stop = ends[last]
             if last > first + 1:
                 yield ids[start:stop], span.lengths[first:last]
             else:  # a longer document is cut at the boundary of rows, so the rows stay the same
@@ -191,7 +230,8 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
     """
     from datasets import Dataset, Features, List, Value, disable_progress_bars
 
-    features = Features({"input_ids": List(Value(dtype.name), length=-1 if row_length is None else row_length)})
+    length = -1 if row_length is None else row_length
+    features = Features({"input_ids": List(Value(dtype.name), length=length)})
     # `datasets` writes the metadata of the folder. save_to_disk would need all rows as a dataset, so it is called with
     # a single row, whose file is then deleted.
     disable_progress_bars()
@@ -203,12 +243,11 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
     for block in remaining:
         of_shard = itertools.chain([block], itertools.islice(remaining, SHARD_BLOCKS - 1))
         shards.append(_write_shard(folder / f"data-{len(shards):05d}.arrow", of_shard, features.arrow_schema))
-    state = folder / "state.json"
-    files = {
-        "_data_files": [{"filename": shard.name} for shard in shards],
-        "_fingerprint": fingerprint_of(split_hash(shards)),
-    }
-    write_whole(state, json.dumps(read_object(state) | files, indent=2))
+    path = folder / "state.json"
+    state = read_object(path)
+    state["_data_files"] = [{"filename": shard.name} for shard in shards]
+    state["_fingerprint"] = fingerprint_of(split_hash(shards))
+    write_whole(path, json.dumps(state, indent=2))
     return shards
 
 
@@ -219,7 +258,9 @@ def split_hash(shards: Sequence[Shard]) -> str:
 
 
 def _write_shard(path: Path, blocks: Iterable[Block], schema: pa.Schema) -> Shard:
-    rows = targets = largest = 0
+    rows = 0
+    targets = 0
+    largest = 0
     field = schema.field("input_ids")
     with path.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
         for ids, lengths in blocks:
