@@ -55,7 +55,7 @@ class Shard:
     sha256: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The content of manifest.json. docs/data.md describes every field."""
 
@@ -73,8 +73,8 @@ class Manifest:
     files: dict[str, str]  # path: sha256 of every other file
     versions: dict[str, str]
     reference_losses: dict[str, float] | None = None  # None for long texts
-    tokens_by_source: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)  # of each split
-    encoding: int = 0  # `tokenization.ENCODING`; 0 in folders of earlier versions
+    tokens_by_source: dict[str, dict[str, int]]  # of each split
+    encoding: int  # `tokenization.ENCODING` when the folder was prepared
 
     @property
     def form(self) -> RowForm:
@@ -82,4 +82,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as a dict for manifest.json, without fields that are None."""
-        return dataclasses.asdict(self, dict_factory=lambda items: {k: v for k, v in items if v is not None})
+        content = dataclasses.asdict(self)
+        if self.reference_losses is None:
+            del content["reference_losses"]
+        return content

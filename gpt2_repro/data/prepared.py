@@ -66,8 +66,12 @@ class PreparedData:
 
         Raises UserError if the folder is missing or damaged, or was prepared with other values.
         """
-        args, typed = recipe.data, recipe.typed
-        passed = {name: value for name, value in vars(args).items() if name in typed and name != "dataset_dir"}
+        args = recipe.data
+        typed = recipe.typed
+        passed: dict[str, Any] = {}
+        for name, value in vars(args).items():
+            if name in typed and name != "dataset_dir":
+                passed[name] = value
         command = f"{PREPARE} {shlex.join([str(recipe.path), *words_of(passed)])}"
         if args.source == "files" and not args.data_files:
             command += " --data_files FILE"
@@ -78,7 +82,9 @@ class PreparedData:
         written = recipe.written.get("data", {}).keys()
         if "dataset_dir" in typed or written == {"dataset_dir"}:
             command += f" --dataset_dir {shlex.quote(args.dataset_dir)}"
-            compared = {*typed, *(field.name for field in dataclasses.fields(RowForm) if written - {"dataset_dir"})}
+            compared = set(typed)
+            if written - {"dataset_dir"}:
+                compared |= {field.name for field in dataclasses.fields(RowForm)}
             requested = {key: value for key, value in requested.items() if key in compared}
         data = cls.read(args.dataset_dir, command=command)
         check_request(data.manifest.request, requested, f"{args.dataset_dir} was prepared", fix)
@@ -87,9 +93,7 @@ class PreparedData:
     @property
     def section(self) -> DataArguments:
         """The recipe section `data:` with which the folder was prepared."""
-        known = {field.name for field in dataclasses.fields(DataArguments)}
-        request = {key: value for key, value in self.manifest.request.items() if key in known}
-        return DataArguments(**request | {"dataset_dir": str(self.path)})
+        return DataArguments(**self.manifest.request, dataset_dir=str(self.path))
 
     @functools.cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -108,7 +112,8 @@ class PreparedData:
         from gpt2_repro.data.rows import open_rows
 
         self.check_shards(split)
-        rows, expected = open_rows(self.path / split, self.manifest.largest_id), self.manifest.counts[split].rows
+        rows = open_rows(self.path / split, self.manifest.largest_id)
+        expected = self.manifest.counts[split].rows
         if len(rows) != expected:
             raise UserError(f"{self.path}/{split} has {len(rows):,} rows, not {expected:,}. {COPY_AGAIN}")
         return rows
@@ -123,11 +128,16 @@ class PreparedData:
                 rows. 0 takes all rows.
         """
         counts = self.manifest.counts
-        if eval_tokens > (targets := counts["validation"].row_tokens):
+        targets = counts["validation"].row_tokens
+        if eval_tokens > targets:
             logger.info("validation data has only %s of the %s requested tokens", f"{targets:,}", f"{eval_tokens:,}")
-        # The other sets are in splits such as validation_books.
-        names = {split: split.removeprefix("validation").removeprefix("_") for split in counts if split != "train"}
-        return {name: self.rows(split).first(eval_tokens) for split, name in names.items()}
+        sets: dict[str, Rows] = {}
+        for split in counts:
+            if split != "train":
+                # The other sets are in splits such as validation_books.
+                name = split.removeprefix("validation").removeprefix("_")
+                sets[name] = self.rows(split).first(eval_tokens)
+        return sets
 
     def lock(self) -> None:
         """Prevent other processes from replacing the folder until this process ends."""
@@ -146,9 +156,10 @@ class PreparedData:
         """Raise UserError if file names, sizes or the fingerprint of a split do not match the manifest."""
         sizes_on_disk = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}
         expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
-        for name, _ in sorted(sizes_on_disk.items() ^ expected.items()):
-            sizes = f"{sizes_on_disk.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
-            raise UserError(f"{self.path / split / name} has {sizes}. {COPY_AGAIN}")
+        for name in sorted({*sizes_on_disk, *expected}):
+            if sizes_on_disk.get(name) != expected.get(name):
+                sizes = f"{sizes_on_disk.get(name, 0):,} bytes, but {expected.get(name, 0):,} in the manifest"
+                raise UserError(f"{self.path / split / name} has {sizes}. {COPY_AGAIN}")
         # A folder of rows from another preparation may have files of the same sizes.
         recorded = fingerprint_of(self.manifest.sha256[split])
         found = read_object(self.path / split / "state.json").get("_fingerprint")
@@ -169,7 +180,8 @@ class PreparedData:
         expected = dict(self.manifest.files)
         for split, shards in self.manifest.shards.items():
             self.check_shards(split)
-            expected |= {f"{split}/{shard.name}": shard.sha256 for shard in shards}
+            for shard in shards:
+                expected[f"{split}/{shard.name}"] = shard.sha256
         for name, sha256 in Progress(expected.items(), desc="verify", unit="file"):
             file = self.path / name
             if not file.is_file() or sha256_of(file) != sha256:
@@ -198,8 +210,11 @@ def request_of(args: DataArguments) -> dict[str, Any]:
 
     These are all fields except `dataset_dir`. If `data_files` is set, `source` has the value "files".
     """
-    request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
-    return {"source": "files" if args.data_files else args.source, **request}
+    request = dataclasses.asdict(args)
+    del request["dataset_dir"]
+    if args.data_files:
+        request["source"] = "files"
+    return request
 
 
 def check_request(recorded: dict[str, Any], requested: dict[str, Any], folder: str, fix: str) -> None:
@@ -211,5 +226,6 @@ def check_request(recorded: dict[str, Any], requested: dict[str, Any], folder: s
     recorded = dataclasses.asdict(DataArguments()) | recorded
     for key, value in requested.items():
         if recorded[key] != value:
-            values = [str(value or "none")[:300] for value in (recorded[key], value)]
-            raise UserError(f"{folder} with `--{key} {values[0]}`, not with `--{key} {values[1]}`. {fix}")
+            before = str(recorded[key] or "none")[:300]
+            now = str(value or "none")[:300]
+            raise UserError(f"{folder} with `--{key} {before}`, not with `--{key} {now}`. {fix}")

@@ -44,7 +44,7 @@ def test_ids_of_another_version_are_refused_and_can_be_replaced(arguments) -> No
     args = arguments()
     path = prepare(args).path / "manifest.json"
     manifest = read_object(path)
-    del manifest["encoding"]
+    manifest["encoding"] -= 1
     path.write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(UserError, match="--overwrite"):
         prepare(args)

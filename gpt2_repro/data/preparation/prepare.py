@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import itertools
 import json
 import logging
 import shutil
@@ -20,10 +19,10 @@ from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock
 from gpt2_repro.data.sources.base import Source, SourceFile
 from gpt2_repro.data.sources.local_files import LocalFile, paths_of
 from gpt2_repro.data.sources.opening import SourceOpener, Sources
-from gpt2_repro.data.sources.token_files import CHECKED_IDS, TOKENS, read_header, separator_shown
+from gpt2_repro.data.sources.token_files import CHECKED_IDS, TOKENS, TokenPart, read_header, separator_shown
 from gpt2_repro.data.tokenizer import TRAINING_BYTES, Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import read_object, write_whole
+from gpt2_repro.files import read_object, size_of, write_whole
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.text import size
 
@@ -67,7 +66,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
                 _build(staging, args, options)
             _publish(staging, target)
         except UserError:
-            if not _has_tokens(staging) and not any(p.is_file() for p in (staging / "downloads").rglob("*")):
+            if not _has_tokens(staging) and not _has_downloads(staging):
                 _remove(staging)  # nothing to resume
             raise
         except OSError as error:
@@ -83,28 +82,32 @@ def _is_prepared(target: Path, *, overwrite: bool) -> bool:
 
     If it is to be replaced (`overwrite`), it may have only files of this project and hidden files.
     """
+    if not target.exists():
+        return False
     manifest = read_object(target / MANIFEST)
-    # An evaluation of an earlier version wrote overlap.json.
-    known = {MANIFEST, "overlap.json", *(Path(name).parts[0] for name in manifest.get("files", ()))}
-    names = [path.name for path in target.iterdir()] if target.is_dir() else [target.name] * target.exists()
-    if others := [n for n in names if "request" not in manifest or (overwrite and n not in known and n[0] != ".")]:
-        raise UserError(f"{target} is not only a prepared folder: it has {others[0]}. Pass another --dataset_dir.")
+    known = {MANIFEST}
+    for file in manifest.get("files", ()):
+        known.add(Path(file).parts[0])
+    names = [target.name]
+    if target.is_dir():
+        names = [path.name for path in target.iterdir()]
+    for name in names:
+        would_be_lost = overwrite and name not in known and not name.startswith(".")
+        if "request" not in manifest or would_be_lost:
+            raise UserError(f"{target} is not only a prepared folder: it has {name}. Pass another --dataset_dir.")
     return bool(names)
 
 
 def _finished(staging: Path, args: DataArguments) -> PreparedData:
     """Check a finished folder against the arguments, and return it."""
-    data, folder = PreparedData.read(args.dataset_dir), args.dataset_dir
+    folder = args.dataset_dir
+    data = PreparedData.read(folder)
     fix = "Pass --overwrite to replace it, or another --dataset_dir."
     check_request(data.manifest.request, request_of(args), f"{folder} was prepared", fix)
     data.check()
     logger.info("%s is already prepared with these options", folder)
-    paths = [path for pattern in args.data_files for path in paths_of(pattern)]
-    source = data.manifest.source
-    files = [*source.get("files", []), *source.get("unused_files", [])]
-    known = {(file["path"], file["bytes"]) for file in files}
-    # Deleted files cause no warning: their text is still in the folder.
-    if changed := [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]:
+    changed = _changed_files(data, args)
+    if changed:
         logger.warning("%s was prepared before %s changed. Pass --overwrite to prepare it again.", folder, changed[0])
     # A process may have been killed after it moved the finished folder and before it deleted the staging folder.
     unfinished = {path.name for path in staging.glob("*")} - {REQUEST, REPLACED}
@@ -112,6 +115,23 @@ def _finished(staging: Path, args: DataArguments) -> PreparedData:
         with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
             _remove(staging)
     return data
+
+
+def _changed_files(data: PreparedData, args: DataArguments) -> list[Path]:
+    """Return the files of --data_files that are new, or have another size than when the folder was prepared.
+
+    Deleted files do not count: their text is still in the folder.
+    """
+    source = data.manifest.source
+    known: set[tuple[str, int]] = set()
+    for file in [*source.get("files", []), *source.get("unused_files", [])]:
+        known.add((file["path"], file["bytes"]))
+    changed: list[Path] = []
+    for pattern in args.data_files:
+        for path in paths_of(pattern):
+            if path.is_file() and (str(path), path.stat().st_size) not in known:
+                changed.append(path)
+    return changed
 
 
 @contextlib.contextmanager
@@ -125,9 +145,13 @@ def _staging_lock(staging: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{staging} cannot be created ({error.strerror}). Pass another --dataset_dir.") from None
     with exclusive_lock(staging, f"Another process is preparing {staging.with_suffix('')}. Wait for it or stop it."):
-        known = STAGED if "request" in read_object(staging / REQUEST) else ()
-        if names := [path.name for path in staging.iterdir() if not path.name.startswith((f".{REQUEST}.", *known))]:
-            raise UserError(f"{staging} has an unknown file {names[0]}. Move the file or pass another --dataset_dir.")
+        known = [f".{REQUEST}."]
+        if "request" in read_object(staging / REQUEST):
+            known += STAGED
+        for path in staging.iterdir():
+            if not path.name.startswith(tuple(known)):
+                problem = f"{staging} has an unknown file {path.name}"
+                raise UserError(f"{problem}. Move the file or pass another --dataset_dir.")
         yield
 
 
@@ -135,12 +159,16 @@ def _has_tokens(staging: Path) -> bool:
     return (staging / "folder" / MANIFEST).is_file() or any(staging.glob(f"{STREAMS}/*/*.json"))
 
 
+def _has_downloads(staging: Path) -> bool:
+    return any(path.is_file() for path in (staging / "downloads").rglob("*"))
+
+
 def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> None:
     """Write all files of a prepared folder into the subfolder "folder" of `staging`."""
     sources = _open_sources(staging, args, options)
     tokenizer = staging / "tokenizer"
     texts = functools.partial(_text_for_tokenizer, sources.training, args)
-    obtain_tokenizer(args, tokenizer, texts, sum(map(_text_bytes, sources.training.files)))
+    obtain_tokenizer(args, tokenizer, texts, _text_bytes(sources.training.files))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
     _check_tokens(sources, args, encoder)
     if not _has_tokens(staging):
@@ -158,20 +186,24 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
 
 def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
     """Open the sources, and delete files in `staging` that were made from other sources."""
-    note, request = staging / REQUEST, request_of(args)
-    kept = read_object(note)
-    if kept.get("request") != request and not _has_tokens(staging):
-        kept = {}
-    described = [kept.get("training", {}), *kept.get("validation_sets", {}).values()]
-    revisions = {source["repository"]: source["revision"] for source in described if "revision" in source}
+    note = staging / REQUEST
+    request = request_of(args)
+    recorded = read_object(note)
+    recorded_request = recorded.pop("request", None)
+    if recorded_request != request and not _has_tokens(staging):
+        recorded = {}
+    revisions: dict[str, str] = {}
+    for source in [recorded.get("training", {}), *recorded.get("validation_sets", {}).values()]:
+        if "revision" in source:
+            revisions[source["repository"]] = source["revision"]
     downloads = None if options.keep_downloads else staging / "downloads"
     sources = SourceOpener(args, staging / "downloads", downloads, revisions).open_all()
     check_split(args, sources)
     opened = {**sources.described(), "changed": sources.changed()}
-    if opened == {key: kept.get(key) for key in opened}:
+    if recorded == opened:
         logger.info("resuming the interrupted preparation in %s", staging)
         return sources
-    if "training" in kept:
+    if "training" in recorded:
         logger.warning("the source has changed, so the preparation in %s starts from the beginning", staging)
     write_whole(note, json.dumps({"request": request}))  # without sources while files are deleted
     _empty(staging)
@@ -181,8 +213,13 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
 
 def _empty(staging: Path, *, keep: str = REQUEST) -> None:
     """Delete everything in the staging folder except its marker and the file or folder `keep`."""
-    for path in [path for path in staging.iterdir() if path.name not in (REQUEST, keep)]:
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in list(staging.iterdir()):
+        if path.name in (REQUEST, keep):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _remove(staging: Path) -> None:
@@ -194,16 +231,17 @@ def _remove(staging: Path) -> None:
 
 def _text_for_tokenizer(source: Source, args: DataArguments) -> Iterator[str]:
     """Yield the documents from which a tokenizer is made."""
-    every = args.tokenizer == "char"
-    files = [*source.files, *(source.validation_files if every else [])]
-    total = sum(map(_text_bytes, files))
-    if not every:
+    needs_all_text = args.tokenizer == "char"
+    files = list(source.files)
+    if needs_all_text:
+        files += source.validation_files
+    total = _text_bytes(files)
+    if not needs_all_text:
         total = min(total, TRAINING_BYTES)
     with Progress(total=total, desc="read for the tokenizer", unit="B", unit_scale=True, unit_divisor=1000) as bar:
         for file in files:
-            file.fetch()
-            for document in itertools.chain.from_iterable(part.documents() for part in file.parts()):
-                if every or args.split != "hash" or not is_held_out(document, args):
+            for document in _documents(file):
+                if needs_all_text or args.split != "hash" or not is_held_out(document, args):
                     yield document
                     bar.update(len(document.encode()))
 
@@ -213,15 +251,24 @@ def _warn_of_losses(source: Source, args: DataArguments, encoder: Encoder) -> No
     file = source.files[0]
     if file.name.endswith(TOKENS):
         return
-    file.fetch()
-    documents = itertools.chain.from_iterable(part.documents() for part in file.parts())
-    if lost := describe_losses(documents, encoder):
+    lost = describe_losses(_documents(file), encoder)
+    if lost:
         logger.warning("The tokenizer %s changes the text: %s.", args.tokenizer, lost)
 
 
-def _text_bytes(file: SourceFile) -> float:
-    """Return the bytes of text in a file; for compressed files, an estimate."""
-    return file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0)
+def _documents(file: SourceFile) -> Iterator[str]:
+    """Yield the documents of a file, and download it first if necessary."""
+    file.fetch()
+    for part in file.parts():
+        yield from part.documents()
+
+
+def _text_bytes(files: Iterable[SourceFile]) -> float:
+    """Return the bytes of text in files; for compressed files, an estimate."""
+    total = 0.0
+    for file in files:
+        total += file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0)
+    return total
 
 
 def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, itemsize: int) -> None:
@@ -229,38 +276,53 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
 
     `itemsize` is the number of bytes per token id.
     """
-    bytes_per_token = 1 if args.tokenizer == "char" else BYTES_PER_TOKEN
-    needed = 0.0
-    for stream in streams:
-        bins = [file for file in stream.files if file.name.endswith(TOKENS)]
-        text = sum(_text_bytes(file) for file in stream.files if file not in bins)
-        tokens = text / bytes_per_token + sum(file.size / itemsize for file in bins)
-        copies = 1 if any(isinstance(file, LocalFile) for file in bins) else 2  # local token files are not copied
-        needed += copies * itemsize * min(tokens, stream.limit)
-        if args.validation_text and args.split == "hash":  # downloads are kept, to read them again
-            needed += sum(file.size for file in stream.files if not isinstance(file, LocalFile))
+    needed = sum(_disk_bytes(stream, args, itemsize) for stream in streams)
     # `needed` includes the files of an interrupted preparation, so their space counts as free.
-    free = shutil.disk_usage(staging).free + sum(p.stat().st_size for p in staging.rglob("*") if p.is_file())
+    free = shutil.disk_usage(staging).free + size_of(staging)
     logger.info("the preparation needs about %s of disk space (free: %s)", size(needed), size(free))
     if 0.8 * needed > free:  # the estimate assumes English text
         fix = "Pass another --dataset_dir or a smaller --max_tokens."
         raise UserError(f"The preparation needs {size(needed)} of disk space, but only {size(free)} is free. {fix}")
 
 
+def _disk_bytes(stream: Stream, args: DataArguments, itemsize: int) -> float:
+    """Estimate the disk space for the staged tokens, the rows and the downloads of a stream."""
+    bytes_per_token = 1 if args.tokenizer == "char" else BYTES_PER_TOKEN
+    token_files = [file for file in stream.files if file.name.endswith(TOKENS)]
+    text_files = [file for file in stream.files if not file.name.endswith(TOKENS)]
+    tokens = _text_bytes(text_files) / bytes_per_token
+    tokens += sum(file.size / itemsize for file in token_files)
+    copies = 2
+    if any(isinstance(file, LocalFile) for file in token_files):
+        copies = 1  # local token files are not copied
+    needed = copies * itemsize * min(tokens, stream.limit)
+    if args.validation_text and args.split == "hash":  # downloads are kept, to read them again
+        needed += sum(file.size for file in stream.files if not isinstance(file, LocalFile))
+    return needed
+
+
 def _check_tokens(sources: Sources, args: DataArguments, encoder: Encoder) -> None:
     """Raise UserError if local token files do not match --tokenizer or --separator."""
     for source in [sources.training, *sources.validation_sets.values()]:
-        for files in (source.validation_files, source.files):
-            names = [file.name for file in files if isinstance(file, LocalFile) and file.name.endswith(TOKENS)]
-            parts = [read_header(Path(name)) for name in names]
-            for part in parts:
-                part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
-        if not parts or source is not sources.training or encoder.end_of_text is None:
-            continue
-        if not (parts[0].ids()[:CHECKED_IDS] == encoder.end_of_text).any():
-            logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", parts[0].name)
-        if (shown := separator_shown(parts[0], parts[-1], encoder.end_of_text)) not in (None, args.separator):
-            raise UserError(f"{parts[0].name} has end-of-text ids {shown} each document. Pass --separator {shown}.")
+        for part in [*_local_tokens(source.validation_files), *_local_tokens(source.files)]:
+            part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
+    parts = _local_tokens(sources.training.files)
+    if not parts or encoder.end_of_text is None:
+        return
+    if not (parts[0].ids()[:CHECKED_IDS] == encoder.end_of_text).any():
+        logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", parts[0].name)
+    shown = separator_shown(parts[0], parts[-1], encoder.end_of_text)
+    if shown not in (None, args.separator):
+        raise UserError(f"{parts[0].name} has end-of-text ids {shown} each document. Pass --separator {shown}.")
+
+
+def _local_tokens(files: Iterable[SourceFile]) -> list[TokenPart]:
+    """Return the token ids of the local token files."""
+    parts: list[TokenPart] = []
+    for file in files:
+        if isinstance(file, LocalFile) and file.name.endswith(TOKENS):
+            parts.append(read_header(Path(file.name)))
+    return parts
 
 
 def _publish(staging: Path, target: Path) -> None:
