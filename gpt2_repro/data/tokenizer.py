@@ -43,22 +43,32 @@ TOKENIZER_FILES = ["tokenizer.json", CONFIG, "special_tokens_map.json"]
 
 def copy_tokenizer(name: str, destination: Path) -> None:
     """Copy the files of a tokenizer from the Hub, its folder, a run or a prepared folder."""
-    folders = (folder for folder in (Path(name, FINAL), Path(name, "tokenizer"), Path(name)) if folder.is_dir())
-    source = next(folders, None)
-    if source is None:
-        from huggingface_hub import snapshot_download
-
-        from gpt2_repro.data.sources.hub import hub_errors
-
-        check_hub()
-        fix = "Pass a local folder as --tokenizer, train (train a BPE) or char (one id per character)."
-        with hub_errors(f"fetch the tokenizer {name}, which is not a local folder,", fix):
-            source = Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
+    source = _local_folder(name) or _download(name)
     for file in TOKENIZER_FILES:
         if (source / file).is_file():
             shutil.copyfile(source / file, destination / file)
     if not (destination / "tokenizer.json").is_file():
         raise UserError(f"{name} has no tokenizer.json. Pass another --tokenizer, such as train or char.")
+
+
+def _local_folder(name: str) -> Path | None:
+    """Return the folder with the tokenizer of a run or a prepared folder, another folder, or None."""
+    for folder in (Path(name, FINAL), Path(name, "tokenizer"), Path(name)):
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def _download(name: str) -> Path:
+    """Download the files of a tokenizer from the Hub."""
+    from huggingface_hub import snapshot_download
+
+    from gpt2_repro.data.sources.hub import hub_errors
+
+    check_hub()
+    fix = "Pass a local folder as --tokenizer, train (train a BPE) or char (one id per character)."
+    with hub_errors(f"fetch the tokenizer {name}, which is not a local folder,", fix):
+        return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "Tokenizer":
@@ -88,7 +98,8 @@ def count_characters(documents: Iterable[str]) -> "Tokenizer":
     characters = sorted(found)
     if not characters:
         raise UserError("--tokenizer char found no text in the source.")
-    tokenizer = Tokenizer(models.WordLevel({character: place for place, character in enumerate(characters)}, ""))
+    vocabulary = {character: place for place, character in enumerate(characters)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, ""))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
@@ -98,7 +109,8 @@ def number_tokenizer(vocab_size: int) -> "Tokenizer":
     """Return a tokenizer for ids without text: the text of an id is its number, and a prompt is "17 4 4"."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(vocab_size)}, ""))
+    vocabulary = {str(number): number for number in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, ""))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
 
@@ -113,11 +125,11 @@ def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iter
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    name, file = args.tokenizer, partial / "tokenizer.json"
+    name = args.tokenizer
+    file = partial / "tokenizer.json"
     kind, _, size = name.partition(":")
     if kind == "train":
-        # By default, the largest power of two from 512 to 32,768 with at least 400 bytes of text per id.
-        size = size or str(1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1)))
+        size = size or str(_suitable_vocab_size(text_bytes))
         if not size.isdecimal() or int(size) < 257:
             raise UserError(f"--tokenizer {name} must end with a number from 257 (256 bytes and end-of-text).")
         logger.info("training a BPE tokenizer with at most %s ids", size)
@@ -136,8 +148,17 @@ def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iter
         raise UserError(f"The tokenizer {name} is invalid ({in_a_line(error)}). Pass another --tokenizer.") from None
     if description != read_files(partial)[0]:
         write_whole(file, json.dumps(description, ensure_ascii=False))
-    write_whole(partial / CONFIG, json.dumps({"model_max_length": args.sequence_length} | config, indent=2) + "\n")
+    config = {"model_max_length": args.sequence_length} | config
+    write_whole(partial / CONFIG, json.dumps(config, indent=2) + "\n")
     partial.rename(folder)
+
+
+def _suitable_vocab_size(text_bytes: float) -> int:
+    """Return the largest power of two from 512 to 32,768 with at least 400 bytes of text per id."""
+    vocab_size = 512
+    while vocab_size < 32_768 and text_bytes >= 400 * 2 * vocab_size:
+        vocab_size *= 2
+    return vocab_size
 
 
 def training_text(documents: Iterable[str]) -> Iterator[str]:
@@ -145,7 +166,8 @@ def training_text(documents: Iterable[str]) -> Iterator[str]:
     words: set[str] = set()
     text_bytes = 0
     distinct_bytes = 0
-    for piece in itertools.chain.from_iterable(map(_pieces, documents)):
+    pieces = itertools.chain.from_iterable(_pieces(document) for document in documents)
+    for piece in pieces:
         yield piece
         text_bytes += len(piece.encode())
         new = set(WORD.findall(piece)) - words
@@ -166,7 +188,8 @@ def _pieces(document: str) -> Iterator[str]:
         piece = document[start:stop]
         # The training time grows with the square of the length of a word.
         if LONG_WORD.search(piece):
-            yield from (piece[at : at + LONGEST_WORD] for at in range(0, len(piece), LONGEST_WORD))
+            for at in range(0, len(piece), LONGEST_WORD):
+                yield piece[at : at + LONGEST_WORD]
         else:
             yield piece
         start = stop
@@ -177,7 +200,9 @@ def expected_vocab_size(name: str) -> int | None:
     if name == "openai-community/gpt2":
         return 50_257
     kind, _, size = name.partition(":")
-    return int(size) if kind in ("train", "none") and size.isdecimal() else None
+    if kind in ("train", "none") and size.isdecimal():
+        return int(size)
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,30 +234,40 @@ class Encoder:
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         self.separator = separator
-        self.end_of_text = None if separator == "none" else vocabulary.get(separator_token(config) or "")
-        if separator != "none" and self.end_of_text is None:
-            raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
+        self.end_of_text: int | None = None
+        if separator != "none":
+            self.end_of_text = vocabulary.get(separator_token(config) or "")
+            if self.end_of_text is None:
+                raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
         plain = without_special_tokens(description)
         # Special tokens of several characters do not occur in text, and no other id depends on them.
-        if all(token.get("special") and len(token["content"]) > 1 for token in description.get("added_tokens", [])):
+        added = description.get("added_tokens", [])
+        if all(token.get("special") and len(token["content"]) > 1 for token in added):
             plain["added_tokens"] = []
-        is_byte_level = '"ByteLevel"' in json.dumps(plain.get("pre_tokenizer")) and not plain["model"].get("unk_token")
-        if is_byte_level and (missing := {*pre_tokenizers.ByteLevel.alphabet()} - vocabulary.keys()):
+        unknown_token = plain["model"].get("unk_token")
+        is_byte_level = '"ByteLevel"' in json.dumps(plain.get("pre_tokenizer"))
+        missing = set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.keys()
+        if is_byte_level and not unknown_token and missing:
             logger.warning("The tokenizer has no token for %d of 256 bytes, so characters are lost.", len(missing))
-        self._reference, self.engine = Tokenizer.from_str(json.dumps(plain)), "tokenizers"
+        self._reference = Tokenizer.from_str(json.dumps(plain))
         self._unknown = plain["model"].get("unk_id")  # of a Unigram model
-        if plain["model"].get("unk_token"):
-            self._unknown = self._reference.token_to_id(plain["model"]["unk_token"])
-        # fastokens is 20 to 100 times as fast as `tokenizers`.
+        if unknown_token:
+            self._unknown = self._reference.token_to_id(unknown_token)
+        self.engine = "tokenizers"
         if engine == "auto" and _is_byte_level_bpe(plain, vocabulary):
-            # Each worker is a process, so threads within a worker would only compete for cores.
-            os.environ.setdefault("RAYON_NUM_THREADS", "1")
-            try:
-                import fastokens
+            self._load_fastokens(plain)
 
-                self._fast, self.engine = fastokens.Tokenizer.from_json_str(json.dumps(plain)), "fastokens"
-            except Exception as error:  # not installed, or cannot load this tokenizer
-                logger.warning("fastokens cannot be used (%s), so encoding is much slower.", in_a_line(error))
+    def _load_fastokens(self, plain: dict[str, Any]) -> None:
+        """Use fastokens, which is 20 to 100 times as fast as `tokenizers`, if it can be used."""
+        # Each worker is a process, so threads within a worker would only compete for cores.
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")
+        try:
+            import fastokens
+
+            self._fast = fastokens.Tokenizer.from_json_str(json.dumps(plain))
+            self.engine = "fastokens"
+        except Exception as error:  # not installed, or cannot load this tokenizer
+            logger.warning("fastokens cannot be used (%s), so encoding is much slower.", in_a_line(error))
 
     def encode(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return two arrays: the concatenated ids, and the length of each document.
@@ -243,25 +278,37 @@ class Encoder:
         if self.end_of_text is None:
             return ids, lengths
         ends = np.cumsum(lengths)
-        places = ends - lengths if self.separator == "before" else ends
-        return np.insert(ids, places[lengths > 0], self.end_of_text), lengths + (lengths > 0)
+        places = ends
+        if self.separator == "before":
+            places = ends - lengths
+        has_text = lengths > 0
+        return np.insert(ids, places[has_text], self.end_of_text), lengths + has_text
 
     def cut(self, text: str, length: int) -> str:
         """Return the beginning of a document that has `length` ids, including a separator before it."""
         offsets = self._reference.encode(text, add_special_tokens=False).offsets
-        tokens = length - (self.end_of_text is not None and self.separator == "before")
-        return text[: offsets[tokens][0]] if tokens < len(offsets) else text
+        tokens = length
+        if self.end_of_text is not None and self.separator == "before":
+            tokens -= 1
+        if tokens >= len(offsets):
+            return text
+        return text[: offsets[tokens][0]]
 
     def round_trip(self, text: str) -> RoundTrip:
         """Encode a text with `tokenizers`, and decode its ids."""
         ids = self._reference.encode(text, add_special_tokens=False).ids
         decoded = self._reference.decode(ids, skip_special_tokens=False)
-        return RoundTrip(decoded, len(ids), ids.count(self._unknown) if self._unknown is not None else 0)
+        unknown = ids.count(self._unknown)  # 0 if there is no unknown token
+        return RoundTrip(decoded, len(ids), unknown)
 
     def check(self, documents: list[str], source: str) -> None:
         """Raise UserError if fastokens encodes a document differently from `tokenizers`."""
-        for text in (document[:50_000] for document in documents if self.engine != "tokenizers"):
-            if self._plain([text])[0].tolist() != self._reference.encode(text, add_special_tokens=False).ids:
+        if self.engine == "tokenizers":
+            return
+        for document in documents:
+            text = document[:50_000]
+            ids, _ = self._plain([text])
+            if ids.tolist() != self._reference.encode(text, add_special_tokens=False).ids:
                 raise UserError(f"{self.engine} encodes {text[:40]!r} of {source} wrongly. Pass --encoder tokenizers.")
 
     def _plain(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -274,14 +321,17 @@ class Encoder:
         except Exception as error:  # `tokenizers` raises plain Exception
             raise UserError(f"The --tokenizer cannot encode a text ({in_a_line(error)}). Pass another.") from None
         arrays = [np.array(document.ids, dtype=self.dtype) for document in encoded]
-        return np.concatenate([np.empty(0, self.dtype), *arrays]), np.array([len(array) for array in arrays], int)
+        ids = np.concatenate([np.empty(0, self.dtype), *arrays])
+        return ids, np.array([len(array) for array in arrays], int)
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
     """Return whether a tokenizer is a byte-level BPE for which fastokens was tested."""
     # In the tests, fastokens gave the same ids as `tokenizers` for tokenizers of this form.
     step = description.get("pre_tokenizer") or {}
-    plain = description.get("normalizer") is None and not description["added_tokens"]
-    plain = plain and len(vocabulary) == max(vocabulary.values()) + 1  # fastokens cannot load gaps
-    byte_level = step.get("type") == "ByteLevel" and not step.get("add_prefix_space")
-    return description["model"].get("type") == "BPE" and byte_level and plain
+    if step.get("type") != "ByteLevel" or step.get("add_prefix_space"):
+        return False
+    if description.get("normalizer") is not None or description["added_tokens"]:
+        return False
+    has_gaps = len(vocabulary) != max(vocabulary.values()) + 1  # fastokens cannot load them
+    return description["model"].get("type") == "BPE" and not has_gaps

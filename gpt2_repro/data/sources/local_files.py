@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 def kind_of(path: Path) -> str:
     """Return the extension of a file, such as .txt for both a.txt and a.txt.gz."""
-    return (Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix).lower()
+    suffix = path.suffix
+    if suffix in COMPRESSIONS:
+        suffix = Path(path.stem).suffix
+    return suffix.lower()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,27 +43,38 @@ class LocalFile(SourceFile):
 
     def identity(self) -> tuple[str, ...]:
         """Return a key that is equal for all links to the same file."""
-        return str(Path(self.name).resolve()), "" if self.name.endswith(TOKENS) else self.form.text_column
+        path = str(Path(self.name).resolve())
+        if self.name.endswith(TOKENS):
+            return (path,)
+        return path, self.form.text_column
 
     def parts(self) -> list[Part]:
         path = Path(self.name)
-        if (kind := kind_of(path).replace(".md", ".txt")) == TOKENS:
+        kind = kind_of(path)
+        if kind == TOKENS:
             return [read_header(path)]
         if kind == ".parquet":
             return parquet_parts(path, self.size, self.form, PART_BYTES)
+        if kind == ".md":
+            kind = ".txt"
         if kind == ".json" and not is_json_array(path):
             kind = ".jsonl"
-        whole = max(1, self.size)
-        step = PART_BYTES if kind == ".jsonl" and path.suffix not in COMPRESSIONS else whole
-        ranges = [(start, min(start + step, self.size)) for start in range(0, whole, step)]
-        return [TextPart(self.name, kind, self.form, start, stop, stop - start) for start, stop in ranges]
+        step = max(1, self.size)
+        if kind == ".jsonl" and path.suffix not in COMPRESSIONS:
+            step = PART_BYTES
+        parts: list[Part] = []
+        for start in range(0, max(1, self.size), step):
+            stop = min(start + step, self.size)
+            parts.append(TextPart(self.name, kind, self.form, start, stop, stop - start))
+        return parts
 
 
 class JoinedFiles(WholeFile):
     """Consecutive small files, read in a single part to save time."""
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
-        self.files, self.size = files, sum(file.size for file in files)
+        self.files = files
+        self.size = sum(file.size for file in files)
         self.source = files[0].source
         self.name = f"{files[0].name} to {files[-1].name}"
 
@@ -85,13 +99,18 @@ def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
     groups: list[list[SourceFile]] = []
     group_size = 0
     for file in files:
-        size = file.size if isinstance(file, LocalFile) and kind_of(Path(file.name)) != TOKENS else limit + 1
+        size = limit + 1
+        if isinstance(file, LocalFile) and kind_of(Path(file.name)) != TOKENS:
+            size = file.size
         group_size += size
         if not groups or group_size > limit or groups[-1][-1].source != file.source:
             groups.append([])
             group_size = size
         groups[-1].append(file)
-    return [group[0] if len(group) == 1 else JoinedFiles(group) for group in groups]
+    joined: list[SourceFile] = []
+    for group in groups:
+        joined.append(group[0] if len(group) == 1 else JoinedFiles(group))
+    return joined
 
 
 def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: str) -> Source:
@@ -120,8 +139,10 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
             source.description.setdefault("unused_files", []).append(described)
             continue
         source.description["files"].append(described)
-        is_validation = file.split == VALIDATION and (split == "source" or file.path.suffix == TOKENS)
-        (source.validation_files if is_validation else source.files).append(local)
+        if file.split == VALIDATION and (split == "source" or file.path.suffix == TOKENS):
+            source.validation_files.append(local)
+        else:
+            source.files.append(local)
     if unused:
         _report_unused(unused, split)
     return source
@@ -145,9 +166,12 @@ def _is_unused(file: "_Found", with_train: Collection[str], split: str) -> bool:
 def _report_unused(unused: Sequence["_Found"], split: str) -> None:
     """Log which files are left out because of their names."""
     names = ", ".join(str(file.path) for file in unused[:3])
-    more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-    own = [file for file in unused if file.split == VALIDATION]
-    fix = " To validate on the validation files, pass --split source." if own else ""
+    more = ""
+    if len(unused) > 3:
+        more = f" and {len(unused) - 3} more"
+    fix = ""
+    if any(file.split == VALIDATION for file in unused):
+        fix = " To validate on the validation files, pass --split source."
     logger.info("files of other splits are not used with --split %s: %s%s.%s", split, names, more, fix)
 
 
@@ -160,14 +184,21 @@ class _Found:
     split: str | None  # that its name or folder names
 
     def __str__(self) -> str:
-        return self.pattern if Path(self.pattern) == self.path else f"{self.path} (from {self.pattern})"
+        if Path(self.pattern) == self.path:
+            return self.pattern
+        return f"{self.path} (from {self.pattern})"
 
 
 def _find(patterns: Sequence[str]) -> list[_Found]:
     """Return the files of all patterns, sorted by path. Raises UserError if there is none, or one twice."""
     found: dict[tuple[int, int], _Found] = {}
     for pattern in patterns:
-        files = [file for path in paths_of(pattern) for file in ([path] if path.is_file() else _text_files_in(path))]
+        files: list[Path] = []
+        for path in paths_of(pattern):
+            if path.is_file():
+                files.append(path)
+            else:
+                files += _text_files_in(path)
         if not files:
             raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} file.")
         base = _fixed_part(pattern)
@@ -184,8 +215,10 @@ def _find(patterns: Sequence[str]) -> list[_Found]:
 def _fixed_part(pattern: str) -> Path:
     """Return the folder that a pattern names: its part before the first wildcard."""
     path = Path(pattern)
+    if path.is_dir():
+        return path
     if path.exists():
-        return path if path.is_dir() else path.parent
+        return path.parent
     return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
 
 
@@ -194,7 +227,9 @@ def _source_of(file: _Found, patterns: Sequence[str]) -> str:
 
     A shell may replace a glob by thousands of names.
     """
-    return file.pattern if len(patterns) <= MOST_SOURCES else str(file.path.parent)
+    if len(patterns) > MOST_SOURCES:
+        return str(file.path.parent)
+    return file.pattern
 
 
 def _text_files_in(folder: Path) -> list[Path]:
@@ -203,13 +238,19 @@ def _text_files_in(folder: Path) -> list[Path]:
     Links to folders are followed. Hidden files and prepared folders are omitted. Files that describe a data set, such
     as README.md, are omitted if there are other text files. Raises UserError if a folder cannot be read or a link is broken.
     """
-    found = _files_below(folder)
-    if broken := [path for path in found if not path.exists()]:
-        raise UserError(f"{broken[0]} is a link to a missing file. Remove it, or pass other files.")
-    files = [path for path in found if kind_of(path) in KINDS]
-    if files and (others := [str(path) for path in found if kind_of(path) not in KINDS]):
+    files: list[Path] = []
+    others: list[Path] = []
+    for path in _files_below(folder):
+        if not path.exists():
+            raise UserError(f"{path} is a link to a missing file. Remove it, or pass other files.")
+        if kind_of(path) in KINDS:
+            files.append(path)
+        else:
+            others.append(path)
+    if files and others:
         logger.info("%d files in %s are not used, because of their file types: %s …", len(others), folder, others[0])
-    return [path for path in files if path.name not in DESCRIPTIONS] or files
+    texts = [path for path in files if path.name not in DESCRIPTIONS]
+    return texts or files
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -221,10 +262,12 @@ def _files_below(folder: Path) -> list[Path]:
     found: list[Path] = []
     seen: set[Path] = set()
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := Path(parent).resolve()) in seen or MANIFEST in names:
+        real_path = Path(parent).resolve()
+        if real_path in seen or MANIFEST in names:
             folders.clear()
             continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and not name.endswith(".staging"))
+        seen.add(real_path)
+        # os.walk visits the folders that remain in this list.
+        folders[:] = [name for name in sorted(folders) if not name.startswith(".") and not name.endswith(".staging")]
         found += [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
     return found

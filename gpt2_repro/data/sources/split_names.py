@@ -1,10 +1,13 @@
 """Recognize the split that the name of a file or of its folder names, as the library `datasets` does."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
+TRAIN = "train"
+VALIDATION = "validation"
+TEST = "test"
 # datasets 5 (data_files.py, SPLIT_KEYWORDS and NON_WORDS_CHARS). A word stands between separators or digits.
 WORDS = {
     TRAIN: ("train", "training"),
@@ -12,9 +15,14 @@ WORDS = {
     TEST: ("test", "testing", "eval", "evaluation"),
 }
 SEPARATOR = "[-._ 0-9]"
-PATTERNS = {
-    split: re.compile(rf"(?:^|{SEPARATOR})(?:{'|'.join(words)})(?:{SEPARATOR}|$)") for split, words in WORDS.items()
-}
+
+
+def _pattern(words: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that finds one of the words in a name."""
+    return re.compile(rf"(?:^|{SEPARATOR})(?:{'|'.join(words)})(?:{SEPARATOR}|$)")
+
+
+PATTERNS = {split: _pattern(words) for split, words in WORDS.items()}
 # Also other splits, such as unsupervised-00000-of-00001.parquet.
 SHARD = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}")
 # Files of a data set that describe it (datasets, FILES_TO_IGNORE).
@@ -32,4 +40,6 @@ def split_of(path: Path) -> str | None:
             if pattern.search(name):
                 return split
     shard = SHARD.match(path.name)
-    return shard[1] if shard else None
+    if shard is None:
+        return None
+    return shard[1]
