@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +50,18 @@ def _start_log() -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
     logging.getLogger("gpt2_repro").setLevel("INFO" if is_local_main_process() else "WARNING")
     for name, text in EXPECTED.items():
-        logging.getLogger(name).addFilter(lambda record, text=text: text not in record.getMessage())  # type: ignore[misc]
+        logging.getLogger(name).addFilter(_WithoutText(text))
+
+
+class _WithoutText(logging.Filter):
+    """A filter that drops the messages with a text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self.text not in record.getMessage()
 
 
 @contextlib.contextmanager
@@ -101,22 +111,29 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
             print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
     except (UserError, RunFailed) as error:
-        message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
-        line = "error: " + re.sub(r"[\r\n]", lambda sign: repr(sign[0])[1:-1], message)
-        if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
-            # text, or as a mapping with the time that orders the failures.
-            with contextlib.suppress(OSError):  # the folder of temporary files can be full
-                Path(error_file).write_text(json.dumps({"message": line}), encoding="utf-8")
-        if is_local_main_process():
-            if isinstance(error, UserError):
-                note(MISTAKE, message)  # before printing, because the supervisor then drops stderr
-            for bar in list(getattr(tqdm, "_instances", ())):
-                bar.close()
-            print(line, file=sys.stderr, flush=True)
-        else:
-            time.sleep(WAIT_FOR_MESSAGE)  # the launcher ends all processes after the first exit
+        _report(error)
         sys.exit(2 if isinstance(error, UserError) else 1)
+
+
+def _report(error: UserError | RunFailed) -> None:
+    """Print an error as one line on stderr, and write it to the launcher's file."""
+    message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
+    one_line = message.replace("\r", "\\r").replace("\n", "\\n")
+    line = f"error: {one_line}"
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file:
+        # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
+        # text, or as a mapping with the time that orders the failures.
+        with contextlib.suppress(OSError):  # the folder of temporary files can be full
+            Path(error_file).write_text(json.dumps({"message": line}), encoding="utf-8")
+    if not is_local_main_process():
+        time.sleep(WAIT_FOR_MESSAGE)  # the launcher ends all processes after the first exit
+        return
+    if isinstance(error, UserError):
+        note(MISTAKE, message)  # before printing, because the supervisor then drops stderr
+    for bar in list(getattr(tqdm, "_instances", ())):
+        bar.close()
+    print(line, file=sys.stderr, flush=True)
 
 
 class _Output(io.FileIO):
@@ -150,7 +167,8 @@ class Progress(tqdm):
     def __init__(self, iterable: Any = None, *, desc: str, hidden: bool = False, **options: Any) -> None:
         in_lines = not hidden and not sys.stderr.isatty()
         super().__init__(iterable, desc=desc, disable=hidden or in_lines, dynamic_ncols=True, **options)
-        self._text, self._written_at = desc if in_lines else "", time.monotonic()
+        self._text = desc if in_lines else ""
+        self._written_at = time.monotonic()
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.iterable:
@@ -172,7 +190,8 @@ def _disable_bars() -> None:
     begin = tqdm.__init__
 
     def disabled(self: Any, *args: Any, **options: Any) -> None:
-        begin(self, *args, **options | {"disable": True})
+        options["disable"] = True
+        begin(self, *args, **options)
 
     tqdm.__init__ = disabled
 
@@ -185,14 +204,17 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
             return str(action.metavar or action.dest)
         # HfArgumentParser adds a second spelling with "-" for "_".
         names = ", ".join(name for name in action.option_strings if "-" not in name.lstrip("-"))
-        return f"{names} {self._format_args(action, action.dest.upper())}" if action.nargs != 0 else names
+        if action.nargs == 0:
+            return names
+        return f"{names} {self._format_args(action, action.dest.upper())}"
 
     def _get_help_string(self, action: argparse.Action) -> str:
         if isinstance(action, argparse._StoreFalseAction):  # HfArgumentParser gives it the help of the option
             return f"The opposite of --{action.dest}."
         text = (action.help or "").replace("%", "%%")
-        has_default = action.nargs != 0 and str(action.default) not in ("None", "", "[]", "{}", argparse.SUPPRESS)
-        return f"{text} (default: {action.default})" if has_default else text
+        if action.nargs == 0 or str(action.default) in ("None", "", "[]", "{}", argparse.SUPPRESS):
+            return text
+        return f"{text} (default: {action.default})"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -202,7 +224,9 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs | {"allow_abbrev": False, "formatter_class": _HelpFormatter})
+        kwargs["allow_abbrev"] = False
+        kwargs["formatter_class"] = _HelpFormatter
+        super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")
@@ -210,10 +234,14 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the options. Raises UserError for unknown options and invalid values."""
         # Before Python 3.12.8, parse_known_args refuses positional arguments on both sides of an option.
-        takes_command = any(action.nargs == argparse.REMAINDER for action in self._actions)
-        options, unknown = (self.parse_known_args if takes_command else self.parse_known_intermixed_args)(argv)
+        if any(action.nargs == argparse.REMAINDER for action in self._actions):
+            options, unknown = self.parse_known_args(argv)
+        else:
+            options, unknown = self.parse_known_intermixed_args(argv)
         if unknown:
-            names = [name for action in self._actions for name in action.option_strings]
+            names: list[str] = []
+            for action in self._actions:
+                names += action.option_strings
             raise UserError(f"{self.prog} has no option {unknown[0]!r}. {did_you_mean(unknown[0], names)}")
         return options
 
@@ -222,13 +250,20 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
     """Return options by name as words of a command line. An option that is None is left out."""
     words: list[str] = []
     for name, value in options.items():
-        if isinstance(value, list | tuple):
+        if value is None:
+            continue
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            words.append(f"--{name}=false")
+        elif isinstance(value, list | tuple):
             words += [f"--{name}", *map(str, value)]
-        elif isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--{name}=false")
-        elif value is not None:
+        else:
             text = json.dumps(value) if isinstance(value, dict) else str(value)
-            words += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
+            if text.startswith("-"):
+                words.append(f"--{name}={text}")
+            else:
+                words += [f"--{name}", text]
     return words
 
 
@@ -236,11 +271,13 @@ def between(least: float, most: float) -> Callable[[str], float]:
     """Return a parser for numbers from `least` to `most`, which are whole if `least` is an int."""
 
     def number(text: str) -> float:
-        if not least <= (value := type(least)(text)) <= most:
+        value = type(least)(text)
+        if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text} must be at least {least} and at most {most}")
         return value
 
     return number
 
 
-positive_count, positive_number = between(1, 10**9), between(1e-9, 1e18)
+positive_count = between(1, 10**9)
+positive_number = between(1e-9, 1e18)

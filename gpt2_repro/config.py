@@ -32,7 +32,9 @@ class JsonObject:
     """A mapping, or the text of one: a JSON object, `key=value,key=value`, or "" for an empty mapping."""
 
     def __init__(self, content: str | Mapping[str, Any]) -> None:
-        self.values: dict[str, Any] = _parse_mapping(content) if isinstance(content, str) else dict(content)
+        if isinstance(content, str):
+            content = _parse_mapping(content)
+        self.values = dict(content)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JsonObject) and self.values == other.values
@@ -153,12 +155,19 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
         document = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid YAML: {in_a_line(error)}") from None
-    if not isinstance(document, dict) or not all(isinstance(keys or {}, dict) for keys in document.values()):
-        raise UserError(f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}.")
-    for name in document:
+    not_a_recipe = f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}."
+    if not isinstance(document, dict):
+        raise UserError(not_a_recipe)
+    sections: dict[str, dict[str, Any]] = {}
+    for name, content in document.items():
+        keys = content or {}  # a section without keys is None
+        if not isinstance(keys, dict):
+            raise UserError(not_a_recipe)
+        sections[name] = keys
+    for name in sections:
         if name not in SECTIONS:
             raise UserError(f"{path} has no section {str(name)!r}. {did_you_mean(str(name), SECTIONS)}")
-    return {name: keys or {} for name, keys in document.items()}
+    return sections
 
 
 def parse_recipe(kind: type[R], argv: Sequence[str], *, options: Options | None = None, **about: str | None) -> R:
@@ -173,29 +182,32 @@ def parse_recipe(kind: type[R], argv: Sequence[str], *, options: Options | None 
     words = list(argv)
     if words and not words[0].startswith("-"):
         path = Path(words.pop(0))
-    annotations = typing.get_type_hints(kind)
-    classes: dict[str, Any] = {name: annotations[name] for name in annotations if name in SECTIONS}
+    classes: dict[str, Any] = {}
+    for name, annotation in typing.get_type_hints(kind).items():
+        if name in SECTIONS:
+            classes[name] = annotation
     usage = f"%(prog)s [RECIPE] [--key value ...]     default RECIPE: {DEFAULT}"
     parser = _Parser(classes.values(), usage=usage, **about)
-    for name, keywords in (options or {}).items():
+    options = options or {}
+    for name, keywords in options.items():
         parser.add_argument(f"--{name}", **keywords)
 
+    written: dict[str, dict[str, Any]] = {}
     asks_for_help = "--help" in words or "-h" in words
-    written = {} if asks_for_help else load_sections(path)
+    if not asks_for_help:
+        written = load_sections(path)
     for name in classes:
-        parser.set_defaults(**_defaults(path, name, written.get(name, {}), classes))
+        defaults = _defaults(path, name, written.get(name, {}), classes)
+        parser.set_defaults(**defaults)
     values = vars(parser.parse(words))
     sections: dict[str, Any] = {}
     for name, section in classes.items():
         _check_choices(section, values)
-        sections[name] = section(**{field.name: values[field.name] for field in dataclasses.fields(section)})
-    return kind(
-        path=path,
-        typed=_names_of_options(words, values),
-        written=written,
-        options=argparse.Namespace(**{name: values[name] for name in options or {}}),
-        **sections,
-    )
+        fields = [field.name for field in dataclasses.fields(section)]
+        sections[name] = section(**{field: values[field] for field in fields})
+    typed = _names_of_options(words, values)
+    others = argparse.Namespace(**{name: values[name] for name in options})
+    return kind(path=path, typed=typed, written=written, options=others, **sections)
 
 
 def _names_of_options(words: Sequence[str], known: Collection[str]) -> frozenset[str]:
@@ -204,7 +216,9 @@ def _names_of_options(words: Sequence[str], known: Collection[str]) -> frozenset
     for word in words:
         if word.startswith("--"):
             name = word.removeprefix("--").split("=")[0].replace("-", "_")
-            names.add(name if name in known else name.removeprefix("no_"))
+            if name not in known:
+                name = name.removeprefix("no_")
+            names.add(name)
     return frozenset(names & set(known))
 
 
@@ -227,8 +241,10 @@ def _defaults(path: Path, section: str, keys: Mapping[str, Any], classes: Mappin
     defaults: dict[str, Any] = {}
     for key, value in keys.items():
         if key not in fields:
-            owners = [name for name, owner in classes.items() if key in owner.__dataclass_fields__]
-            fix = f"It belongs to {owners[0]}." if owners else did_you_mean(str(key), fields)
+            fix = did_you_mean(str(key), fields)
+            for owner, other_section in classes.items():
+                if key in other_section.__dataclass_fields__:
+                    fix = f"It belongs to {owner}."
             raise UserError(f"{path}: the section {section} has no key {str(key)!r}. {fix}")
         if value is None:
             continue  # the default applies

@@ -36,7 +36,10 @@ class Accelerator:
 
 def peak_flops(name: str) -> float | None:
     """Return the peak in PEAK_FLOPS of the GPU called `name`, or None if unknown."""
-    return next((peak for part, peak in PEAK_FLOPS.items() if is_named(part, name)), None)
+    for part, peak in PEAK_FLOPS.items():
+        if is_named(part, name):
+            return peak
+    return None
 
 
 def is_named(part: str, name: str) -> bool:
@@ -51,7 +54,11 @@ def gpu_kind() -> str | None:
     """Return torch's name of the kind of GPU: "cuda" (NVIDIA, and AMD with ROCm), "mps" (Apple), or None."""
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else None
+    if torch.cuda.is_available():
+        return "cuda"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return None
 
 
 def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
@@ -69,7 +76,10 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
 
 def cpu_cores() -> int:
     """Return the number of CPU cores that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     return min([cores, *cgroups.cpu_limits()])
 
 
@@ -97,10 +107,13 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
         return True
     if gpu_kind():
         return False
-    driver = None if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else nvidia_driver()
+    hides_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    driver = None if hides_gpus else nvidia_driver()
     if driver is not None:
         cuda = torch.version.cuda
-        fix = "Update the driver, install torch for an older CUDA version" if cuda else "Install torch with CUDA"
+        fix = "Install torch with CUDA"
+        if cuda:
+            fix = "Update the driver, install torch for an older CUDA version"
         versions = f"torch {torch.__version__} (CUDA {cuda}) cannot use the NVIDIA device with driver {driver}"
         raise UserError(f"{versions}. {fix}, or pass {cpu_option}.")
     if not accept_any_hardware:
@@ -112,7 +125,10 @@ def check_processes(num_processes: int) -> None:
     """Raise UserError if this machine has fewer GPUs than processes."""
     import torch
 
-    if num_processes > (gpus := torch.cuda.device_count() if gpu_kind() == "cuda" else 1):
+    gpus = 1
+    if gpu_kind() == "cuda":
+        gpus = torch.cuda.device_count()
+    if num_processes > gpus:
         raise UserError(f"{num_processes} processes need as many GPUs. There are {gpus}. Pass --num_processes {gpus}.")
 
 
@@ -132,7 +148,8 @@ def choose_precision(requested: str, *, use_cpu: bool, accept_any_hardware: bool
     if use_cpu or gpu_kind() == "mps":
         if requested == "fp16":  # accelerate (1.15) would ignore fp16 on a CPU without a message
             return "fp32", "fp32, because fp16 with loss scaling needs an NVIDIA or AMD GPU"
-        if cpu_multiplies_bf16() if use_cpu else is_torch_bf16_available_on_device("mps"):
+        has_bf16 = cpu_multiplies_bf16() if use_cpu else is_torch_bf16_available_on_device("mps")
+        if has_bf16:
             return "bf16", "bf16 with fp32 master weights"
         return "fp32", "fp32, because this device has no bf16 instructions"
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -180,7 +197,8 @@ def compiler_obstacle(*, use_cpu: bool) -> str | None:
     if use_cpu:
         compilers = ["g++"]
         variable = "CXX"
-    if not any(map(shutil.which, compilers)) and not os.environ.get(variable):
+    has_compiler = any(shutil.which(compiler) for compiler in compilers)
+    if not has_compiler and not os.environ.get(variable):
         return f"a compiler. Install {' or '.join(compilers)}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "Python's headers. Install python3-dev"
@@ -193,20 +211,28 @@ def nvidia_driver() -> str | None:
     """Return the NVIDIA driver's version (or "unknown"), or None without a device."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):  # if it hangs, look for the device
-        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
-    return "unknown" if Path("/dev/nvidia0").exists() else None
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.split()[0]
+    if Path("/dev/nvidia0").exists():
+        return "unknown"
+    return None
 
 
 def cpu_multiplies_bf16() -> bool:
     """Return whether this CPU has bf16 matrix instructions."""
     cpus = Path("/proc/cpuinfo")
-    flags = cpus.read_text(encoding="utf-8").split() if cpus.is_file() else []
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+    if not cpus.is_file():
+        return False
+    flags = cpus.read_text(encoding="utf-8").split()
+    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def demo_processes() -> int:
     """Return the number of processes for `make demo`."""
     accelerator = find_accelerator()
     if accelerator.kind == "cuda":
-        return min(8, 1 << (accelerator.count.bit_length() - 1))  # a divisor of the demo's 8 rows per step
+        processes = 1  # a divisor of the demo's 8 rows per step
+        while processes < 8 and 2 * processes <= accelerator.count:
+            processes *= 2
+        return processes
     return 2 if platform.system() == "Linux" else 1  # several processes need DeepSpeed, which supports Linux only

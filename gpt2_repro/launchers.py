@@ -65,9 +65,10 @@ def training_command(*options: str, on_gpu: bool) -> list[str]:
     `options` of accelerate launch are used if `on_gpu`.
     """
     root = Path(os.path.relpath(ROOT))
-    launch = ["accelerate", "launch", "--config_file", str(root / RECOMMENDED.config), *options]
-    start = launch if on_gpu else ["python"]
-    return [*start, str(root / "train.py")]
+    script = str(root / "train.py")
+    if not on_gpu:
+        return ["python", script]
+    return ["accelerate", "launch", "--config_file", str(root / RECOMMENDED.config), *options, script]
 
 
 def check_variables() -> None:
@@ -77,8 +78,9 @@ def check_variables() -> None:
     waits_for_others = "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
     stale: list[str] = []
     if waits_for_others or not launcher_runs:
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
-        stale += [name for name in names if name in os.environ]
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"):
+            if name in os.environ:
+                stale.append(name)
     # For these engines, accelerate starts even a single process with torchrun.
     if "LOCAL_RANK" not in os.environ:
         for name, value in os.environ.items():
@@ -115,7 +117,9 @@ def current_launcher() -> Launcher:
         stage = config.get("zero_optimization", {}).get("stage", 0)
     if stage == 2:
         return ZERO2
-    return ZERO3 if stage == 3 else RECOMMENDED
+    if stage == 3:
+        return ZERO3
+    return RECOMMENDED
 
 
 def deepspeed_json() -> Path | None:
@@ -123,7 +127,9 @@ def deepspeed_json() -> Path | None:
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return None
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    return None if path == "none" else Path(path)
+    if path == "none":
+        return None
+    return Path(path)
 
 
 def launcher_of_checkpoint(files: Collection[str]) -> Launcher:

@@ -12,7 +12,7 @@ python prepare_data.py --verify --dataset_dir data/books    compare a copied fol
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpt2_repro import cli
 from gpt2_repro.data.arguments import PreparationOptions, name_folder
@@ -27,18 +27,22 @@ from gpt2_repro.manifest import RowForm
 from gpt2_repro.tokenization import PROBE, encode
 
 
+if TYPE_CHECKING:
+    from gpt2_repro.data.recipe import DataRecipe
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print all sources with sizes and preparation times, then exit."},
     "verify": {"action": "store_true", "help": "Compare all files of --dataset_dir with its manifest, then exit."},
-    **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
+for field in dataclasses.fields(PreparationOptions):
+    OPTIONS[field.name] = {"default": field.default, **field.metadata}
 OPTIONS["num_proc"]["default"] = cpu_cores()
 
 
 def main(argv: list[str]) -> None:
     """Prepare a folder, verify it, or print the list of sources."""
     # Imported here because every worker process imports this file, and gpt2_repro.config imports transformers.
-    from gpt2_repro.config import DEFAULT, parse_recipe
+    from gpt2_repro.config import parse_recipe
     from gpt2_repro.data.recipe import DataRecipe
 
     recipe = parse_recipe(DataRecipe, argv, description=__doc__, options=OPTIONS)
@@ -46,7 +50,8 @@ def main(argv: list[str]) -> None:
         raise UserError("--source and --data_files both set the text. Pass only one of them.")
     if "validation_fraction" in recipe.typed and recipe.data.split != "hash":
         raise UserError("--validation_fraction needs --split hash.")
-    args, options = name_folder(recipe.data, recipe.typed), recipe.options
+    args = name_folder(recipe.data, recipe.typed)
+    options = recipe.options
     if options.list_sources:
         print(table(options.num_proc))
         return
@@ -56,23 +61,39 @@ def main(argv: list[str]) -> None:
         PreparedData.read(args.dataset_dir, command=f"{PREPARE} RECIPE").verify()
         print(f"{args.dataset_dir}: every file matches the manifest")
         return
-    names = [field.name for field in dataclasses.fields(PreparationOptions)]
-    data = prepare(args, PreparationOptions(**{name: getattr(options, name) for name in names}))
+    preparation = PreparationOptions(
+        num_proc=options.num_proc,
+        encoder=options.encoder,
+        max_bad_documents=options.max_bad_documents,
+        keep_downloads=options.keep_downloads,
+        overwrite=options.overwrite,
+    )
+    data = prepare(args, preparation)
     describe(data, max_tokens=args.max_tokens)
-    path, words = recipe.path, ["--dataset_dir", str(data.path)]
-    if not recipe.typed and str(data.path) == recipe.written.get("data", {}).get("dataset_dir"):
-        words = []
+    print(f"Train on this data with:\n{shlex.join(_training_command(recipe, data))}")
+
+
+def _training_command(recipe: "DataRecipe", data: PreparedData) -> list[str]:
+    """Return the command that trains on a prepared folder."""
+    from gpt2_repro.config import DEFAULT
+
+    path = recipe.path
+    options: dict[str, Any] = {}
+    is_folder_of_recipe = str(data.path) == recipe.written.get("data", {}).get("dataset_dir")
+    if recipe.typed or not is_folder_of_recipe:
+        options["dataset_dir"] = data.path
     if recipe.written.get("training", {}).get("hellaswag_steps"):
         try:
             encode(data.tokenizer, [PROBE])
         except UserError:  # the ids of some characters, or of no text
-            path = Path("recipes/own_text.yaml") if path == DEFAULT else path
-            words += ["--hellaswag_steps", "0"]
-    form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed or path != recipe.path]
-    words += [word for name in form for word in (f"--{name}", str(getattr(args, name)))]
+            if path == DEFAULT:
+                path = Path("recipes/own_text.yaml")
+            options["hellaswag_steps"] = 0
+    for field in dataclasses.fields(RowForm):
+        if field.name in recipe.typed or path != recipe.path:
+            options[field.name] = getattr(recipe.data, field.name)
     on_gpu = any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))  # NVIDIA, AMD
-    command = [*training_command(on_gpu=on_gpu), str(path), *words]
-    print(f"Train on this data with:\n{shlex.join(command)}")
+    return [*training_command(on_gpu=on_gpu), str(path), *cli.words_of(options)]
 
 
 def describe(data: PreparedData, *, max_tokens: int) -> None:
@@ -82,15 +103,19 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
     """
     manifest = data.manifest
     for split, counts in manifest.counts.items():
-        empty = f" (not counting {counts.empty_documents:,} empty documents)" if counts.empty_documents else ""
+        empty = ""
+        if counts.empty_documents:
+            empty = f" (not counting {counts.empty_documents:,} empty documents)"
         text = f"{counts.documents:,} documents{empty}, {counts.tokens:,} tokens, {counts.rows:,} rows"
         print(f"{data.path / split}: {text}, {counts.dropped_tokens:,} tokens dropped (too few for a row)")
-        describe_sources(manifest.tokens_by_source.get(split, {}))
+        describe_sources(manifest.tokens_by_source[split])
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
         print(f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut.")
-    if bad := manifest.read.bad_documents:
+    bad = manifest.read.bad_documents
+    if bad:
         print(f"skipped {bad:,} files or rows without readable text. The first: {manifest.read.bad_examples[0]}")
-    if losses := manifest.reference_losses:
+    losses = manifest.reference_losses
+    if losses is not None:
         models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"
         print(f"validation loss to beat, in nats per token: {models}")
 

@@ -43,14 +43,17 @@ LAUNCHERS_PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "900"}
 def main(argv: list[str]) -> None:
     """Run a training command until it has finished, and restart it after crashes."""
     parser = cli.CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
-    number, attempts = cli.positive_number, "Give up after N crashes in a row without a newer checkpoint."
+    attempts = "Give up after N crashes in a row without a newer checkpoint."
     parser.add_argument("--attempts", type=cli.positive_count, metavar="N", default=3, help=attempts)
-    parser.add_argument("--wait", type=number, default=10, help="Seconds until the first restart, then doubled.")
+    wait = "Seconds until the first restart, then doubled."
+    parser.add_argument("--wait", type=cli.positive_number, default=10, help=wait)
     grace = "Seconds until a leftover process that writes no files is killed. One that writes has 30 minutes."
-    parser.add_argument("--grace", type=number, default=60, help=grace)
+    parser.add_argument("--grace", type=cli.positive_number, default=60, help=grace)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="The training command, after --")
     args = parser.parse(argv)
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = args.command
+    if command and command[0] == "--":
+        command = command[1:]
     if not command:
         raise UserError("No command given. Example: python -m gpt2_repro.supervise -- accelerate launch … train.py")
     # The run writes notes for this process here. If this process is killed, this small folder remains.
@@ -62,10 +65,13 @@ class Supervisor:
     """A supervisor that runs a training command and restarts it after crashes."""
 
     def __init__(self, command: list[str], notes: Path, options: argparse.Namespace) -> None:
-        self.command, self.notes, self.options = command, notes, options
+        self.command = command
+        self.notes = notes
+        self.options = options
         self.process: subprocess.Popen[bytes] | None = None
         self.errors = notes / "stderr"  # not a pipe, because workers must survive a killed supervisor
-        self.signalled, self.printed = False, 0  # printed bytes of `errors`
+        self.printed = 0  # bytes of `errors`
+        self.signalled = False
 
     def run(self) -> None:
         """Run the command, and restart it after each crash until a limit is reached."""
@@ -73,7 +79,8 @@ class Supervisor:
         note(SINCE, str(time.time()), self.notes)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._pass_on)
-        failures, newest = 0, -1
+        failures = 0
+        newest = -1
         while True:
             code = self._attempt()
             note(ENDED, str(time.time()), self.notes)
@@ -85,19 +92,27 @@ class Supervisor:
             if self._is_over(code, run.status()):
                 return
             reached = newest_step(run.path)
-            failures = 1 if reached > newest else failures + 1
-            newest = max(newest, reached)
+            if reached > newest:
+                newest = reached
+                failures = 0
+            failures += 1
             if failures >= self.options.attempts:
                 text = f"Gave up after {failures} crashes in a row without a new checkpoint. Exit code: {code}."
                 raise RunFailed(f"{text} Fix the error above, then run again.")
             wait = min(LONGEST_WAIT, self.options.wait * 2 ** (failures - 1))
-            where = f"from step {newest}" if newest >= 0 else "from the beginning"
+            where = "from the beginning"
+            if newest >= 0:
+                where = f"from step {newest}"
             logger.warning("Crash %d (exit code %s). Restarting training %s in %.0f s.", failures, code, where, wait)
-            deadline = time.monotonic() + wait
-            while not self.signalled and time.monotonic() < deadline:
-                time.sleep(min(wait, 0.2))
+            self._sleep(wait)
             if self.signalled:
                 return
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait for some seconds, or until a signal arrives."""
+        deadline = time.monotonic() + seconds
+        while not self.signalled and time.monotonic() < deadline:
+            time.sleep(min(seconds, 0.2))
 
     def _attempt(self) -> int:
         """Run the command once, until all processes that it started have ended."""
@@ -112,12 +127,19 @@ class Supervisor:
             raise UserError(f"Cannot start {self.command[0]} ({error.strerror}). {fix}") from None
         if self.signalled:  # the signal came before the process was started
             self.process.terminate()
-        while (code := self.process.poll()) is None:
+        code = self.process.poll()
+        while code is None:
             self._forward()
             time.sleep(0.05)
+            code = self.process.poll()
         self._forward()
         # Processes that outlive the launcher are now children of this process. They must end before the next attempt.
         left = [process for process in psutil.Process().children(recursive=True) if process not in before]
+        self._end_processes(left)
+        return code
+
+    def _end_processes(self, left: list[psutil.Process]) -> None:
+        """Wait for processes that write files, and kill the others."""
         if left:
             logger.warning("Waiting for %d processes that are still running after the launcher ended.", len(left))
         writing = left
@@ -129,7 +151,6 @@ class Supervisor:
         for process in left:
             process.kill()
         psutil.wait_procs(left)
-        return code
 
     def _is_over(self, code: int, status: RunStatus) -> bool:
         """Return whether the run is over. If false, the command must be restarted.
@@ -137,12 +158,15 @@ class Supervisor:
         Raises RunFailed if the run diverged, or a signal ended it before a checkpoint was saved. Raises the UserError
         that the command reported.
         """
-        state, reason = status.state, status.reason
+        state = status.state
+        reason = status.reason
         if state == "diverged":
             raise RunFailed(f"The run is not restarted: {reason}")
         # A run fails after its end if its last copy failed. After a signal, the launcher fails although all is well.
-        fine = code == 0 or self.signalled or (reason or "").startswith("SIG")
-        if fine and (state in ("complete", "stopped") or (state is None and code == 0)):
+        by_signal = self.signalled or (reason is not None and reason.startswith("SIG"))
+        has_ended = state in ("complete", "stopped") and (code == 0 or by_signal)
+        has_no_run = state is None and code == 0  # such as --help
+        if has_ended or has_no_run:
             logger.info("%s: %s", state or "ended", reason or f"exit code {code}")
             return True
         if self.signalled:
@@ -151,26 +175,30 @@ class Supervisor:
             self._forward(everything=True)
             text = f"The run was ended by a signal before it saved a checkpoint (exit code {code})."
             raise RunFailed(f"{text} Run the same command again.")
-        if mistake := noted(MISTAKE, self.notes):
+        mistake = noted(MISTAKE, self.notes)
+        if mistake:
             raise UserError(mistake)
         return False
 
     def _forward(self, *, everything: bool = False) -> None:
         """Print the text that the command wrote to stderr since the last call."""
         # After a signal, or a mistake of the user, the text is only the launcher's traceback.
-        if everything or not (self.signalled or noted(MISTAKE, self.notes)):
-            with self.errors.open("rb") as file:
-                file.seek(self.printed)
-                text = file.read()
-            self.printed += len(text)
-            sys.stderr.write(text.decode(errors="replace"))
-            sys.stderr.flush()
+        if not everything and (self.signalled or noted(MISTAKE, self.notes)):
+            return
+        with self.errors.open("rb") as file:
+            file.seek(self.printed)
+            text = file.read()
+        self.printed += len(text)
+        sys.stderr.write(text.decode(errors="replace"))
+        sys.stderr.flush()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.signalled = True
         if self.process is not None and self.process.poll() is None:
             # A launcher does not handle SIGUSR1 and SIGUSR2, and would be killed by them.
-            self.process.send_signal(signal.SIGTERM if number in (signal.SIGUSR1, signal.SIGUSR2) else number)
+            if number in (signal.SIGUSR1, signal.SIGUSR2):
+                number = signal.SIGTERM
+            self.process.send_signal(number)
 
 
 def _written_mib(process: psutil.Process) -> int:

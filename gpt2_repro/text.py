@@ -6,7 +6,9 @@ from typing import Literal, NamedTuple
 
 def size(count: float) -> str:
     """Return a number of bytes as text, such as `1.2 GB` or `340 MB`."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.0f} MB"
 
 
 def count(number: float | None) -> str:
@@ -29,7 +31,9 @@ def duration(seconds: float | None) -> str:
     if not minutes:
         return f"{rest} s"
     if not hours:
-        return f"{minutes} min {rest:02} s" if rest else f"{minutes} min"
+        if not rest:
+            return f"{minutes} min"
+        return f"{minutes} min {rest:02} s"
     if hours < 48:
         return f"{hours} h {minutes_rest:02} min"
     return f"{hours // 24} d {hours % 24} h"
@@ -40,7 +44,9 @@ def in_terminal(text: str, most: int) -> str:
     line = ""
     for character in " ".join(text.split()):
         line += character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
-    return line if len(line) <= most else f"{line[:most]}…"
+    if len(line) > most:
+        return f"{line[:most]}…"
+    return line
 
 
 def now() -> str:
@@ -76,10 +82,11 @@ class Table(NamedTuple):
         """Return the table as Markdown, with numbers right-aligned."""
         first = self._first_column_of_numbers()
         rule = ["---"] * first + ["---:"] * (len(self.headers) - first)
-        lines = [self.headers, rule]
+        rows = [self.headers, rule]
         for row in self.rows:
-            lines.append([cell.text for cell in row])
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+            rows.append([cell.text for cell in row])
+        lines = [f"| {' | '.join(cells)} |" for cells in rows]
+        return "\n".join(lines)
 
     def _first_column_of_numbers(self) -> int:
         for row in self.rows:
@@ -93,9 +100,12 @@ class Table(NamedTuple):
         lines = [""] * (1 + len(self.rows))
         for column, header in enumerate(self.headers):
             cells = [row[column] for row in self.rows]
-            width = max(len(text) for text in [header, *(cell.text for cell in cells)])
             kind = cells[0].kind if cells else ""
-            for number, cell in enumerate([Cell(header, kind), *cells]):
-                text = cell.text.rjust(width) if cell.kind == "number" else cell.text.ljust(width)
+            cells.insert(0, Cell(header, kind))
+            width = max(len(cell.text) for cell in cells)
+            for number, cell in enumerate(cells):
+                text = cell.text.ljust(width)
+                if cell.kind == "number":
+                    text = cell.text.rjust(width)
                 lines[number] += f"{text}  "
         return [line.rstrip() for line in lines]

@@ -79,7 +79,7 @@ def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
     model = description["model"] | {"dropout": None}  # dropout would give other ids on each call
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(token, token): index for token, index in model["vocab"].items()}
-    else:
+    else:  # a Unigram model, with the score of each token
         model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
     if "merges" in model:
         model["merges"] = _merges_without(names, model["merges"])
@@ -91,15 +91,17 @@ def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
         content = token["content"]
         renamed.append(token | {"content": names.get(content, content)})
     # Saved truncation and padding would cut or pad documents.
-    settings = {"truncation": None, "padding": None, "post_processor": None}
-    return description | settings | {"added_tokens": renamed, "model": model}
+    changed = {"truncation": None, "padding": None, "post_processor": None, "added_tokens": renamed, "model": model}
+    return description | changed
 
 
 def _merges_without(tokens: Collection[str], merges: Sequence[Any]) -> list[list[str]]:
     """Return the merges of a BPE as pairs, without those that have or give one of `tokens`."""
     pairs: list[list[str]] = []
     for merge in merges:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        if isinstance(merge, str):
+            merge = merge.split(" ")
+        left, right = merge
         if left not in tokens and right not in tokens and left + right not in tokens:
             pairs.append([left, right])
     return pairs
@@ -116,18 +118,27 @@ def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str,
 
     description, config = read_files(folder)
     backend = Tokenizer.from_str(json.dumps(description))
-    description |= {"truncation": None, "padding": None}
+    description["truncation"] = None
+    description["padding"] = None
     if backend.num_special_tokens_to_add(False):
         description["post_processor"] = None
     vocabulary = backend.get_vocab()
-    roles: dict[str, str | None] = dict(roles_of(config))
-    end = separator_token(config) if separator != "none" else None
+    end = None
+    if separator != "none":
+        end = separator_token(config)
     special = {*roles_of(config).values(), end or ""} & vocabulary.keys()
     added = {token["id"]: token for token in description.get("added_tokens", [])}
     for token in special:
         number = vocabulary[token]
-        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        added[number] = {"id": number, "content": token} | plain | added.get(number, {}) | {"special": True}
+        defaults = {
+            "id": number,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+        added[number] = {**defaults, **added.get(number, {}), "special": True}
     description["added_tokens"] = [added[number] for number in sorted(added)]
 
     # 4.57 does not have the class TokenizersBackend, which transformers 5 would write.
@@ -135,8 +146,10 @@ def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str,
     for key in KEPT:
         if config.get(key) is not None:
             rows_config[key] = config[key]
-    roles |= {"bos_token": end, "eos_token": end}
-    rows_config |= {role: token for role, token in roles.items() if token in vocabulary}
+    roles: dict[str, str | None] = {**roles_of(config), "bos_token": end, "eos_token": end}
+    for role, role_token in roles.items():
+        if role_token in vocabulary:
+            rows_config[role] = role_token
     return description, rows_config
 
 
@@ -213,14 +226,16 @@ def lost_text(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> str
         tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         for ids in encode(tokenizer, texts)
     ]
-    if all(one.lstrip(" ") == text.lstrip(" ") for one, text in zip(decoded, texts, strict=True)):
+    if [text.lstrip(" ") for text in decoded] == [text.lstrip(" ") for text in texts]:
         return ""
     return hashlib.sha256("\0".join(decoded).encode(errors="replace")).hexdigest()
 
 
 def start_id(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """Return the id before a document, or None if there is no separator."""
-    return tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if tokenizer.bos_token_id is not None:
+        return tokenizer.bos_token_id
+    return tokenizer.eos_token_id
 
 
 def start_ids(tokenizer: "PreTrainedTokenizerBase", prompt: str, *, window: int | None = None) -> list[int]:

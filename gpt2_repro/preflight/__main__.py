@@ -55,12 +55,11 @@ def main(argv: list[str]) -> None:
         sys.exit(1)
     requested = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
     options = requested.options
+    has_limit = options.budget is not None or options.hours is not None
     device = _device_of(requested)
     notes = _notes_on_card(requested) if options.gpu else []
-    if options.budget or options.hours:
-        requested = recipe_within(requested, device, OPTIONS)
-        header = [line for line in requested.path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-        print("\n".join([f"wrote {requested.path}", *header, ""]))
+    if has_limit:
+        requested = _write_recipe(requested, device)
     if any(note.about == "precision" for note in notes):
         requested = _with_options(requested, precision="fp16")
     recipe = follow_data(requested, device=device)
@@ -72,11 +71,13 @@ def main(argv: list[str]) -> None:
     recipe = _with_options(recipe, **memory_check.changes)
 
     work = workload_of(recipe)
-    findings = notes if options.gpu else [*packages, *_check_machine(recipe, work)]
+    findings = notes
+    if not options.gpu:
+        findings = [*packages, *_check_machine(recipe, work)]
     plan = plan_run(recipe.training, recipe.data, num_processes=device.count)
     findings += [Finding("✓", "step", division(plan)), *memory_check.findings]
     speed = options.tokens_per_second or 0
-    if options.budget or options.hours:
+    if has_limit:
         speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
     price = recipe.training.usd_per_hour
     planned = cost.cost_of(work, device.name, device.count, usd_per_hour=price, speed=speed)
@@ -89,6 +90,17 @@ def main(argv: list[str]) -> None:
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
+def _write_recipe(requested: TrainingRecipe, device: Accelerator) -> TrainingRecipe:
+    """Write a recipe for --budget or --hours, print the comments at its top, and return it."""
+    recipe = recipe_within(requested, device, OPTIONS)
+    print(f"wrote {recipe.path}")
+    for line in recipe.path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            print(line)
+    print()
+    return recipe
+
+
 def _device_of(requested: TrainingRecipe) -> Accelerator:
     """Return the devices to plan for: those of this machine, or those of --gpu.
 
@@ -97,15 +109,19 @@ def _device_of(requested: TrainingRecipe) -> Accelerator:
     options = requested.options
     if options.gpu is None:
         device = hardware.find_accelerator(use_cpu=requested.training.use_cpu)
-        found = device.count if device.kind == "cuda" else 1
-        return dataclasses.replace(device, count=options.n or found)
+        count = options.n
+        if count is None:
+            count = device.count if device.kind == "cuda" else 1
+        return dataclasses.replace(device, count=count)
     if options.dist or options.memory:
         raise UserError("--dist and --memory check this machine, but --gpu plans for another machine.")
     card = cost.card_named(options.gpu)
     if card is None and not options.tokens_per_second:
         known = ", ".join(cost.CARDS)
         raise UserError(f"The speed of {options.gpu!r} is not known. Pass --tokens_per_second, or --gpu: {known}.")
-    memory_bytes = card.memory_gb * 10**9 if card and card.memory_gb else None
+    memory_bytes = None
+    if card is not None and card.memory_gb is not None:
+        memory_bytes = card.memory_gb * 10**9
     return Accelerator("cuda", options.gpu, options.n or 1, None, memory_bytes)
 
 
@@ -140,7 +156,8 @@ def _commands(recipe: TrainingRecipe, device: Accelerator) -> list[str]:
     lines: list[str] = []
     options = recipe.overrides()
     if not Path(recipe.data.dataset_dir, MANIFEST).is_file():
-        of_data = cli.words_of({name: value for name, value in options.items() if hasattr(recipe.data, name)})
+        data_options = {name: value for name, value in options.items() if hasattr(recipe.data, name)}
+        of_data = cli.words_of(data_options)
         if recipe.data.source == "files" and not recipe.data.data_files:
             of_data += ["--data_files", "FILE"]
         lines.append(f"{PREPARE} {shlex.join([str(recipe.path), *of_data])}")
@@ -214,25 +231,31 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
 
     training = recipe.training
     accept = training.accept_any_hardware
-    version = f"ROCm {torch.version.hip}" if torch.version.hip else hardware.nvidia_driver()
-    driver = Finding("✓", "driver", version) if version else Finding("!", "driver", "no NVIDIA device")
+    version = hardware.nvidia_driver() if torch.version.hip is None else f"ROCm {torch.version.hip}"
+    driver = Finding("!", "driver", "no NVIDIA device")
+    if version is not None:
+        driver = Finding("✓", "driver", version)
     try:
         on_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=accept)
     except UserError as error:
         return [driver, Finding("✗", "device", str(error))]
     device = hardware.find_accelerator(use_cpu=on_cpu)
-    gpus = f"{device.count} x {device.name}, {(device.memory_bytes or 0) / 1e9:.0f} GB each"
+    if on_cpu:
+        devices = f"the CPU, {hardware.cpu_cores()} cores"
+    else:
+        devices = f"{device.count} x {device.name}, {(device.memory_bytes or 0) / 1e9:.0f} GB each"
     machine = Machine(
-        device.kind == "cuda",
-        training.asked_precision in ("auto", "bf16"),
-        recipe.data.sequence_length,
+        cuda=device.kind == "cuda",
+        bf16=training.asked_precision in ("auto", "bf16"),
+        length=recipe.data.sequence_length,
         document_mask=recipe.model.document_mask,
         fp16=training.asked_precision == "fp16",
     )
 
     def precision() -> str:
         asked = training.asked_precision
-        return hardware.choose_precision(asked, use_cpu=on_cpu, accept_any_hardware=accept)[1]
+        _, reason = hardware.choose_precision(asked, use_cpu=on_cpu, accept_any_hardware=accept)
+        return reason
 
     def attention() -> object:
         config = build_config(recipe.model, sequence_length=recipe.data.sequence_length, vocab_size=128)
@@ -241,7 +264,7 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
 
     return [
         driver,
-        Finding("✓", "device", f"the CPU, {hardware.cpu_cores()} cores" if on_cpu else gpus),
+        Finding("✓", "device", devices),
         _judge("precision", precision),
         _check_compile(training, on_cpu=on_cpu),
         _judge("attention", attention),
@@ -250,9 +273,9 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
 
 def _check_compile(training: TrainingSection, *, on_cpu: bool) -> Finding:
     """Check whether torch.compile can be used, and warn if a GPU trains without it because something is missing."""
-    requested, accept = training.torch_compile, training.accept_any_hardware
+    accept = training.accept_any_hardware
     try:
-        compiles = hardware.choose_compile(requested, use_cpu=on_cpu, accept_any_hardware=accept)
+        compiles = hardware.choose_compile(training.torch_compile, use_cpu=on_cpu, accept_any_hardware=accept)
     except UserError as error:
         return Finding("✗", "torch.compile", str(error))
     missing = hardware.compiler_obstacle(use_cpu=on_cpu)
