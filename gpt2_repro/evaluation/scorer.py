@@ -1,10 +1,9 @@
 """Score text with lm-eval, with the ids that text has in rows, and without logits that no score needs."""
 
 import functools
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from lm_eval.models.huggingface import HFLM
@@ -14,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.cli import Progress
-from gpt2_repro.evaluation.hellaswag import batches_by_length, cut, mean_losses
+from gpt2_repro.evaluation.hellaswag import ScoredIds, batches_by_length, cut, mean_losses
 from gpt2_repro.tokenization import encode, start_id
 
 
@@ -22,13 +21,16 @@ NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 # Architectures whose attention takes any mask, so that texts with a common beginning can share a row.
 SHARING = ("gpt2", "llama", "mixtral", "starcoder2", "arcee", "qwen3", "exaone4")
 Pair = tuple[Any, list[int], list[int]]  # a cache key of lm-eval, the ids of a context, and the ids to score
+Answer = tuple[float, bool]  # a log-probability, and whether greedy decoding gives the scored ids
 
 
 def added_start(tokenizer: Any) -> list[int]:
     """Return the start token that the tokenizer of another project adds to all text."""
     # The models of such tokenizers need it. Ours add none.
     first: list[int] = tokenizer("")["input_ids"][:1]
-    return first if first == [tokenizer.bos_token_id] else []
+    if first == [tokenizer.bos_token_id]:
+        return first
+    return []
 
 
 class Rolling(float):
@@ -62,8 +64,10 @@ class Scorer(HFLM):
 
     def __init__(self, positions: int = 0, per_token: bool = False, **options: Any):
         super().__init__(**options)
-        self.positions, self.per_token = positions or self.max_length * self.batch_size, per_token
-        self._start, self._shares = added_start(self.tokenizer), self.model.config.model_type in SHARING
+        self.positions = positions or self.max_length * self.batch_size
+        self.per_token = per_token
+        self._start = added_start(self.tokenizer)
+        self._shares_rows = self.model.config.model_type in SHARING
 
     @property
     def prefix_token_id(self) -> int:
@@ -73,17 +77,20 @@ class Scorer(HFLM):
     def tok_encode(self, string: str, *_: Any, left_truncate_len: int | None = None, **__: Any) -> list[int]:
         # HFLM would add the tokens of the post-processor, and score them in rolling windows
         # (lm-evaluation-harness#3333).
-        return encode(self.tokenizer, [string])[0][-(left_truncate_len or 0) :]
+        (ids,) = encode(self.tokenizer, [string])
+        return ids if left_truncate_len is None else ids[-left_truncate_len:]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         before, after = super()._encode_pair(context, continuation)
         return [*self._start, *before], after
 
-    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[Answer]:
         if not self.per_token:
             return super().loglikelihood(requests, disable_tqdm=True)
-        pairs = [self._encode_pair(*request.args) for request in requests]
-        rows = [cut([*before, *after], len(after), self.max_length) for before, after in pairs]
+        rows: list[ScoredIds] = []
+        for request in requests:
+            before, after = self._encode_pair(*request.args)
+            rows.append(cut([*before, *after], len(after), self.max_length))
         # The code of the score during training. The metric acc does not need to know if an ending is the greedy one.
         bar = functools.partial(Progress, desc="score", unit="pass", hidden=disable_tqdm)
         means = mean_losses(rows, self._losses, positions=self.positions, device=self.device, progress=bar)
@@ -93,94 +100,144 @@ class Scorer(HFLM):
     def _losses(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the losses of the labels that are not -100, of shape [targets]."""
         targets = labels != IGNORED
-        return cross_entropy(self._logits(ids, targets.nonzero()), labels[targets], reduction="none")
+        logits = self._logits(ids, targets.nonzero())
+        return cross_entropy(logits, labels[targets], reduction="none")
 
-    def _logits(self, ids: torch.Tensor, at: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Return the logits after the ids with the row and column numbers `at` [n, 2], of shape [n, vocabulary]."""
-        row, column = at.to(self.device).T
-        head = self.model.get_output_embeddings()
-        with head.register_forward_pre_hook(lambda _, hidden: hidden[0][row, column]):
+    def _logits(self, ids: torch.Tensor, places: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Return the logits after the ids with the row and column numbers `places` [n, 2], of shape [n, vocabulary]."""
+        row, column = places.to(self.device).T
+
+        def select(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            return inputs[0][row, column]
+
+        with self.model.get_output_embeddings().register_forward_pre_hook(select):
             return self.model(input_ids=ids, use_cache=False, **options).logits.float()
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        texts, prefix = [self.tok_encode(request.args[0]) for request in requests], self.prefix_token_id
-        rolling = [get_rolling_token_windows(ids, prefix, self.max_length, context_len=1) for ids in texts]
-        windows = [list(map(make_disjoint_window, of_text)) for of_text in rolling]
-        scored = iter(self._loglikelihood_tokens([(None, *window) for window in itertools.chain(*windows)]))
-        return [Rolling([(next(scored)[0], len(after)) for _, after in document]) for document in windows]
+        pairs: list[Pair] = []
+        documents: list[int] = []  # the document of each pair
+        for document, request in enumerate(requests):
+            ids = self.tok_encode(request.args[0])
+            for window in get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1):
+                before, after = make_disjoint_window(window)
+                pairs.append((None, before, after))
+                documents.append(document)
+        windows: list[list[tuple[float, int]]] = [[] for _ in requests]
+        answers = self._loglikelihood_tokens(pairs)
+        for document, (_, _, after), (score, _) in zip(documents, pairs, answers, strict=True):
+            windows[document].append((score, len(after)))
+        return [Rolling(of_document) for of_document in windows]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, override_bs: int | None = None
-    ) -> list[tuple[float, bool]]:
+    ) -> list[Answer]:
         """Return the log-probability of each continuation, and whether greedy decoding gives it."""
-        answers = [(0.0, True)] * len(requests)
-        texts = []
+        texts: list[Text] = []
         for number, (_, before, after) in enumerate(requests):
             assert after, "An ending without tokens would be the most likely one."
             if before == [NO_SEPARATOR]:
                 # The first token of a document is only context, and a single token is not scored.
-                before, after = after[:1], after[1:]
+                before = after[:1]
+                after = after[1:]
             if after:
-                texts.append((*cut([*before, *after], len(after), self.max_length), number))
-        rows: list[Row] = []
-        for ids, scored, number in sorted(texts):  # texts with a common beginning are neighbours
-            if not (self._shares and rows and rows[-1].add(ids, scored, number, most=self.max_length)):
-                rows.append(Row(ids, scored, number))
-        batches = batches_by_length([len(row.ids) for row in rows], self.positions)
+                ids, scored = cut([*before, *after], len(after), self.max_length)
+                texts.append(Text(ids, scored, number))
+        rows = self._rows(texts)
+        answers: list[Answer] = [(0.0, True)] * len(requests)
         with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm) as bar:
-            for batch in batches:
-                for number, answer in self._score([rows[index] for index in batch]):
+            for batch in batches_by_length([len(row.ids) for row in rows], self.positions):
+                for number, answer in self._score([rows[index] for index in batch]).items():
                     answers[number] = answer
                     bar.update()
         return answers
 
+    def _rows(self, texts: Sequence["Text"]) -> list["Row"]:
+        """Return rows of texts. Texts with a common beginning share a row if the architecture allows it."""
+        rows: list[Row] = []
+        for text in sorted(texts):  # texts with a common beginning are neighbours
+            is_added = self._shares_rows and bool(rows) and rows[-1].add(text, most=self.max_length)
+            if not is_added:
+                rows.append(Row(text))
+        return rows
+
     @torch.inference_mode()
-    def _score(self, rows: Sequence["Row"]) -> Iterator[tuple[int, tuple[float, bool]]]:
+    def _score(self, rows: Sequence["Row"]) -> dict[int, Answer]:
+        """Return the answers of a batch, by the number of the request."""
         # Padding is on the right, so no position of a row attends to it.
-        ids, positions = (
-            pad_sequence(list(map(torch.tensor, numbers)), batch_first=True).to(self.device)
-            for numbers in ([row.ids for row in rows], [row.positions for row in rows])
-        )
-        options = {}
-        if any(len(row.texts) > 1 for row in rows):
-            mask = torch.stack([row.mask(len(rows[0].ids)) for row in rows])[:, None].to(self.device)
-            options = {"position_ids": positions, "attention_mask": mask}
-        at = [(line, place) for line, row in enumerate(rows) for _, places, _ in row.texts for place in places]
-        texts = [(number, torch.tensor(after, device=self.device)) for row in rows for number, _, after in row.texts]
-        parts = self._logits(ids, torch.tensor(at), **options).split([len(targets) for _, targets in texts])
-        for (number, targets), logits in zip(texts, parts, strict=True):
+        ids = pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True).to(self.device)
+        options: dict[str, torch.Tensor] = {}
+        if any(len(row.branches) > 1 for row in rows):
+            positions = pad_sequence([torch.tensor(row.positions) for row in rows], batch_first=True)
+            mask = torch.stack([row.mask(ids.shape[1]) for row in rows])
+            options["position_ids"] = positions.to(self.device)
+            options["attention_mask"] = mask[:, None].to(self.device)
+        branches: list[Branch] = []
+        places: list[tuple[int, int]] = []
+        for number, row in enumerate(rows):
+            for branch in row.branches:
+                branches.append(branch)
+                places += [(number, column) for column in branch.columns]
+        targets_of = [torch.tensor(branch.targets, device=self.device) for branch in branches]
+        all_logits = self._logits(ids, torch.tensor(places), **options)
+        logits_of = all_logits.split([len(targets) for targets in targets_of])
+        answers: dict[int, Answer] = {}
+        for branch, targets, logits in zip(branches, targets_of, logits_of, strict=True):
             loss = cross_entropy(logits, targets, reduction="sum")
-            yield number, (-float(loss), bool((logits.argmax(-1) == targets).all()))
+            is_greedy = (logits.argmax(-1) == targets).all()
+            answers[branch.request] = (-float(loss), bool(is_greedy))
+        return answers
+
+
+class Text(NamedTuple):
+    """The ids of a text, of which the last `scored` ids are scored."""
+
+    ids: list[int]
+    scored: int
+    request: int  # its number
+
+
+class Branch(NamedTuple):
+    """A text in a row. Its beginning is that of the row, and the rest are the ids from `start` to `end`."""
+
+    request: int  # its number
+    shared: int  # ids of the beginning of the row
+    start: int
+    end: int
+    columns: list[int]  # of the row; the logits after these ids are for the targets
+    targets: list[int]
 
 
 class Row:
-    """A text, and other texts that branch off from it. Common beginnings are computed once.
+    """A text, and other texts that branch off from it. Common beginnings are computed once."""
 
-    Args:
-        ids: the ids of the first text, of which the last `scored` ids are scored.
-    """
-
-    def __init__(self, ids: list[int], scored: int, number: int) -> None:
-        self.ids, self.positions = ids[:-1], list(range(len(ids) - 1))
-        self.branches: list[tuple[int, int, int]] = []  # of the row: where it leaves the first text, begins and ends
+    def __init__(self, text: Text) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.branches: list[Branch] = []
+        self._append(text, 0)
         self.trunk = len(self.ids)
-        self.texts = [(number, list(range(self.trunk - scored, self.trunk)), ids[-scored:])]
 
-    def add(self, ids: list[int], scored: int, number: int, *, most: int) -> bool:
+    def add(self, text: Text, *, most: int) -> bool:
         """Add a text if half of it is the beginning of the row and the row then has at most `most` ids."""
-        shared = len(os.path.commonprefix([self.ids[: self.trunk], ids[:-1]]))
-        start, end = len(self.ids), len(self.ids) + len(ids) - 1 - shared
-        if 2 * shared < len(ids) - 1 or end > most:
+        length = len(text.ids) - 1
+        shared = len(os.path.commonprefix([self.ids[: self.trunk], text.ids[:-1]]))
+        if 2 * shared < length or len(self.ids) + length - shared > most:
             return False
-        self.branches.append((shared, start, end))
-        self.ids, self.positions = self.ids + ids[shared:-1], [*self.positions, *range(shared, len(ids) - 1)]
-        places = [at if at < shared else start + at - shared for at in range(len(ids) - 1 - scored, len(ids) - 1)]
-        self.texts.append((number, places, ids[-scored:]))
+        self._append(text, shared)
         return True
+
+    def _append(self, text: Text, shared: int) -> None:
+        start = len(self.ids)
+        self.ids += text.ids[shared:-1]  # the last id has no target
+        self.positions += range(shared, len(text.ids) - 1)
+        end = len(self.ids)
+        columns = [*range(shared), *range(start, end)]
+        targets = text.ids[-text.scored :]
+        self.branches.append(Branch(text.request, shared, start, end, columns[-text.scored :], targets))
 
     def mask(self, length: int) -> torch.Tensor:
         """Return which id attends to which, of shape [length, length]."""
         seen = torch.tril(torch.ones(length, length, dtype=torch.bool))
-        for shared, start, end in self.branches:
-            seen[start:end, shared:start] = False
+        for branch in self.branches:
+            seen[branch.start : branch.end, branch.shared : branch.start] = False
         return seen
