@@ -8,15 +8,16 @@ import os
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from gpt2_repro.evaluation.comparison import NO_SCORE, Comparison, ComparisonRow
 from gpt2_repro.evaluation.model_card import deviation_table
 from gpt2_repro.files import write_whole
-from gpt2_repro.report.read import Run, values
+from gpt2_repro.report.read import Row, Run, values
 from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.text import Cell, Table, count, duration, in_terminal
 
@@ -38,10 +39,13 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
-    tables = (progress, key_numbers, breakdown, deviation_table, sample_text)
+    environment.filters["base64"] = _base64
     html = environment.get_template("page.html.j2").render(
-        {function.__name__: function for function in tables},
+        progress=progress,
+        key_numbers=key_numbers,
+        breakdown=breakdown,
+        deviation_table=deviation_table,
+        sample_text=sample_text,
         runs=list(zip(runs, labels, strict=True)),
         figures=pictures,
         not_comparable=not_comparable(runs),
@@ -53,78 +57,136 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
     write_whole(output, html.encode())
 
 
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
 def label_runs(runs: Sequence[Run]) -> list[str]:
     """Return a label for each run: the name of its directory, with its parent's name if needed."""
     names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else ["/".join(run.path.resolve().parts[-2:]) for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    return ["/".join(run.path.resolve().parts[-2:]) for run in runs]
 
 
 def summary(run: Run, page: Path) -> list[str]:
     """Return the summary of a run for the terminal. The last line names `page`."""
-    numbers = [[Cell(label), Cell(text, "number"), Cell(note)] for label, text, note in key_numbers(run)]
-    lines = [*filter(None, [run.status.reason]), *Table(["", "", ""], numbers).lines()[1:]]
+    lines: list[str] = []
+    if run.status.reason:
+        lines.append(run.status.reason)
+    rows = [[Cell(number.label), Cell(number.text, "number"), Cell(number.note)] for number in key_numbers(run)]
+    lines += Table(["", "", ""], rows).lines()[1:]
     if run.comparison:
-        rows = [row for row in run.comparison.rows if not PERPLEXITY.search(row.metric)]
-        lines += ["", *dataclasses.replace(run.comparison, rows=rows or run.comparison.rows).table().lines(), ""]
+        shown = _without_perplexities(run.comparison) or run.comparison.rows
+        table = dataclasses.replace(run.comparison, rows=shown).table()
+        lines += ["", *table.lines(), ""]
     lines += run.missing().values()
     if run.samples:
         newest = run.samples[-1]
         text = in_terminal(f"{newest['prompt']}{sample_text(newest)}", SAMPLE_CHARACTERS)
         lines += textwrap.wrap(f"sample: {text}", 98, subsequent_indent="  ")
     lines.append(f"report: {page}")
-    return [f"{run.name}: {run.status.state}, {progress(run)}", *(f"  {line}".rstrip() for line in lines)]
+    indented = [f"  {line}".rstrip() for line in lines]
+    return [f"{run.name}: {run.status.state}, {progress(run)}", *indented]
+
+
+def _without_perplexities(comparison: Comparison) -> list[ComparisonRow]:
+    return [row for row in comparison.rows if not PERPLEXITY.search(row.metric)]
 
 
 def progress(run: Run) -> str:
     """Return a run's progress, such as `step 200 of 300, 1.6 M tokens, 45 s left`."""
-    step, steps, tokens = run.status.step, run.status.max_steps, run.status.tokens
-    if step is None:
+    status = run.status
+    if status.step is None:
         return "no step logged"
-    total, left = (steps or 0) * run.environment.plan.tokens_per_step, ""
-    speeds = values(run.training, "tokens_per_second")
-    if run.status.state == "running" and speeds and tokens is not None and total:
-        left = f", {duration(max(0, total - tokens) / max(1, statistics.median(speeds)))} left"
-    return f"step {step:,}{f' of {steps:,}' if steps else ''}, {count(tokens)} tokens{left}"
+    text = f"step {status.step:,}"
+    if status.max_steps:
+        text += f" of {status.max_steps:,}"
+    text += f", {count(status.tokens)} tokens"
+    seconds = _seconds_left(run)
+    return text if seconds is None else f"{text}, {duration(seconds)} left"
 
 
-def key_numbers(run: Run) -> list[tuple[str, str, str]]:
-    """Return label, text and note of the numbers at the top of a report. Unknown numbers are omitted."""
-    validated = [row for row in run.validation if values([row], "eval_loss")] or [{}]
-    last, best = validated[-1], min(validated, key=lambda row: row.get("eval_loss", math.inf))
-    losses = "".join(f", {name} {loss:.3f}" for name, loss in run.reference_losses.items())
-    at_last = f"at step {last.get('step')}{losses}"
-    better = best.get("eval_loss") if best != last else None
-    scores = ", ".join(f"{name} {score:.4f}" for name, score in run.reference_scores.items())
-    sets, price, seconds = run.further_sets, run.environment.usd_per_hour or 0, run.status.seconds
-    startup, (expected, note) = run.environment.startup, run.expected or (None, "")
-    phases = ", ".join(f"{name} {part:.1f} s" for name, part in startup.items())
-    numbers: list[tuple[str, Any, Callable[[Any], str], str]] = [
-        ("validation loss (nats/token)", last.get("eval_loss"), "{:.3f}".format, at_last),
-        ("best validation loss", better, "{:.3f}".format, f"at step {best.get('step')}"),
-        ("expected last loss", expected, "{:.2f}".format, note),
-        ("bits per byte", last.get("eval_bits_per_byte"), "{:.4f}".format, ""),
-        *((f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, _bits(run, name)) for name in sets),
-        ("HellaSwag", _last(run, "hellaswag_acc"), "{:.4f}".format, scores),
-        ("non-finite training losses", len(run.non_finite_steps) or None, count, "steps"),
-        ("parameters", run.environment.parameters or None, count, ""),
-        ("tokens", run.status.tokens, count, ""),
-        ("tokens/s", _median(run, "tokens_per_second"), "{:,.0f}".format, "median"),
-        ("MFU", _median(run, "mfu"), "{:.1%}".format, "median"),
-        ("padding", _median(run, "padding"), "{:.1%}".format, "median"),
-        ("time", seconds, duration, ""),
-        ("last start-up", sum(startup.values()) or None, duration, phases),
-        ("cost", (seconds or 0) / 3600 * price or None, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
+def _seconds_left(run: Run) -> float | None:
+    """Return the seconds until a running run has trained all steps, or None if unknown."""
+    total = (run.status.max_steps or 0) * run.environment.plan.tokens_per_step
+    speed = _median(run, "tokens_per_second")
+    if run.status.state != "running" or run.status.tokens is None or speed is None or not total:
+        return None
+    return max(0, total - run.status.tokens) / max(1, speed)
+
+
+@dataclasses.dataclass
+class KeyNumber:
+    """A number at the top of a report, with its label and a note."""
+
+    label: str
+    value: float | None  # None: unknown
+    form: Callable[[Any], str]
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.form(self.value)
+
+
+def key_numbers(run: Run) -> list[KeyNumber]:
+    """Return the numbers at the top of a report. Unknown numbers are omitted."""
+    numbers = [*_losses_and_scores(run), *_numbers_of_training(run)]
+    return [number for number in numbers if number.value is not None]
+
+
+def _losses_and_scores(run: Run) -> list[KeyNumber]:
+    validated = [row for row in run.validation if values([row], "eval_loss")]
+    last: Row = validated[-1] if validated else {}
+    references = "".join(f", {name} {loss:.3f}" for name, loss in run.reference_losses.items())
+    numbers = [
+        KeyNumber(
+            "validation loss (nats/token)",
+            last.get("eval_loss"),
+            "{:.3f}".format,
+            f"at step {last.get('step')}{references}",
+        )
     ]
-    return [(label, form(value), note) for label, value, form, note in numbers if value is not None]
+    best = min(validated, key=lambda row: row["eval_loss"], default=last)
+    if best is not last:
+        numbers.append(
+            KeyNumber("best validation loss", best["eval_loss"], "{:.3f}".format, f"at step {best['step']}")
+        )
+    if run.expected:
+        expected, basis = run.expected
+        numbers.append(KeyNumber("expected last loss", expected, "{:.2f}".format, basis))
+    numbers.append(KeyNumber("bits per byte", last.get("eval_bits_per_byte"), "{:.4f}".format))
+    for name in run.further_sets:
+        bits = _last(run, f"eval_{name}_bits_per_byte")
+        note = "" if bits is None else f"{bits:.4f} bits per byte"
+        numbers.append(KeyNumber(f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, note))
+    scores = ", ".join(f"{name} {score:.4f}" for name, score in run.reference_scores.items())
+    numbers.append(KeyNumber("HellaSwag", _last(run, "hellaswag_acc"), "{:.4f}".format, scores))
+    return numbers
 
 
-def _bits(run: Run, name: str) -> str:
-    bits = _last(run, f"eval_{name}_bits_per_byte")
-    return "" if bits is None else f"{bits:.4f} bits per byte"
+def _numbers_of_training(run: Run) -> list[KeyNumber]:
+    environment = run.environment
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in environment.startup.items())
+    price = environment.usd_per_hour or 0
+    cost = (run.status.seconds or 0) / 3600 * price
+    return [
+        KeyNumber("non-finite training losses", len(run.non_finite_steps) or None, count, "steps"),
+        KeyNumber("parameters", environment.parameters or None, count),
+        KeyNumber("tokens", run.status.tokens, count),
+        KeyNumber("tokens/s", _median(run, "tokens_per_second"), "{:,.0f}".format, "median"),
+        KeyNumber("MFU", _median(run, "mfu"), "{:.1%}".format, "median"),
+        KeyNumber("padding", _median(run, "padding"), "{:.1%}".format, "median"),
+        KeyNumber("time", run.status.seconds, duration),
+        KeyNumber("last start-up", sum(environment.startup.values()) or None, duration, phases),
+        KeyNumber("cost", cost or None, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
+    ]
 
 
 def _last(run: Run, key: str) -> float | None:
-    return next(reversed(values(run.validation, key)), None)
+    logged = values(run.validation, key)
+    return logged[-1] if logged else None
 
 
 def _median(run: Run, key: str) -> float | None:
@@ -134,46 +196,90 @@ def _median(run: Run, key: str) -> float | None:
 
 def not_comparable(runs: Sequence[Run]) -> list[str]:
     """Return the reasons why the numbers of the runs cannot be compared."""
+    reasons: list[str] = []
     data = [run.environment.data for run in runs]
-    tokenizers = {one.get("tokenizer_sha256") for one in data} - {None}
-    sets = {one.get("sha256", {}).get("validation") for one in data if len(tokenizers) < 2}
-    tokens, items = ({_last(run, key) for run in runs} for key in ("eval_tokens", "hellaswag_items"))
-    compared = {
-        "The runs use different tokenizers. Compare only their bits per byte (evaluate.sh with all runs).": tokenizers,
-        "The runs use different validation sets. Task scores can be compared, but losses cannot.": sets,
-        "The runs were validated on different numbers of tokens. Their losses cannot be compared.": tokens,
-        "The runs have different numbers of steps.": {run.status.step for run in runs},
-        "The runs were scored on different HellaSwag items. Their accuracies cannot be compared.": items,
-    }
-    return [reason for reason, values in compared.items() if len(values - {None}) > 1]
+    if _differ(manifest.get("tokenizer_sha256") for manifest in data):
+        reasons.append(
+            "The runs use different tokenizers. Compare only their bits per byte (evaluate.sh with all runs)."
+        )
+    elif _differ(manifest.get("sha256", {}).get("validation") for manifest in data):
+        reasons.append("The runs use different validation sets. Task scores can be compared, but losses cannot.")
+    if _differ(_last(run, "eval_tokens") for run in runs):
+        reasons.append("The runs were validated on different numbers of tokens. Their losses cannot be compared.")
+    if _differ(run.status.step for run in runs):
+        reasons.append("The runs have different numbers of steps.")
+    if _differ(_last(run, "hellaswag_items") for run in runs):
+        reasons.append("The runs were scored on different HellaSwag items. Their accuracies cannot be compared.")
+    return reasons
+
+
+def _differ(known: Iterable[object]) -> bool:
+    """Return whether there are two different values. None is not a value."""
+    return len(set(known) - {None}) > 1
 
 
 def sample_text(sample: dict[str, Any]) -> str:
     """Return the text generated after the prompt, without several blank lines in a row."""
-    return re.sub(r"\n(?:[ \t\r]*\n)+", "\n\n", sample["text"].removeprefix(sample["prompt"])).rstrip()
+    generated = sample["text"].removeprefix(sample["prompt"])
+    return re.sub(r"\n(?:[ \t\r]*\n)+", "\n\n", generated).rstrip()
 
 
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Return a table of the key numbers of several runs, the run with the lowest loss first."""
-    numbers = [{label: text for label, text, _ in key_numbers(run)} | _scores(run) for run in runs]
-    columns = list(dict.fromkeys(name for row in numbers for name in row))
-    entries = zip(runs, labels, numbers, strict=True)
-    rows = [
-        [Cell(label), Cell(f"{run.status.state}, {progress(run)}")]
-        + [Cell(row.get(name, "–"), "number") for name in columns]
-        for run, label, row in sorted(entries, key=lambda entry: _last(entry[0], "eval_loss") or math.inf)
-    ]
+    entries: list[tuple[Run, str, dict[str, str]]] = []
+    columns: dict[str, None] = {}  # the keys, in order
+    for run, label in zip(runs, labels, strict=True):
+        texts = {number.label: number.text for number in key_numbers(run)}
+        texts.update(_scores(run))
+        columns.update(dict.fromkeys(texts))
+        entries.append((run, label, texts))
+    entries.sort(key=lambda entry: _last(entry[0], "eval_loss") or math.inf)
+    rows: list[list[Cell]] = []
+    for run, label, texts in entries:
+        numbers = [Cell(texts.get(name, "–"), "number") for name in columns]
+        rows.append([Cell(label), Cell(f"{run.status.state}, {progress(run)}"), *numbers])
     return Table(["run", "state", *columns], rows)
 
 
 def _scores(run: Run) -> dict[str, str]:
     """Return the scores of a run's evaluation, without perplexities and means over seeds."""
+    scores: dict[str, str] = {}
     if not run.comparison or run.comparison.limit is not None:
-        return {}
-    column = run.comparison.models[0].name
-    rows = [row for row in run.comparison.rows if not PERPLEXITY.search(row.metric)]
-    scored = [(row, score) for row in rows if (score := row.values.get(column)) and len(score.seeds) < 2]
-    return {f"{row.task} {row.metric}": f"{score.value:.4f}" for row, score in scored if score.value is not None}
+        return scores
+    model = run.comparison.models[0].name
+    for row in _without_perplexities(run.comparison):
+        score = row.values.get(model, NO_SCORE)
+        if score.value is not None and len(score.seeds) < 2:
+            scores[f"{row.task} {row.metric}"] = f"{score.value:.4f}"
+    return scores
+
+
+@dataclasses.dataclass
+class Setting:
+    """Runs that differ only in the seed: their labels and validation losses."""
+
+    labels: list[str] = dataclasses.field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)
+    seeds: list[object] = dataclasses.field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.losses)
+
+    @property
+    def name(self) -> str:
+        """The label of a single run, or the common beginning and end of the labels."""
+        if len(self.labels) == 1:
+            return self.labels[0]
+        end = os.path.commonprefix([label[::-1] for label in self.labels])[::-1]
+        return f"{os.path.commonprefix(self.labels)}*{end}"
+
+    @property
+    def loss(self) -> str:
+        """The mean loss as text, ± the standard deviation over the seeds."""
+        if len(self.losses) == 1:
+            return f"{self.mean:.4f}"
+        return f"{self.mean:.4f} ± {statistics.stdev(self.losses):.4f}"
 
 
 def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
@@ -186,39 +292,64 @@ def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """
     from scipy import stats
 
-    groups: dict[str, dict[object, tuple[float, str]]] = {}
-    for run, label in zip(runs, labels, strict=True):
-        average = _last(run, "eval_EMA_loss")  # of the weights in final/
-        if (loss := _last(run, "eval_loss") if average is None else average) is not None:
-            groups.setdefault(run.setting, {}).setdefault(run.seeds, (loss, label))
-    settings: list[Any] = [tuple(zip(*group.values(), strict=True)) for group in groups.values()]  # losses, labels
-    settings.sort(key=lambda setting: statistics.fmean(setting[0]))
-    freedom = sum(len(losses) - 1 for losses, _ in settings)
-    squares = sum((loss - statistics.fmean(losses)) ** 2 for losses, _ in settings for loss in losses)
-    rows = []
-    for losses, names in settings if len(runs) > 1 else ():
-        mean, best = statistics.fmean(losses), settings[0][0]
-        difference = mean - statistics.fmean(best)
-        compared = [f"{difference:+.4f}", "one seed each: unknown"]
-        if losses is best:
-            compared = ["–", ""]
+    table = Table(["setting", "seeds", "validation loss", "difference, 95 % interval", "verdict"], [])
+    if len(runs) < 2:
+        return table
+    settings = _settings(runs, labels)
+    squares: list[float] = []
+    for setting in settings:
+        squares += [(loss - setting.mean) ** 2 for loss in setting.losses]
+    freedom = len(squares) - len(settings)
+    for setting in settings:
+        best = settings[0]
+        difference = setting.mean - best.mean
+        shown = f"{difference:+.4f}"
+        if setting is best:
+            shown = "–"
+            verdict = ""
         elif freedom:
-            error = math.sqrt(squares / freedom * (1 / len(losses) + 1 / len(best)) / 2)
+            error = math.sqrt(sum(squares) / freedom * (1 / len(setting.losses) + 1 / len(best.losses)) / 2)
             half = error * stats.studentized_range.ppf(0.95, len(settings), freedom)
-            compared = [f"{difference:+.4f} ± {half:.4f}", "higher" if difference > half else "within the seeds"]
-        end = os.path.commonprefix([name[::-1] for name in names])[::-1]
-        name = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*{end}"
-        deviation = f" ± {statistics.stdev(losses):.4f}" if len(names) > 1 else ""
-        rows.append([Cell(text) for text in (name, str(len(names)), f"{mean:.4f}{deviation}", *compared)])
-    return Table(["setting", "seeds", "validation loss", "difference, 95 % interval", "verdict"], rows)
+            shown += f" ± {half:.4f}"
+            verdict = "higher" if difference > half else "within the seeds"
+        else:
+            verdict = "one seed each: unknown"
+        texts = [setting.name, str(len(setting.seeds)), setting.loss, shown, verdict]
+        table.rows.append([Cell(text) for text in texts])
+    return table
+
+
+def _settings(runs: Sequence[Run], labels: Sequence[str]) -> list[Setting]:
+    """Return the settings of the runs with a validation loss, the setting with the lowest mean first."""
+    settings: dict[str, Setting] = {}
+    for run, label in zip(runs, labels, strict=True):
+        loss = _last(run, "eval_EMA_loss")  # of the weights in final/
+        if loss is None:
+            loss = _last(run, "eval_loss")
+        if loss is None:
+            continue
+        setting = settings.setdefault(run.setting, Setting())
+        if run.seeds not in setting.seeds:
+            setting.labels.append(label)
+            setting.losses.append(loss)
+            setting.seeds.append(run.seeds)
+    return sorted(settings.values(), key=lambda setting: setting.mean)
 
 
 def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Return a table of the recipe fields whose values differ between the runs."""
-    recipes = [
-        {f"{section}.{key}": str(value) for section, keys in run.recipe.items() for key, value in keys.items()}
-        for run in runs
-    ]
-    fields = dict.fromkeys(field for recipe in recipes for field in recipe)
-    rows = [[field, *(recipe.get(field, "–") for recipe in recipes)] for field in fields]
-    return Table(["field", *labels], [[Cell(text) for text in row] for row in rows if len(set(row[1:])) > 1])
+    fields: dict[str, None] = {}  # the keys, in order
+    recipes: list[dict[str, str]] = []
+    for run in runs:
+        recipe: dict[str, str] = {}
+        for section, keys in run.recipe.items():
+            for key, value in keys.items():
+                recipe[f"{section}.{key}"] = str(value)
+        recipes.append(recipe)
+        fields.update(dict.fromkeys(recipe))
+    rows: list[list[Cell]] = []
+    for field in fields:
+        texts = [recipe.get(field, "–") for recipe in recipes]
+        if len(set(texts)) > 1:
+            rows.append([Cell(text) for text in [field, *texts]])
+    return Table(["field", *labels], rows)
