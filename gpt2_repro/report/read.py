@@ -7,21 +7,23 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.evaluation.comparison import Comparison, diagnosis_tables
+from gpt2_repro.evaluation.comparison import NO_SCORE, Comparison, diagnosis_tables
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS, SHARDS, baseline_of, published_loss
 from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.model.checkpoint import suggest_run
 from gpt2_repro.planning.compute_optimal import FINEWEB, expected_loss, is_fitted
 from gpt2_repro.run_record import RunRecord, events, layout
+from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.status import RunStatus
 from gpt2_repro.text import Table, count
 
 
-LARGEST = 1e30  # matplotlib cannot draw larger numbers
 SAME = {"word_perplexity", "byte_perplexity", "nats_per_token"}  # metrics that follow from bits_per_byte
 Row = dict[str, float]  # the numbers of one step; NaN for a value that is not finite or not a number
+Content = TypeVar("Content")
 
 
 class Run:
@@ -35,51 +37,36 @@ class Run:
             where = f"{path} is not a run directory, the --output_dir of train.py."
             raise UserError(f"{where} {suggest_run(path)}".strip())
         record = RunRecord(path)
-        if damaged := record.damaged():
+        damaged = record.damaged()
+        if damaged:
             raise UserError(f"{damaged} is damaged. Repair or delete the file.")
-        self.path, self.name = path, path.resolve().name
-        self.recipe, self.recipe_text = record.recipe(), record.recipe_text()
-        self.environment, self.environment_text = record.environment(), _read(path / layout.ENVIRONMENT, str) or ""
+        self.path = path
+        self.name = path.resolve().name
+        self.recipe = record.recipe()
+        self.recipe_text = record.recipe_text()
+        self.environment = record.environment()
+        self.environment_text = _read(path / layout.ENVIRONMENT, str) or ""
         # The GPT-2 model whose size is nearest to the run's active parameters.
         self.baseline = baseline_of(self.environment.active_parameters or self.environment.parameters)
         # A last line that a kill cut short is not counted as broken.
         metrics, self.broken_lines = events.read(record.metrics)
         self.training = _last_per_step(row for row in metrics if "loss" in row)  # one row per step, in order
         self.non_finite_steps = [int(row["step"]) for row in self.training if math.isnan(row["loss"])]
-        self.validation = _last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row))
-        keys = dict.fromkeys(key for row in self.validation for key in row)
-        # The names of all validation sets except the main validation set.
-        self.further_sets = [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch("eval_.+_loss", key)]
-        # A resumed run writes some samples a second time.
-        samples = {(sample["step"], sample["prompt"]): sample for sample in events.read(record.samples)[0]}
-        self.samples = sorted(samples.values(), key=lambda sample: sample["step"])
-        of_final = path / layout.EVALUATION_FOLDER / layout.FINAL / Path(layout.COMPARISON).name  # by --follow
-        self.comparison: Comparison | None = _read(path / layout.COMPARISON, Comparison.from_json)
-        self.comparison = self.comparison or _read(of_final, Comparison.from_json)
-        # The scores of checkpoints, in order, by evaluate.sh --follow. It writes the manifest last.
-        files = [
-            file.with_name(Path(layout.COMPARISON).name)
-            for file in path.glob(f"{layout.EVALUATION_FOLDER}/*/{layout.CHECKPOINT_MANIFEST}")
-        ]
-        followed = [_read(file, Comparison.from_json) for file in files if file.is_file()]
-        trained = [one for one in followed if one.models and one.models[0].tokens_trained]
-        self.followed: list[Comparison] = sorted(trained, key=lambda one: one.models[0].tokens_trained or 0)
-        tables = _read(path / layout.DIAGNOSIS, lambda text: diagnosis_tables(json.loads(text)))
-        self.diagnosis: dict[str, Table] = tables or {}
-        # Values missing in the status file come from the last training event and the batch plan.
-        status = record.status()
-        if self.training and not status.tokens:  # the status of step 0. The log may be further.
-            step, tokens = int(self.training[-1]["step"]), values(self.training[-1:], "tokens")
-            status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
-        if record.was_killed():
-            status = dataclasses.replace(status, state="killed", reason="its process has ended without an entry here")
-        planned = status.max_steps or self.environment.plan.max_steps or None
-        self.status = dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
-        identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
-        seed, of_data = map(self.environment.run_identity.get, ("seed", "data_seed"))
-        self.seeds = seed, seed if of_data is None else of_data
+        self.validation = _last_per_step(row for row in metrics if _is_validation(row))
+        self.further_sets = _further_sets(self.validation)
+        self.samples = _samples(record)
+        self.comparison = _comparison(path)
+        self.followed = _followed(path)
+        self.diagnosis = _read(path / layout.DIAGNOSIS, _diagnosis) or {}
+        self.status = _status(record, self.training, self.environment)
+        seed = self.environment.run_identity.get("seed")
+        data_seed = self.environment.run_identity.get("data_seed")
+        self.seeds = (seed, seed if data_seed is None else data_seed)
         # The same for all runs that differ only in the seed.
-        self.setting = json.dumps([identity, self.status.step], sort_keys=True) if identity else str(path)
+        self.setting = str(path)
+        identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
+        if identity:
+            self.setting = json.dumps([identity, self.status.step], sort_keys=True)
 
     @property
     def reference_losses(self) -> dict[str, float]:
@@ -87,45 +74,130 @@ class Run:
 
         GPT-2's published loss is included only if the run validates on the same tokens.
         """
-        data, tokens = self.environment.data, values(self.validation, "eval_tokens") or [0]
-        published = published_loss(self.baseline, data.get("request", {}), tokens[-1])
+        data = self.environment.data
         losses = numbers_in(data.get("reference_losses", {}))
-        return losses if published is None else losses | {self.baseline.name: published}
+        tokens = values(self.validation, "eval_tokens")
+        published = published_loss(self.baseline, data.get("request", {}), tokens[-1] if tokens else 0)
+        if published is not None:
+            losses[self.baseline.name] = published
+        return losses
 
     @property
     def expected(self) -> tuple[float, str] | None:
         """The expected last loss of a run on FineWeb with GPT-2's tokenizer, and a note. None for other runs."""
-        request, plan = self.environment.data.get("request", {}), self.environment.plan
-        source, tokens = str(request.get("source")), plan.max_steps * plan.tokens_per_step
+        request = self.environment.data.get("request", {})
+        source = str(request.get("source"))
         is_fineweb = SHARDS.get(source, {}).get("text") == "fineweb" or source.startswith(f"{FINEWEB}:")
-        is_known = is_fineweb and request.get("tokenizer") == "openai-community/gpt2"
-        if not (is_known and tokens and self.environment.parameters):
+        if not is_fineweb or request.get("tokenizer") != "openai-community/gpt2":
             return None
-        far = "" if is_fitted(self.environment.parameters, tokens) else ", far from the runs that were fitted"
-        note = f"estimate of --budget for {count(tokens)} tokens{far}"
-        return expected_loss(self.environment.parameters, tokens), note
+        parameters = self.environment.parameters
+        tokens = self.environment.plan.max_steps * self.environment.plan.tokens_per_step
+        if not parameters or not tokens:
+            return None
+        note = f"estimate of --budget for {count(tokens)} tokens"
+        if not is_fitted(parameters, tokens):
+            note += ", far from the runs that were fitted"
+        return expected_loss(parameters, tokens), note
 
     @property
     def reference_scores(self) -> dict[str, float]:
         """HellaSwag accuracies of the GPT-2 and the GPT-3 of the nearest size, if comparable."""
-        name, items = self.baseline.name, values(self.validation, "hellaswag_items")
-        scores = {name: self.baseline.hellaswag, name.replace("GPT-2", "GPT-3"): self.baseline.gpt3_hellaswag}
-        return scores if items[-1:] == [HELLASWAG_ITEMS] else {}
+        items = values(self.validation, "hellaswag_items")
+        if not items or items[-1] != HELLASWAG_ITEMS:
+            return {}
+        name = self.baseline.name
+        return {name: self.baseline.hellaswag, name.replace("GPT-2", "GPT-3"): self.baseline.gpt3_hellaswag}
 
     def missing(self) -> dict[str, str]:
         """Return one sentence for each part of the report, such as "training", without data."""
-        limit = self.comparison and self.comparison.limit
-        reasons = {
-            "training": (self.training, f"No training step has been logged yet ({layout.METRICS})."),
-            "validation": (self.validation, f"No validation loss has been logged yet ({layout.METRICS})."),
-            "samples": (self.samples, f"No samples have been written yet ({layout.SAMPLES})."),
-            "evaluation": (self.comparison, f"Not evaluated yet. Run: {EVALUATE} {shlex.quote(str(self.path))}"),
-            "limit": (not limit, f"Only {limit} examples of each task were scored. These are not benchmark scores."),
-            "recipe": (self.recipe_text, f"The file {layout.RECIPE} is missing."),
-            "environment": (self.environment_text, f"The file {layout.ENVIRONMENT} is missing."),
-            "lines": (not self.broken_lines, f"Damaged lines in {layout.METRICS}: {self.broken_lines}."),
-        }
-        return {part: sentence for part, (value, sentence) in reasons.items() if not value}
+        sentences: dict[str, str] = {}
+        if not self.training:
+            sentences["training"] = f"No training step has been logged yet ({layout.METRICS})."
+        if not self.validation:
+            sentences["validation"] = f"No validation loss has been logged yet ({layout.METRICS})."
+        if not self.samples:
+            sentences["samples"] = f"No samples have been written yet ({layout.SAMPLES})."
+        if self.comparison is None:
+            sentences["evaluation"] = f"Not evaluated yet. Run: {EVALUATE} {shlex.quote(str(self.path))}"
+        elif self.comparison.limit:
+            only = f"Only {self.comparison.limit} examples of each task were scored."
+            sentences["limit"] = f"{only} These are not benchmark scores."
+        if not self.recipe_text:
+            sentences["recipe"] = f"The file {layout.RECIPE} is missing."
+        if not self.environment_text:
+            sentences["environment"] = f"The file {layout.ENVIRONMENT} is missing."
+        if self.broken_lines:
+            sentences["lines"] = f"Damaged lines in {layout.METRICS}: {self.broken_lines}."
+        return sentences
+
+
+def _is_validation(event: Mapping[str, Any]) -> bool:
+    return any(key.startswith("eval_") for key in event)
+
+
+def _further_sets(validation: Sequence[Row]) -> list[str]:
+    """Return the names of all validation sets except the main validation set."""
+    names: dict[str, None] = {}  # the keys, in order
+    for row in validation:
+        for key in row:
+            loss = re.fullmatch("eval_(.+)_loss", key)
+            if loss:
+                names[loss[1]] = None
+    return list(names)
+
+
+def _samples(record: RunRecord) -> list[dict[str, Any]]:
+    """Return the samples in the order of steps. A resumed run writes some samples a second time."""
+    samples: dict[tuple[int, str], dict[str, Any]] = {}
+    for sample in events.read(record.samples)[0]:
+        samples[sample["step"], sample["prompt"]] = sample
+    return sorted(samples.values(), key=lambda sample: sample["step"])
+
+
+def _comparison(path: Path) -> Comparison | None:
+    """Return the scores of a run, or those of its final model by evaluate.sh --follow."""
+    file = path / layout.COMPARISON
+    if not file.is_file():
+        file = path / layout.EVALUATION_FOLDER / layout.FINAL / file.name
+    return _read(file, Comparison.from_json)
+
+
+def _followed(path: Path) -> list[Comparison]:
+    """Return the scores of checkpoints, in order, by evaluate.sh --follow."""
+    comparisons: list[Comparison] = []
+    # The manifest is written last.
+    for manifest in path.glob(f"{layout.EVALUATION_FOLDER}/*/{layout.CHECKPOINT_MANIFEST}"):
+        comparison = _read(manifest.with_name(Path(layout.COMPARISON).name), Comparison.from_json)
+        if comparison and comparison.models and comparison.models[0].tokens_trained:
+            comparisons.append(comparison)
+    return sorted(comparisons, key=lambda comparison: comparison.models[0].tokens_trained or 0)
+
+
+def _diagnosis(text: str) -> dict[str, Table]:
+    return diagnosis_tables(json.loads(text))
+
+
+def _read(path: Path, parse: Callable[[str], Content]) -> Content | None:
+    """Return the parsed content of a file, or None if it does not exist."""
+    if not path.is_file():
+        return None
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({in_a_line(error)}). Repeat the command that wrote it.") from None
+
+
+def _status(record: RunRecord, training: Sequence[Row], environment: Environment) -> RunStatus:
+    """Return the status of a run. Missing values come from the last training event and the batch plan."""
+    status = record.status()
+    if training and not status.tokens:  # the status of step 0. The log may be further.
+        tokens = values(training[-1:], "tokens")
+        step = int(training[-1]["step"])
+        status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
+    if record.was_killed():
+        status = dataclasses.replace(status, state="killed", reason="its process has ended without an entry here")
+    planned = status.max_steps or environment.plan.max_steps or None
+    return dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
 
 
 def values(rows: Sequence[Row], key: str) -> list[float]:
@@ -143,27 +215,20 @@ def scores_of_checkpoints(run: Run) -> dict[str, tuple[list[int], list[float]]]:
     """Return the tokens and the values of all scored checkpoints, by the name of the task and the metric."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
     for comparison in run.followed:
-        model, few = comparison.models[0], f" ({comparison.limit} documents)" if comparison.limit else ""
+        model = comparison.models[0]
+        few = f" ({comparison.limit} documents)" if comparison.limit else ""
         for row in comparison.rows:
-            score = row.values.get(model.name)
-            if score is not None and score.value is not None and row.metric not in SAME:
+            score = row.values.get(model.name, NO_SCORE)
+            if score.value is not None and row.metric not in SAME:
                 tokens, scores = curves.setdefault(f"{row.task} {row.heading}{few}", ([], []))
                 tokens.append(model.tokens_trained or 0)
                 scores.append(score.value)
     return curves
 
 
-def _read(path: Path, parse: Callable[[str], Any]) -> Any:
-    try:
-        return parse(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({in_a_line(error)}). Repeat the command that wrote it.") from None
-
-
 def numbers_in(event: Mapping[str, Any]) -> Row:
     """Return the values of a logged event, with NaN for everything that is not a finite number."""
-    good = {key for key, value in event.items() if type(value) in (int, float) and abs(value) < LARGEST}
-    return {key: value if key in good else math.nan for key, value in event.items()}
+    return {key: value if events.is_number(value) else math.nan for key, value in event.items()}
 
 
 def _last_per_step(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -172,7 +237,8 @@ def _last_per_step(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     A resumed run logs some steps a second time. The later values are used. The events are ordered by step.
     """
     merged: dict[float, Row] = {}
-    for row in map(numbers_in, rows):
+    for event in rows:
+        row = numbers_in(event)
         if values([row], "step"):
-            merged[row["step"]] = merged.get(row["step"], {}) | row
+            merged.setdefault(row["step"], {}).update(row)
     return [merged[step] for step in sorted(merged)]
