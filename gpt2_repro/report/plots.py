@@ -116,34 +116,46 @@ def draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -
 def draw_scores(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     """Draw the scores of checkpoints, one panel per metric."""
     curves = [scores_of_checkpoints(run) for run in runs]
-    names = list(dict.fromkeys(itertools.chain.from_iterable(curves))) or [""]
+    names: dict[str, None] = {}  # the keys, in order
+    for curves_of_run in curves:
+        names.update(dict.fromkeys(curves_of_run))
+    if not names:
+        return
     figure.set_size_inches(4.8, 0.8 + 1.6 * len(names))
     panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(panels, names, strict=True):
-        for scores, label, colour in zip(curves, labels, itertools.cycle(COLOURS)):
-            shown = label if len(runs) > 1 and axes is panels[0] else None
-            axes.plot(*scores.get(name, ([], [])), "o-", color=colour, label=shown)
+        has_legend = len(runs) > 1 and axes is panels[0]
+        for curves_of_run, label, colour in zip(curves, labels, itertools.cycle(COLOURS)):
+            tokens, scores = curves_of_run.get(name, ([], []))
+            axes.plot(tokens, scores, "o-", color=colour, label=label if has_legend else None)
         axes.set_title(name, loc="right", fontsize="medium")
         _finish(axes, "")
 
 
 def draw_training(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     names = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens/s"}
-    keys = [key for key in names if any(values(run.training, key) for run in runs)] or ["learning_rate"]
+    keys = [key for key in names if _is_logged(runs, key)]
+    if not keys:
+        return
     figure.set_size_inches(4.8, 0.5 + 1.4 * len(keys))
     panels = figure.subplots(len(keys), sharex=True, squeeze=False)[:, 0]
     for axes, key in zip(panels, keys, strict=True):
+        has_legend = len(runs) > 1 and axes is panels[0]
         for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
-            name = label if len(runs) > 1 and axes is panels[0] else None
-            marker = "." if len(run.training) < 10 else ""
             tokens, numbers = points(run.training, key)
-            axes.plot(tokens, numbers, linewidth=1, label=name, color=colour, marker=marker)
+            (line,) = axes.plot(tokens, numbers, linewidth=1, color=colour, label=label if has_legend else None)
+            if len(run.training) < 10:
+                line.set_marker(".")
         if key == "grad_norm":
             leave_out_beginning(axes)
         else:
             axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(_thousands if key == "tokens_per_second" else "{x:g}")
         _finish(axes, names[key])
+
+
+def _is_logged(runs: Sequence[Run], key: str) -> bool:
+    return any(values(run.training, key) for run in runs)
 
 
 def leave_out_beginning(axes: Axes) -> None:
@@ -170,12 +182,12 @@ def _finish(axes: Axes, name: str, references: Sequence[dict[str, float]] = (), 
     """Draw the reference lines that all runs share, the axes' labels, and the legend above the plot area."""
     if not _has_data(axes):
         return
-    shared: set[tuple[str, float]] = set()
-    if references:
-        shared = set.intersection(*(set(lines.items()) for lines in references))
     top = math.inf if axes.get_autoscaley_on() else axes.get_ylim()[1]
-    visible = sorted((value, name) for name, value in shared if value <= top)
-    for (value, reference), style in zip(visible, itertools.cycle(("--", ":", "-."))):
+    visible: list[tuple[float, str]] = []
+    for reference, value in references[0].items() if references else ():
+        if value <= top and all(of_run.get(reference) == value for of_run in references):
+            visible.append((value, reference))
+    for (value, reference), style in zip(sorted(visible), itertools.cycle(("--", ":", "-."))):
         axes.axhline(value, color=GREY, linewidth=1, linestyle=style, label=f"{reference} {form.format(value)}")
     axes.set(xlabel="tokens trained", ylabel=name)
     axes.xaxis.set_major_formatter(_thousands)
