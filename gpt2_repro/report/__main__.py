@@ -17,6 +17,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import findings
 from gpt2_repro.report.page import label_runs, not_comparable, setting_table, summary, write_page
 from gpt2_repro.report.read import Run
+from gpt2_repro.text import Finding
 
 
 def main(argv: list[str]) -> None:
@@ -34,20 +35,28 @@ def main(argv: list[str]) -> None:
     options = parser.parse(argv)
     runs = [Run(path) for path in options.runs]
     if options.check:
-        results = [finding for run in runs for finding in findings(run)]
+        results: list[Finding] = []
+        for run in runs:
+            results += findings(run)
         print("\n".join(map(str, results)))
         sys.exit(any(finding.mark == "✗" for finding in results))
-    output = options.output or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
+    output = options.output or _default_output(runs)
     if output.suffix not in (".html", ".htm") or output.is_dir():
         raise UserError(f"-o {output} is not an .html file.")
     os.environ.pop("MPLBACKEND", None)  # matplotlib refuses the backend of Jupyter if it is not installed here
     write_page(runs, output, folder=None if options.output else output.with_suffix(""))
     for run in runs:
         print("\n".join(summary(run, output)))
-    if reasons := not_comparable(runs):
+    reasons = not_comparable(runs)
+    if reasons:
         print("\n".join(reasons))
     elif len(runs) > 1:
         print("\n".join(setting_table(runs, label_runs(runs)).lines()))
+
+
+def _default_output(runs: list[Run]) -> Path:
+    folder = runs[0].path if len(runs) == 1 else Path()
+    return folder / "report.html"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from gpt2_repro.checkpoints.manifest import defect
 from gpt2_repro.evaluation.references import band, explained, verdict
@@ -23,11 +24,18 @@ STEPS = 100  # time constant for smoothing the training loss, in optimizer steps
 
 def findings(run: Run) -> list[Finding]:
     """Return the results of all health checks of a run."""
-    return [_check_state(run), *_check_files(run), *_check_losses(run), *_check_speed(run)]
+    return [
+        _check_state(run),
+        *_check_files(run),
+        *_check_losses(run),
+        *_check_reference(run),
+        *_check_speed(run),
+    ]
 
 
 def _check_state(run: Run) -> Finding:
-    state, text = run.status.state, f"{run.name}: {run.status.state}, {progress(run)}"
+    state = run.status.state
+    text = f"{run.name}: {state}, {progress(run)}"
     if state in ("failed", "diverged", "killed"):
         return Finding("✗", "state", f"{text}: {run.status.reason or 'no reason was recorded'}")
     if state == "running" and run.status.updated:
@@ -35,7 +43,9 @@ def _check_state(run: Run) -> Finding:
         if silent > SILENT_SECONDS:
             text += f", last status update {duration(silent)} ago: the run hangs or was killed"
             return Finding("✗", "state", text)
-    return Finding("✓" if state in ("running", "complete") else "!", "state", text)
+    if state in ("running", "complete"):
+        return Finding("✓", "state", text)
+    return Finding("!", "state", text)
 
 
 def _check_files(run: Run) -> Iterator[Finding]:
@@ -50,7 +60,8 @@ def _check_files(run: Run) -> Iterator[Finding]:
 
 
 def _check_losses(run: Run) -> Iterator[Finding]:
-    if steps := run.non_finite_steps:
+    steps = run.non_finite_steps
+    if steps:
         yield Finding("✗", "losses", f"steps with a non-finite training loss: {len(steps)}, last step {steps[-1]:,}")
     last = [row["eval_loss"] for row in run.validation if "eval_loss" in row][-RISES - 1 :]
     if len(last) > RISES and all(later > earlier for earlier, later in itertools.pairwise(last)):
@@ -60,26 +71,44 @@ def _check_losses(run: Run) -> Iterator[Finding]:
     if smoothed - best > ABOVE_BEST:
         text = f"the training loss, smoothed over {STEPS} steps, is {smoothed:.4f}; the lowest was {best:.4f}"
         yield Finding("✗", "losses", text)
-    if skipped := values(run.training, "updates_skipped"):
+    skipped = values(run.training, "updates_skipped")
+    if skipped:
         yield Finding("!", "losses", f"skipped optimizer updates: at least {skipped[-1]:,.0f}")
-    validated = [(int(row["step"]), row["eval_loss"]) for row in run.validation if values([row], "eval_loss")]
-    if judged := [(name, *loss) for loss in validated if band(name := run.environment.reference, loss[0])]:
-        yield Finding("✓" if verdict(*judged[-1]) == "inside" else "✗", "reference", explained(*judged[-1]))
+
+
+def _check_reference(run: Run) -> Iterator[Finding]:
+    """Compare the last validation loss that has a published range with this range."""
+    name = run.environment.reference
+    for row in reversed(run.validation):
+        step = int(row["step"])
+        if values([row], "eval_loss") and band(name, step):
+            loss = row["eval_loss"]
+            mark: Literal["✓", "✗"] = "✓" if verdict(name, step, loss) == "inside" else "✗"
+            yield Finding(mark, "reference", explained(name, step, loss))
+            return
 
 
 def _check_speed(run: Run) -> Iterator[Finding]:
-    speeds, waits = (values(run.training[-RECENT:], key) for key in ("tokens_per_second", "data_wait"))
-    if speeds:
-        waiting = statistics.median(waits or [0]) > MUCH_WAITING
-        fix = f", {statistics.median(waits):.0%} of the time was spent waiting for rows" if waiting else ""
-        yield Finding("!" if waiting else "✓", "speed", f"{statistics.median(speeds):,.0f} tokens/s{fix}")
+    recent = run.training[-RECENT:]
+    speeds = values(recent, "tokens_per_second")
+    if not speeds:
+        return
+    text = f"{statistics.median(speeds):,.0f} tokens/s"
+    waiting = statistics.median(values(recent, "data_wait") or [0])
+    if waiting > MUCH_WAITING:
+        yield Finding("!", "speed", f"{text}, {waiting:.0%} of the time was spent waiting for rows")
+    else:
+        yield Finding("✓", "speed", text)
 
 
 def smoothed_loss(rows: Sequence[Row]) -> tuple[float, float]:
     """Return the smoothed training loss at the last step, and its lowest value."""
-    rows = [row for row in rows if not math.isnan(row["loss"])]
-    smoothed = best = rows[0]["loss"] if rows else 0.0
-    for before, row in itertools.pairwise(rows):
+    finite = [row for row in rows if not math.isnan(row["loss"])]
+    if not finite:
+        return 0.0, 0.0
+    smoothed = finite[0]["loss"]
+    best = smoothed
+    for before, row in itertools.pairwise(finite):
         weight = 1 - math.exp(-(row["step"] - before["step"]) / STEPS)
         smoothed += weight * (row["loss"] - smoothed)
         best = min(best, smoothed)
