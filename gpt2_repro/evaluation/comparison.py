@@ -6,13 +6,18 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.files import from_json, read_table, to_json
+from gpt2_repro.files import from_json, to_json
 from gpt2_repro.text import Cell, Table
 
 
-_TABLES = read_table(__file__, "comparison.yaml")
-MARGINS: dict[str, float] = _TABLES["margins"]
-DIAGNOSIS_TABLES: dict[str, str] = _TABLES["diagnosis_tables"]
+# The titles of the tables of diagnosis.json.
+DIAGNOSIS_TABLES = {
+    "domains": "Loss by domain",
+    "positions": "Loss by position in the window, for rows that fill the window",
+    "frequencies": "Loss by token frequency (occurrences per million tokens)",
+    "ends": "Loss on the separator at the end of a document",
+    "starts": "Loss by position after a separator (1: the first token of a document)",
+}
 CLEAN = " (clean)"  # end of the name of a metric without the documents that overlap with the training data
 ARROWS = {True: " ↑", False: " ↓", None: ""}
 UNTRAINED = "untrained"  # name and source of a model with random weights

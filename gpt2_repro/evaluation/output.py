@@ -12,7 +12,8 @@ from typing import Any
 import jinja2
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.comparison import MARGINS, Comparison
+from gpt2_repro.evaluation.comparison import Comparison
+from gpt2_repro.evaluation.statistics import MARGINS
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.model.checkpoint import Checkpoint
 from gpt2_repro.run_record.layout import EVALUATION_FOLDER

@@ -7,15 +7,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.evaluation.comparison import CLEAN, MARGINS, Difference
+from gpt2_repro.evaluation.comparison import CLEAN, Difference
 
 
 RESAMPLES = 10_000
 FEWEST = 30  # documents; with fewer the interval is too narrow for a verdict
 Z95 = 1.959964  # standard errors on each side of a 95 % interval
 # How the harness aggregates a metric over documents (lm_eval/api/metrics.py, 0.4.13).
-AGGREGATIONS = "mean", "perplexity", "weighted_perplexity", "bits_per_byte"
-MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = AGGREGATIONS
+MEAN = "mean"
+PERPLEXITY = "perplexity"
+WEIGHTED_PERPLEXITY = "weighted_perplexity"
+BITS_PER_BYTE = "bits_per_byte"
+AGGREGATIONS = (MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE)
+# Two models match if they differ by less than this margin. The margin of an accuracy is absolute: 0.02 is 2 percentage
+# points. All other margins are fractions of the baseline's value. The perplexities and bits per byte of a text express
+# the same quantity: a difference of 5 % in word perplexity is 1.4 % in bits per byte.
+MARGINS: dict[str, float] = {
+    "acc": 0.02,
+    "acc_norm": 0.02,
+    "completion": 0.02,
+    "perplexity": 0.05,
+    "word_perplexity": 0.05,
+    "bits_per_byte": 0.014,
+    "nats_per_token": 0.014,
+    "byte_perplexity": 0.01,
+}
 Values = NDArray[np.float64]  # [documents], or [documents, 2] with weights
 
 
@@ -34,19 +50,31 @@ def aggregate(aggregation: str, values: Values) -> float:
 
 
 def _aggregate(aggregation: str, values: Values, weights: Values | None = None, *, axis: int = -1) -> Values:
-    mean = np.mean(values, axis) if weights is None else np.sum(values, axis) / np.sum(weights, axis)
+    if weights is None:
+        mean = np.mean(values, axis)
+    else:
+        mean = np.sum(values, axis) / np.sum(weights, axis)
     if aggregation == MEAN:
         return np.asarray(mean)
-    return np.asarray(-mean / math.log(2) if aggregation == BITS_PER_BYTE else np.exp(-mean))
+    if aggregation == BITS_PER_BYTE:
+        return np.asarray(-mean / math.log(2))
+    return np.asarray(np.exp(-mean))
 
 
 def seed_interval(*models: Sequence[float]) -> float:
     """Return half the 95 % interval of a difference of means over seeds (Welch's), or 0 if all have one seed."""
     from scipy import stats
 
-    parts = [(np.var(scores, ddof=1) / len(scores), len(scores) - 1) for scores in models if len(scores) > 1]
-    variance = sum(part for part, _ in parts)
-    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts) if variance else 1.0
+    variance = 0.0
+    weighted_squares = 0.0  # of the denominator of Welch's degrees of freedom
+    for scores in models:
+        if len(scores) > 1:
+            squared_error = float(np.var(scores, ddof=1)) / len(scores)
+            variance += squared_error
+            weighted_squares += squared_error**2 / (len(scores) - 1)
+    if not variance:
+        return 0.0
+    freedom = variance**2 / weighted_squares
     return float(stats.t.ppf(0.975, freedom) * math.sqrt(variance))
 
 
@@ -60,41 +88,69 @@ def paired(
             weights.
         spread: half the 95 % interval that is due to seeds. It enters the interval.
     """
-    from scipy import stats
-
-    value = aggregate(aggregation, ours) - aggregate(aggregation, baseline)
+    base_value = aggregate(aggregation, baseline)
+    value = aggregate(aggregation, ours) - base_value
     if not math.isfinite(value):
         return Difference(None)
-    if aggregation == MEAN:
-        # Two models mostly fail on the same documents, so paired differences have a small standard error. If
-        # values are 0 or 1, this is the standard error of McNemar's test.
-        stderr = float(stats.sem(ours - baseline))
-        # The standard error is unreliable if very few documents differ. The rule of three limits it from below.
-        half = max(Z95 * stderr, 3 / len(ours))
-        low, high = value - half, value + half
-    else:
-        bootstrapped = _bootstrap(aggregation, ours, baseline)
-        stderr, (low, high) = float(bootstrapped.standard_error), map(float, bootstrapped.confidence_interval)
-    if not all(map(math.isfinite, (stderr, low, high))):
+    stderr, low, high = _interval(aggregation, ours, baseline, value)
+    if not (math.isfinite(stderr) and math.isfinite(low) and math.isfinite(high)):
         return Difference(value)  # the perplexity of some resamples is too large for a float
-    low, high = value - math.hypot(value - low, spread), value + math.hypot(high - value, spread)
+    low = value - math.hypot(value - low, spread)
+    high = value + math.hypot(high - value, spread)
+
     margin = MARGINS.get(metric.removesuffix(CLEAN), 0)
-    margin *= 1 if aggregation == MEAN else aggregate(aggregation, baseline)
-    change = None
-    if higher_is_better is not None:
-        change = "inconclusive" if low <= 0 <= high else "better" if (low > 0) is higher_is_better else "worse"
-    binary = aggregation == MEAN and np.isin([*ours, *baseline], (0, 1)).all()
-    if binary and change in ("better", "worse"):  # McNemar's exact test
-        only_ours, only_baseline = int((ours > baseline).sum()), int((baseline > ours).sum())
-        change = change if stats.binomtest(only_ours, only_ours + only_baseline).pvalue < 0.05 else "inconclusive"
-    verdict = "matches" if margin and -margin <= low and high <= margin else change
+    if aggregation != MEAN:
+        margin *= base_value
+    is_binary = aggregation == MEAN and bool(np.isin([*ours, *baseline], (0, 1)).all())
+    change = _change(low, high, higher_is_better)
+    if is_binary and change in ("better", "worse") and not _is_significant(ours, baseline):
+        change = "inconclusive"
+    matches = bool(margin) and -margin <= low and high <= margin
+    verdict = "matches" if matches else change
     fewest = FEWEST
-    if binary:  # see the rule of three above
-        fewest = math.ceil(3 / margin) if margin and verdict == "inconclusive" else 0
-    if verdict and len(ours) < fewest:
+    if is_binary:
+        fewest = 0
+        if margin and verdict == "inconclusive":
+            fewest = math.ceil(3 / margin)  # by the rule of three, the interval of fewer documents exceeds the margin
+    if verdict is not None and len(ours) < fewest:
         verdict = too_few(len(ours), fewest)
-    small = change if verdict == "matches" and change in ("better", "worse") else None
-    return Difference(value, stderr, low, high, verdict, small)
+    is_small = verdict == "matches" and change in ("better", "worse")
+    return Difference(value, stderr, low, high, verdict, change if is_small else None)
+
+
+def _interval(aggregation: str, ours: Values, baseline: Values, value: float) -> tuple[float, float, float]:
+    """Return the standard error of the difference `value`, and the ends of its 95 % interval."""
+    from scipy import stats
+
+    if aggregation != MEAN:
+        bootstrapped = _bootstrap(aggregation, ours, baseline)
+        low, high = bootstrapped.confidence_interval
+        return float(bootstrapped.standard_error), float(low), float(high)
+    # Two models mostly fail on the same documents, so paired differences have a small standard error. If values are 0
+    # or 1, this is the standard error of McNemar's test.
+    stderr = float(stats.sem(ours - baseline))
+    # The standard error is unreliable if very few documents differ. The rule of three limits it from below.
+    half = max(Z95 * stderr, 3 / len(ours))
+    return stderr, value - half, value + half
+
+
+def _change(low: float, high: float, higher_is_better: bool | None) -> str | None:
+    """Return what an interval says about the model, or None if no direction is better."""
+    if higher_is_better is None:
+        return None
+    if low <= 0 <= high:
+        return "inconclusive"
+    is_higher = low > 0
+    return "better" if is_higher is higher_is_better else "worse"
+
+
+def _is_significant(ours: Values, baseline: Values) -> bool:
+    """Return whether answers that are right (1) or wrong (0) differ by McNemar's exact test."""
+    from scipy import stats
+
+    only_ours = int((ours > baseline).sum())
+    only_baseline = int((baseline > ours).sum())
+    return bool(stats.binomtest(only_ours, only_ours + only_baseline).pvalue < 0.05)
 
 
 def too_few(documents: int, fewest: int = FEWEST) -> str:
@@ -129,9 +185,12 @@ def _bootstrap(aggregation: str, *models: Values) -> Any:
 
     def statistic(*drawn: Values, axis: int) -> Values:
         score = _aggregate(aggregation, *drawn[:size], axis=axis)
-        return score - _aggregate(aggregation, *drawn[size:], axis=axis) if len(models) > 1 else score
+        if len(models) == 1:
+            return score
+        return score - _aggregate(aggregation, *drawn[size:], axis=axis)
 
-    rng, batch = np.random.default_rng(0), max(1, 1_000_000 // len(arrays[0]))  # limits memory
+    rng = np.random.default_rng(0)
+    batch = max(1, 1_000_000 // len(arrays[0]))  # limits memory
     with np.errstate(over="ignore", invalid="ignore"):  # a word may have probability 0
         return bootstrap(
             arrays, statistic, n_resamples=RESAMPLES, batch=batch, method="percentile", paired=True, rng=rng
