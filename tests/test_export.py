@@ -444,7 +444,7 @@ def test_the_scores_of_a_model_are_found(tmp_path: Path, record: TrainingRecord)
     assert find_results(final, REVISION) is None, "a smoke test"
     stored(by_follow, COMPARISON)
     first, second = "a" * 64, "b" * 64
-    metric = Metric("lambada_openai", "acc", None, None, True, num_documents=5153, data=LAMBADA)
+    metric = Metric("lambada_openai", "acc", None, None, True, details=TaskDetails(None, 5153, LAMBADA))
     scored = [
         (ComparedModel(name, revision=revision), [dataclasses.replace(metric, value=value)])
         for name, revision, value in (("me", first, 0.31), ("you", second, 0.29), (OPENAI, "c", 0.3256))

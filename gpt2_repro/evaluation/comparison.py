@@ -92,9 +92,9 @@ class TaskDetails:
     `overlap` is the number of documents that share text with the training data, None if unknown.
     """
 
-    version: Any
-    documents: int | None
-    data: str | None
+    version: Any = None
+    documents: int | None = None
+    data: str | None = None
     overlap: int | None = None
 
 

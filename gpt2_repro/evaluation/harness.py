@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 CACHE = Path(".cache/evaluation")
-READING = 9  # increase it if the same model gets other scores from the same samples or texts
+READING = 10  # increase it if the same model gets other scores from the same samples or texts
 # The harness's results of a task, and the scores that were read from the results and samples.
 Results = tuple[dict[str, Any], list[Metric]]
 
@@ -72,8 +72,11 @@ def score_models(
                     try_write(path, json.dumps(stored))
             try_write(output / file_name(name) / f"{task}.json", to_json(stored["results"], indent=2) + "\n")
             # The harness reads a copy of the local file. The comparison names the original file.
-            measured = from_json(list[Metric], stored["scores"])
-            scores += [dataclasses.replace(one, data=str(source) if source else one.data) for one in measured]
+            for metric in from_json(list[Metric], stored["scores"]):
+                if source:
+                    details = dataclasses.replace(metric.details, data=str(source))
+                    metric = dataclasses.replace(metric, details=details)
+                scores.append(metric)
         scored.append((model.column, scores))
     return scored
 

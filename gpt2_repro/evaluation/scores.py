@@ -49,7 +49,7 @@ class Job(NamedTuple):
 class Metric:
     """One metric of a task for one model: a score and its values per document.
 
-    `num_documents` is None for a group of tasks. `documents` has a hash of each document, in the order of `values`.
+    `documents` has a hash of each document, in the order of `values`.
     """
 
     task: str
@@ -60,9 +60,7 @@ class Metric:
     aggregation: str | None = None  # one of statistics.AGGREGATIONS, or None
     values: list[Any] = dataclasses.field(default_factory=list)  # per document; with weights: [value, weight]
     documents: list[str] = dataclasses.field(default_factory=list)
-    num_documents: int | None = None
-    version: Any = None
-    data: str | None = None
+    details: TaskDetails = TaskDetails()
     seeds: list[float] = dataclasses.field(default_factory=list)  # the scores of several seeds
     # A hash of the texts after encoding and decoding, "" if they are the same or do not matter.
     lossy: str = ""
@@ -70,10 +68,15 @@ class Metric:
     def over(self, values: list[Any], documents: list[str], **changes: Any) -> "Metric":
         """Return this metric over other documents, with the value and standard error that follow from `values`."""
         assert self.aggregation is not None
-        value = statistics.finite(statistics.aggregate(self.aggregation, np.asarray(values, dtype=np.float64)))
-        stderr = statistics.standard_error(self.aggregation, values)
-        changes = {"value": value, "stderr": stderr} | changes
-        return dataclasses.replace(self, values=values, documents=documents, **changes)
+        value = statistics.aggregate(self.aggregation, np.asarray(values, dtype=np.float64))
+        measured = dataclasses.replace(
+            self,
+            values=values,
+            documents=documents,
+            value=statistics.finite(value),
+            stderr=statistics.standard_error(self.aggregation, values),
+        )
+        return dataclasses.replace(measured, **changes)
 
     def array(self) -> NDArray[np.float64]:
         """Return `values` with shape [documents], or [documents, 2] with weights."""
@@ -94,46 +97,76 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
     Raises RunFailed for log-probabilities that are not finite.
     """
     scores: list[Metric] = []
-    for task, entries in results["results"].items():
+    for task in results["results"]:
         logged = sorted(samples.get(task, ()), key=lambda sample: sample["doc_id"])
         require_finite(task, logged)
-        # Keys of metrics are `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
-        numbers = [key for key, value in entries.items() if "," in key and isinstance(value, int | float)]
-        metrics = [_metric(results, task, key, logged) for key in numbers if "_stderr," not in key]
-        if any(metric.name == WORDS for metric in metrics):
-            texts = [sample["arguments"][0][0] for sample in logged]
-            metrics.append(_nats_per_token(task, logged, texts, tokenizer))
-            if not task.startswith(BITS) and not has_words(texts):
-                logger.info("%s: white space does not divide the text into words, so %s is left out.", task, WORDS)
-                metrics = [metric for metric in metrics if metric.name != WORDS]
-        if any(metric.name in OF_TEXT for metric in metrics):
-            lossy = lost_text(tokenizer, ["".join(sample["arguments"][0]) for sample in logged])
-            if lossy:
-                logger.warning("%s: the tokenizer loses text, so its perplexity or bits per byte are too low.", task)
-            metrics = [dataclasses.replace(one, lossy=lossy) if one.name in OF_TEXT else one for one in metrics]
-        if task.startswith(BITS):
-            metrics = [metric for metric in metrics if metric.name == "bits_per_byte"]
-        documents, version = [sample["doc_hash"] for sample in logged], results.get("versions", {}).get(task)
-        count = results.get("n-samples", {}).get(task, {}).get("effective")
-        data = results.get("configs", {}).get(task, {}).get("dataset_path")
-        for metric in metrics:
-            known = dataclasses.replace(metric, documents=documents, num_documents=count, version=version, data=data)
-            scores.append(_in_blocks(known, logged))
+        for metric in _metrics_of_task(results, task, logged, tokenizer):
+            scores.append(_in_blocks(metric, logged))
     return _join_groups(scores, results.get("group_subtasks", {}))
+
+
+def _metrics_of_task(
+    results: Mapping[str, Any], task: str, samples: Sequence[Mapping[str, Any]], tokenizer: Any
+) -> list[Metric]:
+    metrics: list[Metric] = []
+    for key, value in results["results"][task].items():
+        # Keys of metrics are `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
+        if "," in key and "_stderr," not in key and isinstance(value, int | float):
+            metrics.append(_metric(results, task, key, samples))
+
+    if task.startswith(BITS):
+        metrics = [metric for metric in metrics if metric.name == "bits_per_byte"]
+    if any(metric.name == WORDS for metric in metrics):
+        texts = [sample["arguments"][0][0] for sample in samples]
+        metrics.append(_nats_per_token(task, samples, texts, tokenizer))
+        if not has_words(texts):
+            logger.info("%s: white space does not divide the text into words, so %s is left out.", task, WORDS)
+            metrics = [metric for metric in metrics if metric.name != WORDS]
+
+    lossy = ""
+    if any(metric.name in OF_TEXT for metric in metrics):
+        texts = ["".join(sample["arguments"][0]) for sample in samples]
+        lossy = lost_text(tokenizer, texts)
+        if lossy:
+            logger.warning("%s: the tokenizer loses text, so its perplexity or bits per byte are too low.", task)
+    documents = [sample["doc_hash"] for sample in samples]
+    details = _task_details(results, task)
+    complete: list[Metric] = []
+    for metric in metrics:
+        lossy_of_metric = lossy if metric.name in OF_TEXT else ""
+        complete.append(dataclasses.replace(metric, documents=documents, details=details, lossy=lossy_of_metric))
+    return complete
+
+
+def _task_details(results: Mapping[str, Any], task: str) -> TaskDetails:
+    return TaskDetails(
+        version=results.get("versions", {}).get(task),
+        documents=results.get("n-samples", {}).get(task, {}).get("effective"),
+        data=results.get("configs", {}).get(task, {}).get("dataset_path"),
+    )
 
 
 def _join_groups(scores: Sequence[Metric], groups: Mapping[str, Sequence[str]]) -> list[Metric]:
     """Leave out the tasks of groups. A group whose score is the mean over all documents gets their values."""
-    inside = {task for members in groups.values() for task in members}
-    joined = []
-    for metric in (metric for metric in scores if metric.task not in inside):
-        parts = [one for one in scores if one.task in groups.get(metric.task, ()) and one.name == metric.name]
-        values = [value for part in parts for value in part.values if part.aggregation == statistics.MEAN]
+    inside = set[str]().union(*groups.values())
+    joined: list[Metric] = []
+    for metric in scores:
+        if metric.task in inside:
+            continue
+        parts: list[Metric] = []
+        values: list[Any] = []
+        documents: list[str] = []
+        for part in scores:
+            is_part = part.task in groups.get(metric.task, ()) and part.name == metric.name
+            if is_part and part.aggregation == statistics.MEAN:
+                parts.append(part)
+                values += part.values
+                documents += part.documents
         if values and metric.value is not None and math.isclose(np.mean(values), metric.value):
-            documents = [name for part in parts for name in part.documents]
-            group = parts[0].over(values, documents, value=metric.value, num_documents=len(values))
-            metric = dataclasses.replace(group, task=metric.task, version=metric.version)
-        joined.append(metric)
+            details = TaskDetails(metric.details.version, len(values), parts[0].details.data)
+            joined.append(parts[0].over(values, documents, task=metric.task, value=metric.value, details=details))
+        else:
+            joined.append(metric)
     return joined
 
 
@@ -141,13 +174,17 @@ def _in_blocks(metric: Metric, samples: Sequence[Mapping[str, Any]]) -> Metric:
     """Replace few documents by their windows, because a single text has too few documents for an interval."""
     if metric.name not in WHOLE_DOCUMENTS or not 0 < len(metric.values) < statistics.FEWEST:
         return metric
-    values, names = [], []
+    values: list[list[float]] = []
+    names: list[str] = []
     for (score, weight), name, sample in zip(metric.values, metric.documents, samples, strict=True):
         windows = sample["filtered_resps"][0].windows
-        total, tokens = sum(part for part, _ in windows), sum(scored for _, scored in windows)
-        # The words and bytes of a window are in proportion to its tokens.
-        values += [[score * part / total, weight * scored / tokens] for part, scored in windows if scored and total]
-        names += [f"{name} {number}" for number, (_, scored) in enumerate(windows) if scored and total]
+        total = sum(part for part, _ in windows)
+        tokens = sum(scored for _, scored in windows)
+        for number, (part, scored) in enumerate(windows):
+            if scored and total:
+                # The words and bytes of a window are in proportion to its tokens.
+                values.append([score * part / total, weight * scored / tokens])
+                names.append(f"{name} {number}")
     return metric.over(values, names, value=metric.value)
 
 
@@ -164,7 +201,8 @@ def join_seeds(
     """
     groups: dict[str, list[ScoredModel]] = {}
     for model, metrics in scored:
-        groups.setdefault(settings.get(model.name) or model.name, []).append((model, metrics))
+        setting = settings.get(model.name) or model.name
+        groups.setdefault(setting, []).append((model, metrics))
     joined: list[ScoredModel] = []
     for members in groups.values():
         firsts: dict[str, ScoredModel] = {}
@@ -175,9 +213,9 @@ def join_seeds(
                 repeated.append((model, metrics))
                 logger.warning("%s is not another seed: %s has the same seed.", model.name, firsts[seed][0].name)
             else:
-                firsts[seed] = model, metrics
+                firsts[seed] = (model, metrics)
         revisions = {model.revision for model, _ in firsts.values()}
-        if len(revisions) == len(firsts) > 1:
+        if len(firsts) > 1 and len(revisions) == len(firsts):
             joined.append(_joined(list(firsts.values())))
             joined += repeated
         else:
@@ -187,50 +225,74 @@ def join_seeds(
 
 def _joined(members: Sequence[ScoredModel]) -> ScoredModel:
     models = [model for model, _ in members]
-    name = f"{models[0].name}, {len(models)} seeds"
-    hashes = "+".join(model.revision[:12] for model in models)
-    metrics = []
-    for same in zip(*(metrics for _, metrics in members), strict=True):
-        first, seeds = same[0], [metric.value for metric in same if metric.value is not None]
-        if first.aggregation and len(seeds) == len(same):
-            # The mean of the documents' log-probabilities: for perplexities, the geometric mean over the seeds.
-            values = np.mean([metric.array() for metric in same], axis=0).tolist()
-            metrics.append(first.over(values, first.documents, seeds=seeds))
-        else:
-            value = float(np.mean(seeds)) if len(seeds) == len(same) else None
-            metrics.append(dataclasses.replace(first, value=value, stderr=None, values=[], seeds=seeds))
-    sources = ", ".join(model.source for model in models)
-    seeds = [model.name for model in models]
-    return dataclasses.replace(models[0], name=name, source=sources, revision=hashes, seeds=seeds), metrics
+    column = dataclasses.replace(
+        models[0],
+        name=f"{models[0].name}, {len(models)} seeds",
+        source=", ".join(model.source for model in models),
+        revision="+".join(model.revision[:12] for model in models),
+        seeds=[model.name for model in models],
+    )
+    metrics_of_models = [metrics for _, metrics in members]
+    return column, [_mean_over_seeds(same) for same in zip(*metrics_of_models, strict=True)]
+
+
+def _mean_over_seeds(metrics: Sequence[Metric]) -> Metric:
+    """Return the mean of a metric of several models. It has no value if one of them has none."""
+    first = metrics[0]
+    seeds = [metric.value for metric in metrics if metric.value is not None]
+    is_complete = len(seeds) == len(metrics)
+    if first.aggregation and is_complete:
+        # The mean of the documents' log-probabilities: for perplexities, the geometric mean over the seeds.
+        values = np.mean([metric.array() for metric in metrics], axis=0).tolist()
+        return first.over(values, first.documents, seeds=seeds)
+    mean = float(np.mean(seeds)) if is_complete else None
+    return dataclasses.replace(first, value=mean, stderr=None, values=[], seeds=seeds)
 
 
 def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
     """Raise RunFailed if a document has a log-probability that is not finite."""
     for sample in samples:
-        numbers = [answer[0] if isinstance(answer, list | tuple) else answer for answer in sample["filtered_resps"]]
-        if bad := [number for number in numbers if isinstance(number, int | float) and not math.isfinite(number)]:
-            text = f"{task}: document {sample['doc_id']} has the log-probability {bad[0]}."
-            raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
+        for answer in sample["filtered_resps"]:
+            number = answer[0] if isinstance(answer, list | tuple) else answer
+            if isinstance(number, int | float) and not math.isfinite(number):
+                text = f"{task}: document {sample['doc_id']} has the log-probability {number}."
+                raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
 
 
 def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[Mapping[str, Any]]) -> Metric:
-    from lm_eval.api.registry import get_metric_aggregation
-
     metric, filter_name = key.split(",", 1)
-    entries = results["results"][task]
-    listed = results.get("configs", {}).get(task, {}).get("metric_list") or ()  # () for a group of tasks
-    entry = next((one for one in listed if one["metric"] == metric), None)
-    aggregation = entry and (entry.get("aggregation") or getattr(get_metric_aggregation(metric), "__name__", None))
+    aggregation = _aggregation(results, task, metric)
     values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
     if aggregation not in statistics.AGGREGATIONS or not values:
-        aggregation, values = None, []
+        aggregation = None
+        values = []
     stderr = statistics.standard_error(aggregation, values)
-    stderr = entries.get(f"{metric}_stderr,{filter_name}") if stderr is None else stderr
-    name = "completion" if task == COMPLETION else metric if filter_name == "none" else f"{metric} ({filter_name})"
-    higher_is_better = results.get("higher_is_better", {}).get(task, {}).get(metric)
+    if stderr is None:
+        stderr = results["results"][task].get(f"{metric}_stderr,{filter_name}")
+    name = metric
+    if task == COMPLETION:
+        name = "completion"
+    elif filter_name != "none":
+        name = f"{metric} ({filter_name})"
     return Metric(
-        task, name, statistics.finite(entries[key]), statistics.finite(stderr), higher_is_better, aggregation, values
+        task=task,
+        name=name,
+        value=statistics.finite(results["results"][task][key]),
+        stderr=statistics.finite(stderr),
+        higher_is_better=results.get("higher_is_better", {}).get(task, {}).get(metric),
+        aggregation=aggregation,
+        values=values,
     )
+
+
+def _aggregation(results: Mapping[str, Any], task: str, metric: str) -> str | None:
+    """Return how lm-eval aggregates a metric over documents, or None if it is unknown or the task is a group."""
+    from lm_eval.api.registry import get_metric_aggregation
+
+    for entry in results.get("configs", {}).get(task, {}).get("metric_list") or ():
+        if entry["metric"] == metric:
+            return entry.get("aggregation") or getattr(get_metric_aggregation(metric), "__name__", None)
+    return None
 
 
 def _nats_per_token(task: str, samples: Sequence[Mapping[str, Any]], texts: Sequence[str], tokenizer: Any) -> Metric:
@@ -238,9 +300,11 @@ def _nats_per_token(task: str, samples: Sequence[Mapping[str, Any]], texts: Sequ
     # statistics.BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
     nats = [sample[WORDS][0] * math.log(2) for sample in samples]
     # Without a separator, the first token of a document is only context.
-    tokens = [max(0, len(ids) - (start_id(tokenizer) is None)) for ids in encode(tokenizer, texts)]
+    unscored = 1 if start_id(tokenizer) is None else 0
+    tokens = [max(0, len(ids) - unscored) for ids in encode(tokenizer, texts)]
+    values = [list(pair) for pair in zip(nats, tokens, strict=True)]
     empty = Metric(task, "nats_per_token", None, None, False, statistics.BITS_PER_BYTE)
-    return empty.over(list(map(list, zip(nats, tokens, strict=True))), [])
+    return empty.over(values, [])
 
 
 def compare(
@@ -259,15 +323,19 @@ def compare(
         metadata: the result of `run_metadata`.
         flagged: hashes of the documents that overlap with the training data, None if unknown.
     """
-    first = scored[0][1]
+    _, metrics = scored[0]
+    details: dict[str, TaskDetails] = {}
+    for metric in metrics:
+        if not metric.name.endswith(CLEAN):
+            details[metric.task] = _with_overlap(metric, flagged)
     return Comparison(
         **dataclasses.asdict(settings),
         **metadata,
-        tasks=list(dict.fromkeys(one.task for one in first)),
-        task_details={one.task: _details(one, flagged) for one in first if not one.name.endswith(CLEAN)},
+        tasks=list(dict.fromkeys(metric.task for metric in metrics)),
+        task_details=details,
         baseline=baseline.name if baseline else None,
-        models=[_with_lossy_tasks(model, metrics) for model, metrics in scored],
-        rows=[_row(metric, scored, baseline, settings) for metric in first],
+        models=[_with_lossy_tasks(model, of_model) for model, of_model in scored],
+        rows=[_row(metric, scored, baseline, settings) for metric in metrics],
     )
 
 
@@ -276,34 +344,58 @@ def _with_lossy_tasks(model: ComparedModel, metrics: Sequence[Metric]) -> Compar
     return dataclasses.replace(model, lossy_tasks=list(tasks))
 
 
-def _details(metric: Metric, flagged: Collection[str] | None) -> TaskDetails:
-    # Windows of a document have the hash of the document and a number.
-    overlap = {name.split(" ")[0] for name in metric.documents}.intersection(flagged or ())
-    return TaskDetails(metric.version, metric.num_documents, metric.data, None if flagged is None else len(overlap))
+def _with_overlap(metric: Metric, flagged: Collection[str] | None) -> TaskDetails:
+    """Return the details of a metric's task with the number of `flagged` documents, if that is known."""
+    if flagged is None:
+        return metric.details
+    documents = {_document_of(name) for name in metric.documents}
+    return dataclasses.replace(metric.details, overlap=len(documents.intersection(flagged)))
+
+
+def _document_of(name: str) -> str:
+    """Return the hash of a document. Windows of a document have the hash of the document and a number."""
+    return name.split(" ")[0]
 
 
 def _row(
     metric: Metric, scored: Sequence[ScoredModel], baseline: ComparedModel | None, settings: EvaluationSettings
 ) -> ComparisonRow:
     """Return the row of one metric of one task."""
-    key = metric.task, metric.name
-    measured = {model.name: one for model, metrics in scored for one in metrics if (one.task, one.name) == key}
+    measured: dict[str, Metric] = {}
+    for model, metrics in scored:
+        for one in metrics:
+            if one.task == metric.task and one.name == metric.name:
+                measured[model.name] = one
     base = measured.get(baseline.name) if baseline else None
-    values, differences, judged = {}, {}, settings.limit is None
+    is_judged = settings.limit is None
+
+    row = ComparisonRow(metric.task, metric.name, metric.higher_is_better, values={}, difference={})
     for model, _ in scored:
-        values[model.name] = NO_SCORE
-        if ours := measured.get(model.name):
-            known = published_score(model.source, *key, settings.max_length, ours.num_documents) if judged else None
-            values[model.name] = Score(ours.value, ours.stderr, ours.seeds, known)
-        if baseline and base and ours and ours is not base and (difference := _difference(ours, base)):
-            # Without a separator, the first token of each document is not scored.
-            comparable = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
-            # Unknown, lower-cased and normalized text is easier to predict.
-            comparable = comparable and ours.lossy == base.lossy
-            verdict = difference.verdict if judged and comparable else None
-            one_seed = len(ours.seeds) < 2
-            differences[model.name] = dataclasses.replace(difference, verdict=verdict, one_seed=one_seed)
-    return ComparisonRow(metric.task, metric.name, metric.higher_is_better, values, differences)
+        ours = measured.get(model.name)
+        if ours is None:
+            row.values[model.name] = NO_SCORE
+            continue
+        published = None
+        if is_judged:
+            documents = ours.details.documents
+            published = published_score(model.source, metric.task, metric.name, settings.max_length, documents)
+        row.values[model.name] = Score(ours.value, ours.stderr, ours.seeds, published)
+        if baseline is None or base is None or ours is base:
+            continue
+        difference = _difference(ours, base)
+        if difference is None:
+            continue
+        # Without a separator, the first token of each document is not scored.
+        same_tokens = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
+        # Unknown, lower-cased and normalized text is easier to predict.
+        same_text = ours.lossy == base.lossy
+        has_verdict = is_judged and same_tokens and same_text
+        row.difference[model.name] = dataclasses.replace(
+            difference,
+            verdict=difference.verdict if has_verdict else None,
+            one_seed=len(ours.seeds) < 2,
+        )
+    return row
 
 
 def _per_document(metric: Metric) -> Metric:
@@ -312,7 +404,7 @@ def _per_document(metric: Metric) -> Metric:
         return metric
     sums: dict[str, NDArray[np.float64]] = {}
     for name, value in zip(metric.documents, metric.array(), strict=True):
-        document = name.split(" ")[0]
+        document = _document_of(name)
         sums[document] = sums.get(document, 0) + value
     return dataclasses.replace(metric, values=[value.tolist() for value in sums.values()], documents=list(sums))
 
@@ -323,15 +415,20 @@ def _difference(ours: Metric, baseline: Metric) -> Difference | None:
     value = ours.value - baseline.value
     if ours.documents != baseline.documents:
         # The windows of few documents differ between tokenizers.
-        ours, baseline = _per_document(ours), _per_document(baseline)
-    values, base_values = ours.array(), baseline.array()
-    if ours.documents == baseline.documents and len(values) == 1 and ours.name in WHOLE_DOCUMENTS:
+        ours = _per_document(ours)
+        baseline = _per_document(baseline)
+    values = ours.array()
+    base_values = baseline.array()
+    same_documents = ours.documents == baseline.documents
+    if same_documents and len(values) == 1 and ours.name in WHOLE_DOCUMENTS:
         return Difference(value, verdict=statistics.too_few(1))
-    paired = ours.documents == baseline.documents and values.shape == base_values.shape and len(values) > 1
-    # Otherwise the scores are per token, and the tokenizers differ.
-    paired = paired and (values.ndim == 1 or np.allclose(values[:, 1], base_values[:, 1]))
-    if ours.aggregation is None or not paired:
+    is_paired = same_documents and values.shape == base_values.shape and len(values) > 1
+    if is_paired and values.ndim > 1:
+        # Otherwise the scores are per token, and the tokenizers differ.
+        is_paired = np.allclose(values[:, 1], base_values[:, 1])
+    if ours.aggregation is None or not is_paired:
         return Difference(value)
     spread = statistics.seed_interval(ours.seeds, baseline.seeds)
-    better = ours.higher_is_better
-    return statistics.paired(ours.name, ours.aggregation, values, base_values, higher_is_better=better, spread=spread)
+    return statistics.paired(
+        ours.name, ours.aggregation, values, base_values, higher_is_better=ours.higher_is_better, spread=spread
+    )

@@ -8,7 +8,14 @@ import pytest
 from scipy import stats
 
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.evaluation.comparison import ComparedModel, Comparison, Difference, EvaluationSettings, Score
+from gpt2_repro.evaluation.comparison import (
+    ComparedModel,
+    Comparison,
+    Difference,
+    EvaluationSettings,
+    Score,
+    TaskDetails,
+)
 from gpt2_repro.evaluation.output import comparison_markdown
 from gpt2_repro.evaluation.references import DOCUMENTS
 from gpt2_repro.evaluation.scorer import Rolling
@@ -29,9 +36,8 @@ def scores(right: np.ndarray, word_perplexity: float, documents: str = "d") -> l
     values = [float(answer) for answer in right]
     pages = [[-np.log(word_perplexity) * 100 * (1 + 0.01 * page), 100] for page in range(-15, 16)]
     hashes = [f"{documents}{number}" for number in range(len(right))]
-    items = {"documents": hashes, "num_documents": len(right), "version": 1.0, "data": "Rowan/hellaswag"}
-    texts = {"documents": [f"p{page}" for page in range(31)], "num_documents": 31, "version": 2.0}
-    texts |= {"data": "/d/pages.jsonl"}
+    items = {"documents": hashes, "details": TaskDetails(1.0, len(right), "Rowan/hellaswag")}
+    texts = {"documents": [f"p{page}" for page in range(31)], "details": TaskDetails(2.0, 31, "/d/pages.jsonl")}
     return [
         Metric("hellaswag", "acc", float(np.mean(right)), 0.0102, True, "mean", values, **items),
         Metric("wikitext", "word_perplexity", word_perplexity, None, False, "weighted_perplexity", pages, **texts),
@@ -128,7 +134,10 @@ def test_published_scores_are_next_to_the_measured_ones(
 ) -> None:
     hellaswag, wikitext, _ = scores(RIGHT, 37.3)
     parts = (hellaswag, missing), (wikitext, 0)
-    measured = [dataclasses.replace(one, num_documents=DOCUMENTS[one.task] - part) for one, part in parts]
+    measured = []
+    for metric, part in parts:
+        details = TaskDetails(documents=DOCUMENTS[metric.task] - part)
+        measured.append(dataclasses.replace(metric, details=details))
     settings = dataclasses.replace(SETTINGS, max_length=window, limit=limit)
     scored = [(MODELS[OURS], measured), (ComparedModel(model, model, 1, None, "a"), measured)]
     result = compare(scored, None, settings, METADATA)
@@ -212,7 +221,7 @@ def test_a_group_has_the_documents_of_its_tasks() -> None:
             whole[key] |= entries
     samples = {task: [sample(n, [], acc=one) for n, one in enumerate(answers)] for task, answers in right.items()}
     (group,) = read_scores(whole | {"group_subtasks": {"g": ["a", "b"]}}, samples, None)
-    assert (group.task, group.values, group.num_documents) == ("g", right["a"] + right["b"], 6)
+    assert (group.task, group.values, group.details.documents) == ("g", right["a"] + right["b"], 6)
 
 
 def test_a_window_of_a_single_text_has_its_share_of_the_bytes_by_its_tokens(tokenizer) -> None:
