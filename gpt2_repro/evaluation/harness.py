@@ -15,7 +15,7 @@ from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import LIBRARIES, file_name, try_write
-from gpt2_repro.evaluation.scores import COMPLETION, Job, Metric, ScoredModel, read_scores
+from gpt2_repro.evaluation.scores import COMPLETION, Metric, ScoredModel, read_scores
 from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, one_line_errors, task_index
 from gpt2_repro.files import from_json, read_object, to_json
 
@@ -29,13 +29,39 @@ READING = 10  # increase it if the same model gets other scores from the same sa
 Results = tuple[dict[str, Any], list[Metric]]
 
 
+@dataclasses.dataclass(frozen=True)
+class CacheKey:
+    """Everything that the scores of a task depend on.
+
+    Args:
+        model: the revision of the model.
+        definition: the hash of the task files and data, "stock" for a task that lm-eval loads as it is.
+    """
+
+    model: str
+    task: str
+    definition: str
+    settings: EvaluationSettings
+    versions: dict[str, str]
+    reading: int = READING
+
+    @property
+    def path(self) -> Path:
+        """The file of the scores."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:20]
+        return CACHE / f"{self.task}-{digest}.json"
+
+
 def choose_device(name: str | None) -> str:
     """Return `name` if this device works, or the GPU, otherwise "cpu", if `name` is None."""
     import torch
 
     if name is None:
         on_cpu = hardware.choose_device(use_cpu=False, accept_any_hardware=True, cpu_option="--device cpu")
-        return "cpu" if on_cpu else hardware.gpu_kind() or "cpu"
+        if on_cpu:
+            return "cpu"
+        return hardware.gpu_kind() or "cpu"
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -50,49 +76,58 @@ def score_models(
 
     If `cached` is true, scores in .cache/evaluation are reused, and new scores are added there.
     """
-    scored = []
+    return [(model.column, _score_model(model, tasks, settings, output, cached=cached)) for model in models]
+
+
+def _score_model(
+    model: LoadedModel, tasks: TaskFiles, settings: EvaluationSettings, output: Path, *, cached: bool
+) -> list[Metric]:
+    name = model.column.name
+    load = functools.cache(model.load)
     versions = {library: version(library) for library in (*LIBRARIES, "tokenizers")}
-    for model in models:
-        scores: list[Metric] = []
-        load, name, revision = functools.cache(model.load), model.column.name, model.column.revision
-        for task, source in tasks.sources.items():
-            # Everything that the scores depend on.
-            key = dataclasses.asdict(settings) | {"versions": versions, "reading": READING}
-            key |= {"model": revision, "task": task, "definition": tasks.hashes.get(task, "stock")}
-            digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
-            path = CACHE / f"{task}-{digest}.json"
-            stored = read_object(path) if cached else {}
-            if stored.get("key") == key:
-                logger.info("%s: reusing the cached scores of model %r", task, name)
-            else:
-                logger.info("%s: scoring on %s: model %r", task, settings.device, name)
-                results, measured = score_task(*load(), Job(task, settings, tasks.folder))
-                stored = {"key": key, "results": results, "scores": list(map(dataclasses.asdict, measured))}
-                if cached:
-                    try_write(path, json.dumps(stored))
-            try_write(output / file_name(name) / f"{task}.json", to_json(stored["results"], indent=2) + "\n")
-            # The harness reads a copy of the local file. The comparison names the original file.
-            for metric in from_json(list[Metric], stored["scores"]):
-                if source:
-                    details = dataclasses.replace(metric.details, data=str(source))
-                    metric = dataclasses.replace(metric, details=details)
-                scores.append(metric)
-        scored.append((model.column, scores))
-    return scored
+    scores: list[Metric] = []
+    for task, source in tasks.sources.items():
+        key = CacheKey(model.column.revision, task, tasks.hashes.get(task, "stock"), settings, versions)
+        stored = read_object(key.path) if cached else {}
+        if stored.get("key") == dataclasses.asdict(key):
+            logger.info("%s: reusing the cached scores of model %r", task, name)
+        else:
+            logger.info("%s: scoring on %s: model %r", task, settings.device, name)
+            network, tokenizer = load()
+            results, measured = score_task(network, tokenizer, task, tasks.folder, settings)
+            stored = {
+                "key": dataclasses.asdict(key),
+                "results": results,
+                "scores": [dataclasses.asdict(metric) for metric in measured],
+            }
+            if cached:
+                try_write(key.path, json.dumps(stored))
+        try_write(output / file_name(name) / f"{task}.json", to_json(stored["results"], indent=2) + "\n")
+        for metric in from_json(list[Metric], stored["scores"]):
+            if source:
+                # The harness reads a copy of the local file. The comparison names the original file.
+                details = dataclasses.replace(metric.details, data=str(source))
+                metric = dataclasses.replace(metric, details=details)
+            scores.append(metric)
+    return scores
 
 
-def score_task(model: Any, tokenizer: Any, job: Job) -> Results:
+def score_task(model: Any, tokenizer: Any, task: str, folder: Path, settings: EvaluationSettings) -> Results:
     """Score a model in fp32 on one task, and move the model to the CPU afterwards.
+
+    The tasks in `folder` (see `write_task_files`) replace lm-eval's tasks of the same names.
 
     Raises UserError if the data of the task cannot be loaded, and RunFailed for scores that are not finite.
     """
-    model.float().to(job.settings.device).eval()
-    results, samples = evaluate_model(model, tokenizer, job)
+    model.float().to(settings.device).eval()
+    results, samples = evaluate_model(model, tokenizer, task, folder, settings)
     model.to("cpu")  # frees the device for the next model
     return results, read_scores(results, samples, tokenizer)
 
 
-def evaluate_model(model: Any, tokenizer: Any, job: Job) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+def evaluate_model(
+    model: Any, tokenizer: Any, task: str, folder: Path, settings: EvaluationSettings
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return lm-eval's results as JSON values, and its scored samples of each task (see `score_task`)."""
     from lm_eval import evaluator
     from lm_eval.utils import handle_non_serializable
@@ -101,25 +136,24 @@ def evaluate_model(model: Any, tokenizer: Any, job: Job) -> tuple[dict[str, Any]
 
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    settings = job.settings
     scorer = Scorer(
         pretrained=model,
         tokenizer=tokenizer,
         max_length=settings.max_length,
         batch_size=settings.batch_size,
-        per_token=job.task == COMPLETION,
+        per_token=task == COMPLETION,
     )
-    with one_line_errors(job.task):
-        index = task_index(job.folder, job.task)
+    with one_line_errors(task):
+        index = task_index(folder, task)
         evaluator.get_git_commit_hash = lambda: None  # git prints an error outside of a repository (lm_eval 0.4.13)
         results = evaluator.simple_evaluate(
             model=scorer,
-            tasks=[job.task],
+            tasks=[task],
             task_manager=index,
             batch_size=settings.batch_size,
             device=settings.device,
             limit=settings.limit,
-            bootstrap_iters=0 if job.task.startswith(OWN_STANDARD_ERRORS) else 100_000,
+            bootstrap_iters=0 if task.startswith(OWN_STANDARD_ERRORS) else 100_000,
             **dict.fromkeys(SEEDS, settings.seed),
         )
     samples = results.pop("samples")

@@ -4,8 +4,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +34,6 @@ BITS = "bits_per_byte_"  # begins the names of tasks of local text files
 WORDS = "word_perplexity"
 WHOLE_DOCUMENTS = (WORDS, "byte_perplexity", "bits_per_byte", "nats_per_token")
 OF_TEXT = (*WHOLE_DOCUMENTS, "perplexity")  # metrics that are too good if the tokenizer loses text
-
-
-class Job(NamedTuple):
-    """A task to score. The tasks in `folder` (see `write_task_files`) replace lm-eval's tasks of the same names."""
-
-    task: str
-    settings: EvaluationSettings
-    folder: Path
 
 
 @dataclasses.dataclass(frozen=True)

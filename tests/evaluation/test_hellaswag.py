@@ -17,7 +17,6 @@ from gpt2_repro.evaluation.harness import score_task
 from gpt2_repro.evaluation.hellaswag import HellaSwag, mean_losses, read_items
 from gpt2_repro.evaluation.references import HELLASWAG_ITEMS
 from gpt2_repro.evaluation.scorer import Scorer
-from gpt2_repro.evaluation.scores import Job
 from gpt2_repro.evaluation.tasks import write_task_files
 from gpt2_repro.model.pretraining import make_pretraining
 from gpt2_repro.planning.workload import HELLASWAG_TOKENS
@@ -84,7 +83,7 @@ def test_losses_and_answers_are_those_of_a_loop(network, losses_of, gpt2_tokeniz
 def test_answers_of_evaluate_are_those_of_a_loop(network, gpt2_tokenizer, lines, source, tmp_path: Path) -> None:
     write_task_files({"hellaswag_completion": source}, tmp_path)
     settings = EvaluationSettings(max_length=256, batch_size=4, seed=1, device="cpu", limit=None)
-    _, (metric,) = score_task(network, gpt2_tokenizer, Job("hellaswag_completion", settings, tmp_path))
+    _, (metric,) = score_task(network, gpt2_tokenizer, "hellaswag_completion", tmp_path, settings)
     losses = [(naive(network, gpt2_tokenizer, line, window=256), int(line["label"])) for line in lines]
     right = [means.index(min(means)) == label for means, label in losses]
     assert metric.values == right and 0 < sum(right) < 26

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import evaluate_model
-from gpt2_repro.evaluation.scores import Job, read_scores
+from gpt2_repro.evaluation.scores import read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 from tests.evaluation.conftest import write_rows
 
@@ -38,7 +38,7 @@ def test_scores_equal_those_of_stock_lm_eval(model, tokenizer, folder: Path) -> 
     (path,) = (folder / "out").glob("*/results_*.json")
     stock = json.loads(path.read_text(encoding="utf-8"))["results"]
     for task in TASKS:
-        results, samples = evaluate_model(model, tokenizer, Job(task, SETTINGS, folder / "tasks"))
+        results, samples = evaluate_model(model, tokenizer, task, folder / "tasks", SETTINGS)
         ours = results["results"][task]
         assert ours.keys() == stock[task].keys()
         for key in ours.keys() - {"acc_stderr,none", "perplexity_stderr,none"}:

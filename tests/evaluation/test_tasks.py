@@ -13,7 +13,6 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import evaluate_model
 from gpt2_repro.evaluation.passages import NUM_PASSAGES, cut_passages
-from gpt2_repro.evaluation.scores import Job
 from gpt2_repro.evaluation.tasks import find_local_files, own_documents, write_task_files
 from gpt2_repro.files import read_json_lines
 from tests.evaluation.conftest import write_rows
@@ -45,7 +44,7 @@ def test_blimp_from_the_hub_is_the_group_of_lm_eval(tmp_path: Path) -> None:
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
     """Return lm-eval's results and samples of each task."""
     settings = EvaluationSettings(max_length=max_length, batch_size=4, seed=1, device="cpu", limit=limit)
-    return {task: evaluate_model(model, tokenizer, Job(task, settings, folder)) for task in tasks}
+    return {task: evaluate_model(model, tokenizer, task, folder, settings) for task in tasks}
 
 
 def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:

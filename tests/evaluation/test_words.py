@@ -10,7 +10,7 @@ import torch
 from gpt2_repro.evaluation import statistics
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import evaluate_model
-from gpt2_repro.evaluation.scores import Job, read_scores
+from gpt2_repro.evaluation.scores import read_scores
 from gpt2_repro.evaluation.tasks import find_local_files, write_task_files
 from gpt2_repro.evaluation.words import has_words
 from tests.evaluation.conftest import write_rows
@@ -48,7 +48,7 @@ def score(model, tokenizer, page: str, folder) -> dict:
     write_rows(folder / "wikitext.jsonl", [{"page": page}] * 2)
     write_task_files(find_local_files(folder, ["wikitext"]), folder / "tasks")
     settings = EvaluationSettings(max_length=64, batch_size=1, seed=1, device="cpu")
-    results, samples = evaluate_model(model, tokenizer, Job("wikitext", settings, folder / "tasks"))
+    results, samples = evaluate_model(model, tokenizer, "wikitext", folder / "tasks", settings)
     return {metric.name: metric for metric in read_scores(results, samples, tokenizer)}
 
 
