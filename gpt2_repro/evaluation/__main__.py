@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from gpt2_repro.evaluation.follow import follow
 from gpt2_repro.evaluation.harness import choose_device, score_models
 from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
 from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents, training_data
-from gpt2_repro.evaluation.scores import compare, join_seeds
+from gpt2_repro.evaluation.scores import ScoredModel, compare, join_seeds
 from gpt2_repro.evaluation.tasks import open_tasks
 from gpt2_repro.launchers import EVALUATE, forget_variables
 from gpt2_repro.model.checkpoint import Checkpoint, resolve_checkpoint
@@ -46,49 +47,65 @@ def main(argv: list[str]) -> None:
     forget_variables()
     options = parse_options(argv, description=__doc__)
     if options.follow:
-        if len(options.checkpoints) > 1:
-            raise UserError("--follow needs one run directory or place.")
-        options.baseline = options.baseline or "none"
-        if Path(options.checkpoints[0]).exists():
-            options.device = options.device or "cpu"  # the run may need the memory of the GPU
-
-        def score(checkpoint: Checkpoint, folder: Path) -> None:
-            _evaluate(options, argv, [checkpoint], folder)
-
-        return follow(options.checkpoints[0], options.output_dir, score, options_of_scores(options))
-    resolved = [resolve_checkpoint(name, unfinished=True) for name in options.checkpoints]
-    checkpoints = list({checkpoint.name: checkpoint for checkpoint in resolved}.values())  # each once
+        return _follow(options, argv)
+    by_name: dict[str, Checkpoint] = {}  # each once
+    for name in options.checkpoints:
+        checkpoint = resolve_checkpoint(name, unfinished=True)
+        by_name[checkpoint.name] = checkpoint
+    checkpoints = list(by_name.values())
     is_test = options.limit is not None
     output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=is_test)
     return _evaluate(options, argv, checkpoints, output_dir)
 
 
+def _follow(options: argparse.Namespace, argv: list[str]) -> None:
+    """Score the checkpoints of a run while it trains."""
+    if len(options.checkpoints) > 1:
+        raise UserError("--follow needs one run directory or place.")
+    options.baseline = options.baseline or "none"
+    if Path(options.checkpoints[0]).exists():
+        options.device = options.device or "cpu"  # the run may need the memory of the GPU
+
+    def score(checkpoint: Checkpoint, folder: Path) -> None:
+        _evaluate(options, argv, [checkpoint], folder)
+
+    follow(options.checkpoints[0], options.output_dir, score, options_of_scores(options))
+
+
 def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Checkpoint], output_dir: Path) -> None:
     """Score checkpoints and the baseline, and write the results to `output_dir`."""
     # --- What to score
-    run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
+    run = _run_of(checkpoints)
     arguments = override_arguments(arguments_of_run(run), options)
     reference = _find_baseline(arguments.baseline, checkpoints[0])
     prepared = training_data(run) if options.check_overlap else None
-    device, limit = choose_device(options.device), options.limit
+    device = choose_device(options.device)
     # A temporary folder, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         tasks = open_tasks(options, arguments.tasks, run, Path(folder))
         models, baseline = _open_models(options, checkpoints, reference)
         window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
-        rows = options.batch_size or (1 if device == "cpu" else 32)
-        settings = EvaluationSettings(max_length=window, batch_size=rows, seed=SEED, device=device, limit=limit)
+        default_rows = 1 if device == "cpu" else 32
+        settings = EvaluationSettings(
+            max_length=window,
+            batch_size=options.batch_size or default_rows,
+            seed=SEED,
+            device=device,
+            limit=options.limit,
+        )
         output.check_output(output_dir)
 
         # --- Scores
         scored = score_models(models, tasks, settings, output_dir / "lm_eval", cached=not options.no_cache)
 
         # --- Table
+        settings_of = {model.column.name: model.setting for model in models}
+        seeds_of = {model.column.name: model.seeds for model in models}
+
         def write_table(flagged: set[str] | None = None) -> None:
-            columns = [(model, add_clean(one, flagged or ())) for model, one in scored]
-            settings_of = {model.column.name: model.setting for model in models}
-            columns = join_seeds(columns, settings_of, {model.column.name: model.seeds for model in models})
-            base = baseline and next(column for column, _ in columns if baseline.name in (column.name, *column.seeds))
+            columns = [(column, add_clean(metrics, flagged or ())) for column, metrics in scored]
+            columns = join_seeds(columns, settings_of, seeds_of)
+            base = _joined_column(baseline, columns)
             comparison = compare(columns, base, settings, output.run_metadata(EVALUATE, argv), flagged)
             table = output.comparison_markdown(comparison)
             print(f"\n{table}")  # first, because the scores took hours and the disk may be full
@@ -99,10 +116,28 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
             write_table(overlapping_documents(prepared, tasks))
 
 
+def _run_of(checkpoints: Sequence[Checkpoint]) -> Path | None:
+    """Return the run of the first checkpoint that belongs to one."""
+    for checkpoint in checkpoints:
+        if checkpoint.run:
+            return checkpoint.run
+    return None
+
+
+def _joined_column(model: ComparedModel | None, columns: Sequence[ScoredModel]) -> ComparedModel | None:
+    """Return the column of a model, or of the mean over seeds that contains it."""
+    if model is None:
+        return None
+    (column,) = [column for column, _ in columns if model.name in (column.name, *column.seeds)]
+    return column
+
+
 def _find_baseline(name: str, first: Checkpoint) -> Checkpoint | None:
     if name == UNTRAINED:
         return dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record=TrainingRecord())
-    return None if name == "none" else resolve_checkpoint(name, unfinished=True)
+    if name == "none":
+        return None
+    return resolve_checkpoint(name, unfinished=True)
 
 
 def _open_models(
@@ -112,15 +147,18 @@ def _open_models(
     models = [_open_model(checkpoint) for checkpoint in checkpoints]
     if reference is None:
         return models, None
-    if all(model.column.name != reference.name for model in models):
-        load = functools.partial(_load_untrained, checkpoints[0].source) if reference.name == UNTRAINED else None
+    if reference.name not in [model.column.name for model in models]:
+        load = None
+        if reference.name == UNTRAINED:
+            load = functools.partial(_load_untrained, checkpoints[0].source)
         try:
             models.append(open_model(reference, load))
         except UserError as error:
             raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
     if len({model.setting for model in models}) == 1:
         logger.warning("The baseline and all models are one column, so the table has no differences.")
-    return models, next(model.column for model in models if model.column.name == reference.name)
+    (baseline,) = [model.column for model in models if model.column.name == reference.name]
+    return models, baseline
 
 
 def _open_model(checkpoint: Checkpoint) -> LoadedModel:

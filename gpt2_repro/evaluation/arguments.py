@@ -11,6 +11,7 @@ from typing import Any
 from gpt2_repro.cli import CommandParser, positive_count
 from gpt2_repro.config import parse_recipe, values_of
 from gpt2_repro.errors import UserError
+from gpt2_repro.fields import settings_of
 from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.recipe import SUITES, EvaluationArguments, EvaluationRecipe
 from gpt2_repro.run_record.layout import RECIPE
@@ -26,11 +27,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     models = "A run directory (final/ or a newer checkpoint), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=models)
     defaults = "default: the value in the run's recipe; without a run, the value shown here"
-    recipe = parser.add_argument_group(f"section `evaluation` of the recipe ({defaults})")
-    for name, default in values_of(EvaluationArguments()).items():
-        shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
-        text = f"{EvaluationArguments.__dataclass_fields__[name].metadata['help']} (default: {shown})"
-        recipe.add_argument(f"--{name}", type=positive_count if name == "max_length" else str, nargs=nargs, help=text)
+    _add_recipe_fields(parser.add_argument_group(f"section `evaluation` of the recipe ({defaults})"))
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
     parser.add_argument("--suite", choices=SUITES, help="Tasks to score.")
     parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help="Also score the text files in DIR.")
@@ -44,8 +41,22 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--batch_size", type=positive_count, metavar="N", help="Windows per pass. GPU: 32, CPU: 1.")
     options = parser.parse(argv)
     if options.tasks is not None:
-        options.tasks = [task for word in options.tasks for task in re.split("[, ]", word) if task]
+        words = re.split("[, ]", " ".join(options.tasks))
+        options.tasks = [task for task in words if task]
     return options
+
+
+def _add_recipe_fields(group: Any) -> None:
+    """Add the fields of the section `evaluation` of a recipe to a group of options."""
+    settings = settings_of(EvaluationArguments)
+    for name, default in values_of(EvaluationArguments()).items():
+        kind = positive_count if name == "max_length" else str
+        if isinstance(default, list):
+            group.add_argument(
+                f"--{name}", type=kind, nargs="+", help=f"{settings[name]} (default: {' '.join(default)})"
+            )
+        else:
+            group.add_argument(f"--{name}", type=kind, help=f"{settings[name]} (default: {default})")
 
 
 def options_of_scores(options: argparse.Namespace) -> dict[str, Any]:
@@ -56,14 +67,20 @@ def options_of_scores(options: argparse.Namespace) -> dict[str, Any]:
 
 def arguments_of_run(run: Path | None) -> EvaluationArguments:
     """Return a run's recipe section `evaluation:`, or the defaults if `run` is None."""
-    return parse_recipe(EvaluationRecipe, [str(run / RECIPE)]).evaluation if run else EvaluationArguments()
+    if run is None:
+        return EvaluationArguments()
+    return parse_recipe(EvaluationRecipe, [str(run / RECIPE)]).evaluation
 
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
     """Return the recipe section `evaluation:`, with values replaced by passed options, and each task once."""
     if options.suite and options.tasks:
         raise UserError("--suite and --tasks both choose the tasks. Pass one of them.")
-    passed = {name: value for name in values_of(section) if (value := getattr(options, name)) is not None}
+    passed: dict[str, Any] = {}
+    for name in values_of(section):
+        value = getattr(options, name)
+        if value is not None:
+            passed[name] = value
     if options.suite:
         passed["tasks"] = SUITES[options.suite]
     arguments = dataclasses.replace(section, **passed)

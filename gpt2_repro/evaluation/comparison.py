@@ -109,6 +109,11 @@ class ComparisonRow:
     difference: dict[str, Difference]
 
     @property
+    def is_judged(self) -> bool:
+        """Whether a difference has a verdict."""
+        return any(difference.verdict for difference in self.difference.values())
+
+    @property
     def heading(self) -> str:
         """The metric's name, followed by ↑ if higher is better, or ↓ if lower is better."""
         return self.metric + ARROWS[self.higher_is_better]

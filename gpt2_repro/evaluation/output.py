@@ -31,7 +31,10 @@ def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
     The folder is RUN/evaluation if `first` belongs to a run directory RUN, otherwise evaluations/NAME. For a smoke
     test, it is the subfolder smoke_test of this folder.
     """
-    folder = first.run / EVALUATION_FOLDER if first.run else Path("evaluations") / file_name(first.source)
+    if first.run:
+        folder = first.run / EVALUATION_FOLDER
+    else:
+        folder = Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder
 
 
@@ -52,9 +55,9 @@ def check_output(folder: Path) -> None:
     Raises UserError if the folder cannot be written, or has a comparison that was not written by evaluate.sh. An
     evaluation will overwrite the comparison.
     """
-    names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
-    if names and "rows" not in read_object(folder / "comparison.json"):
-        raise UserError(f"{folder / names[0]} was not written by evaluate.sh. Delete it or pass another --output_dir.")
+    for name in ("comparison.json", "comparison.md"):
+        if (folder / name).exists() and "rows" not in read_object(folder / "comparison.json"):
+            raise UserError(f"{folder / name} was not written by evaluate.sh. Delete it or pass another --output_dir.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -79,10 +82,14 @@ def write_results(folder: Path, name: str, data: str, table: str) -> str:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Return the comparison as Markdown: warnings, table, and a list of the settings."""
-    judged = any(difference.verdict for row in comparison.rows for difference in row.difference.values())
     metrics = {row.metric for row in comparison.rows}
-    margins = ", ".join(f"{metric} {margin:g}" for metric, margin in MARGINS.items() if metric in metrics)
-    return render("comparison.md.j2", comparison=comparison, judged=judged, margins=margins)
+    margins = [f"{metric} {margin:g}" for metric, margin in MARGINS.items() if metric in metrics]
+    return render(
+        "comparison.md.j2",
+        comparison=comparison,
+        judged=any(row.is_judged for row in comparison.rows),
+        margins=", ".join(margins),
+    )
 
 
 def render(template: str, **values: Any) -> str:

@@ -1,7 +1,7 @@
 """Compare a run with the published numbers in references.yaml."""
 
+import bisect
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -34,9 +34,15 @@ SCORES: dict[str, list[dict[str, Any]]] = _TABLES["scores"]
 
 def published_score(model: str, task: str, metric: str, window: int, documents: int | None) -> float | None:
     """Return a Hub id's published score of a task with this number of documents, or None if unknown."""
+    if documents != DOCUMENTS.get(task, documents):
+        return None
     for score in SCORES.get(model, ()):
-        same = (score["task"], score["metric"]) == (task, metric) and documents == DOCUMENTS.get(task, documents)
-        if same and (window == score.get("window") or ("window" not in score and window >= 256)):
+        is_same_metric = score["task"] == task and score["metric"] == metric
+        if "window" in score:
+            is_same_window = window == score["window"]
+        else:
+            is_same_window = window >= 256
+        if is_same_metric and is_same_window:
             return float(score["value"])
     return None
 
@@ -47,7 +53,8 @@ GPT2 = BASELINES[0]
 
 def baseline_of(parameters: float | None) -> Baseline:
     """Return the GPT-2 model nearest in size to `parameters` (None: the smallest)."""
-    return min(BASELINES, key=lambda one: abs(one.parameters - (parameters or 0)))
+    size = parameters or 0
+    return min(BASELINES, key=lambda baseline: abs(baseline.parameters - size))
 
 
 def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: object) -> float | None:
@@ -58,8 +65,11 @@ def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: objec
         tokens: the number of targets that each validation scores.
     """
     shard = SHARDS.get(str(request.get("source")))
-    form = [request.get(key) for key in ("split", "packing", "tokenizer")]
-    if shard is None or form != [shard["split"], "concat", "openai-community/gpt2"] or tokens != LOSS_TOKENS:
+    if shard is None or tokens != LOSS_TOKENS:
+        return None
+    if request.get("split") != shard["split"] or request.get("packing") != "concat":
+        return None
+    if request.get("tokenizer") != "openai-community/gpt2":
         return None
     return baseline.losses.get(shard["text"])
 
@@ -85,30 +95,46 @@ def band(name: str | None, step: int) -> tuple[float, float] | None:
     curve = CURVES.get(name or "")
     if curve is None or not min(curve.losses) <= step <= max(curve.losses):
         return None
-    before, after = next(pair for pair in itertools.pairwise(curve.losses) if step <= pair[1])
+    steps = list(curve.losses)
+    number = bisect.bisect_left(steps, step, lo=1)  # of the first step that is not before `step`
+    before = steps[number - 1]
+    after = steps[number]
     along = math.log(step / before) / math.log(after / before)
-    low, high = ((1 - along) * a + along * b for a, b in zip(curve.losses[before], curve.losses[after], strict=True))
-    middle, half = (low + high) / 2, next(width for until, width in curve.half_widths.items() if step <= until)
+    low_before, high_before = curve.losses[before]
+    low_after, high_after = curve.losses[after]
+    low = (1 - along) * low_before + along * low_after
+    high = (1 - along) * high_before + along * high_after
+    middle = (low + high) / 2
+    widths = [width for until, width in curve.half_widths.items() if step <= until]
+    half = widths[0]
     return min(low, middle - half), max(high, middle + half)
 
 
 def verdict(name: str | None, step: int, loss: float) -> Literal["inside", "above", "below"] | None:
     """Return how a validation loss compares with the published range. NaN is above."""
-    if (limits := band(name, step)) is None:
+    limits = band(name, step)
+    if limits is None:
         return None
-    return "below" if loss < limits[0] else "inside" if loss <= limits[1] else "above"
+    low, high = limits
+    if loss < low:
+        return "below"
+    return "inside" if loss <= high else "above"
 
 
 def compared(name: str | None, step: int, loss: float) -> str:
     """Return log text such as `llm.c 4.315–4.345 ✓`, or "" without a published range."""
-    if (limits := band(name, step)) is None:
+    limits = band(name, step)
+    if limits is None:
         return ""
+    low, high = limits
     side = verdict(name, step, loss)
-    return f"{name} {limits[0]:.3f}–{limits[1]:.3f} {'✓' if side == 'inside' else f'✗ {side}'}"
+    mark = "✓" if side == "inside" else f"✗ {side}"
+    return f"{name} {low:.3f}–{high:.3f} {mark}"
 
 
 def explained(name: str | None, step: int, loss: float) -> str:
     """Return how a validation loss compares with the published range, or "" without one."""
-    if (side := verdict(name, step, loss)) is None:
+    side = verdict(name, step, loss)
+    if side is None:
         return ""
     return f"validation loss {loss:.4f} at step {step:,}: {compared(name, step, loss)}. {CAUSES[side]}"

@@ -78,22 +78,44 @@ def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, 
 
     Raises UserError for unknown tasks, and for tasks without a needed file.
     """
-    local = text_domains(options.bits_per_byte) if options.bits_per_byte else {}
-    if options.bits_per_byte and not options.tasks and not options.suite:
-        names = []
-    names = [name for task in names for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
-    if names and (data := options.local_data or own_documents(run, names)):
+    local: dict[str, Path] = {}
+    if options.bits_per_byte:
+        local = text_domains(options.bits_per_byte)
+        if not options.tasks and not options.suite:
+            names = []
+    names = _with_completion(names)
+    data = options.local_data or own_documents(run, names)
+    if names and data:
         local = find_local_files(data, names) | local
-    for task in (name for name in names if name not in local):
-        if task in OWN_TASKS:
-            fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
-            raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
-        if task not in LOCAL_TASKS and task not in (stock := _stock_tasks().all_tasks):
-            raise UserError(f"There is no task {task!r}. {did_you_mean(task, [*LOCAL_TASKS, *stock])}")
+    for name in names:
+        if name not in local:
+            _check_task(name)
     tasks = dict.fromkeys(names) | local
     hashes = write_task_files(tasks, folder)
     fetch_data(tasks, folder)
     return TaskFiles(tasks, hashes, folder)
+
+
+def _with_completion(names: Iterable[str]) -> list[str]:
+    """Return names of tasks with HellaSwag in completion style after each HellaSwag."""
+    tasks: list[str] = []
+    for name in names:
+        tasks.append(name)
+        if name == "hellaswag":
+            tasks.append(COMPLETION)
+    return tasks
+
+
+def _check_task(name: str) -> None:
+    """Raise UserError if a task without a local file cannot be loaded from the Hub."""
+    if name in OWN_TASKS:
+        fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
+        raise UserError(f"The task {name} needs the file validation.jsonl. {fix}")
+    if name in LOCAL_TASKS:
+        return
+    stock = _stock_tasks().all_tasks
+    if name not in stock:
+        raise UserError(f"There is no task {name!r}. {did_you_mean(name, [*LOCAL_TASKS, *stock])}")
 
 
 def text_domains(folder: Path) -> dict[str, Path]:
@@ -118,7 +140,8 @@ def _domain_name(path: Path) -> str:
     """Return a name without the extension of a text file, and without symbols, which lm-eval reads as a pattern."""
     name = path.name
     if path.is_file() and kind_of(path) in KINDS:
-        name = name.removesuffix(path.suffix) if path.suffix in COMPRESSIONS else name
+        if path.suffix in COMPRESSIONS:
+            name = name.removesuffix(path.suffix)
         name = name[: -len(kind_of(path))]
     return re.sub(r"[^\w.-]+", "-", name)
 
@@ -128,12 +151,28 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
     Raises UserError if `local_data` has no data file for any of the tasks.
     """
-    files = {task: [local_data / name for name in LOCAL_TASKS[task].files] for task in tasks if task in LOCAL_TASKS}
-    paths = {task: path for task, names in files.items() if (path := next(filter(Path.is_file, names), None))}
+    paths: dict[str, Path] = {}
+    expected: set[str] = set()
+    for task in tasks:
+        own = LOCAL_TASKS.get(task)
+        if own is None:
+            continue
+        expected.add(Path(own.files[0]).name)
+        path = _first_file(local_data, own)
+        if path is not None:
+            paths[task] = path
     if not paths:
-        expected = ", ".join(sorted({names[0].name for names in files.values()}))
-        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Expected: {expected}.")
+        names = ", ".join(sorted(expected))
+        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Expected: {names}.")
     return paths
+
+
+def _first_file(folder: Path, task: LocalTask) -> Path | None:
+    """Return the first possible data file of a task that exists in a folder."""
+    for name in task.files:
+        if (folder / name).is_file():
+            return folder / name
+    return None
 
 
 def read_columns(rows: Iterable[tuple[int, Any]], columns: Sequence[str], source: object) -> list[dict[str, Any]]:
@@ -141,13 +180,16 @@ def read_columns(rows: Iterable[tuple[int, Any]], columns: Sequence[str], source
 
     `endings` must be four texts, and `label` the number of one of them. Most other columns are texts.
     """
-    documents = []
+    documents: list[dict[str, Any]] = []
     for number, row in rows:
         if not isinstance(row, Mapping) or not all(_can_be_scored(column, row.get(column)) for column in columns):
             needed = ", ".join(f"`{column}`" for column in columns)
             raise UserError(f"{source}, line {number}, cannot be scored. It must be a JSON object with {needed}.")
         # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
-        documents.append({column: int(row[column]) if column == "label" else row[column] for column in columns})
+        document = {column: row[column] for column in columns}
+        if "label" in document:
+            document["label"] = int(document["label"])
+        documents.append(document)
     if not documents:
         raise UserError(f"{source} is empty. Save the documents of the task in it.")
     return documents
@@ -155,27 +197,38 @@ def read_columns(rows: Iterable[tuple[int, Any]], columns: Sequence[str], source
 
 def _can_be_scored(column: str, value: Any) -> bool:
     if column == "endings":
-        return isinstance(value, list) and len(value) == ENDINGS and all(_can_be_scored("", text) for text in value)
+        return isinstance(value, list) and len(value) == ENDINGS and all(_is_text(text) for text in value)
     if column == "label":
         return value in LABELS
     if column == "choices":
         return isinstance(value, dict) and all(isinstance(value.get(key), list) for key in ("text", "label"))
-    return isinstance(value, str) and (column in JOINED or bool(value.strip()))
+    if column in JOINED:
+        return isinstance(value, str)
+    return _is_text(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
     """Return the run's prepared folder if a task needs its documents and it has them."""
     own = [task for task in tasks if task in OWN_TASKS]
-    folder = RunRecord(run).data_folder("--local_data") if run and own else None
-    return folder if folder and any((folder / file).is_file() for file in LOCAL_TASKS[own[0]].files) else None
+    if run is None or not own:
+        return None
+    folder = RunRecord(run).data_folder("--local_data")
+    if folder is None or _first_file(folder, LOCAL_TASKS[own[0]]) is None:
+        return None
+    return folder
 
 
 def task_index(task_folder: Path, task: str) -> Any:
     """Return lm-eval's index for a task: of `task_folder` if it has the task."""
     from gpt2_repro.evaluation.task_index import TaskIndex
 
-    has_task = (task_folder / f"{task}.yaml").is_file()
-    return TaskIndex(include_path=str(task_folder), include_defaults=False) if has_task else _stock_tasks()
+    if (task_folder / f"{task}.yaml").is_file():
+        return TaskIndex(include_path=str(task_folder), include_defaults=False)
+    return _stock_tasks()
 
 
 @functools.cache
@@ -197,9 +250,10 @@ def fetch_data(tasks: Mapping[str, Path | None], folder: Path) -> None:
 
     Raises UserError if the data of a task is missing.
     """
-    for task in (name for name, source in tasks.items() if source is None):
-        check_hub()
-        load_task(task, folder)
+    for task, source in tasks.items():
+        if source is None:
+            check_hub()
+            load_task(task, folder)
 
 
 @contextlib.contextmanager
@@ -211,8 +265,10 @@ def one_line_errors(task: str) -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):  # for the harness's progress, because stdout is for the table
             yield
     except (ConnectionError, DatasetsError) as error:
-        fix = f"Check the network, or remove {task} from --tasks."
-        if own := local_task(task):
+        own = local_task(task)
+        if own is None:
+            fix = f"Check the network, or remove {task} from --tasks."
+        else:
             fix = f"Pass a folder with {own.files[0]} as --local_data."
         raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
 
@@ -230,13 +286,15 @@ def write_task_files(tasks: Mapping[str, Path | None], output: Path) -> dict[str
     import lm_eval
 
     output.mkdir(parents=True, exist_ok=True)
-    stock, hashes = Path(lm_eval.__file__).parent / "tasks", {}
+    stock = Path(lm_eval.__file__).parent / "tasks"
+    hashes: dict[str, str] = {}
     for name, source in tasks.items():
         task = local_task(name)
         if task is None or not (source or task.dataset):
             continue  # without a local file, lm-eval's own task
-        definition, split = {"include": str(stock / task.stock), **task.changes, "task": name}, task.split
-        digest = hashlib.sha256(json.dumps(definition | {"include": task.stock}, sort_keys=True).encode())
+        definition = {"include": str(stock / task.stock), **task.changes, "task": name}
+        portable = definition | {"include": task.stock}
+        digest = hashlib.sha256(json.dumps(portable, sort_keys=True).encode())
         if source:
             logger.info("Data of task %s: %s", name, source)
             rows = _read_data(name, task.columns, source)
@@ -246,40 +304,51 @@ def write_task_files(tasks: Mapping[str, Path | None], output: Path) -> dict[str
             digest.update(content)
             data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}.jsonl"
             data.write_bytes(content)
-            cache = str(output.resolve() / "datasets")
-            definition |= {
-                **{"dataset_path": "json", "dataset_name": None},
-                "dataset_kwargs": {"data_files": {split: str(data.resolve())}, "cache_dir": cache},
-                # Stock tasks read their training split for few-shot examples. These zero-shot tasks do not need them.
-                **dict.fromkeys(("training_split", "validation_split", "test_split")),
-                f"{split}_split": split,
-            }
+            definition |= _local_data(task.split, data.resolve(), cache=output.resolve() / "datasets")
         text = yaml.safe_dump(definition, sort_keys=False, width=1000)
         (output / f"{name}.yaml").write_text(text, encoding="utf-8")
         hashes[name] = digest.hexdigest()
     return hashes
 
 
+def _local_data(split: str, data: Path, cache: Path) -> dict[str, Any]:
+    """Return the keys of a task file with which lm-eval reads a split from a local file."""
+    keys: dict[str, Any] = {
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {split: str(data)}, "cache_dir": str(cache)},
+        # Stock tasks read their training split for few-shot examples. These zero-shot tasks do not need them.
+        "training_split": None,
+        "validation_split": None,
+        "test_split": None,
+    }
+    keys[f"{split}_split"] = split
+    return keys
+
+
 def _read_data(name: str, columns: Sequence[str], source: Path) -> list[dict[str, Any]]:
     """Return a task's rows from a data file or documents, or raise UserError."""
     if name.startswith(BITS):
-        files = local_source(name, [str(source)], TextForm(), split="all").files
-        pages: list[dict[str, Any]] = []
-        bad: list[str] = []
-        for file in files:
-            for part in file.parts():
-                for batch in part.read():
-                    pages += [{"page": text} for text in batch.documents if text.strip()]
-                    bad += batch.bad
-        if bad:
-            raise UserError(
-                f"{len(bad):,} files or rows cannot be scored. The first: {bad[0]}. Repair or remove them."
-            )
-        return read_columns(enumerate(pages, start=1), ["page"], source)
+        return _read_texts(name, source)
     if name == "document_perplexity":
         return [{"page": text} for text in documents_to_score(read_documents(source))]
     if name == "last_word":
-        if not (passages := cut_passages(read_documents(source))):
+        passages = cut_passages(read_documents(source))
+        if not passages:
             raise UserError(f"The validation documents have too few words for {name}. Remove {name} from --tasks.")
         return [{"text": text} for text in passages]
     return read_columns(read_json_lines(source), columns, source)
+
+
+def _read_texts(name: str, source: Path) -> list[dict[str, Any]]:
+    """Return the documents of a text file or a folder of text files as rows, or raise UserError."""
+    pages: list[dict[str, Any]] = []
+    bad: list[str] = []
+    for file in local_source(name, [str(source)], TextForm(), split="all").files:
+        for part in file.parts():
+            for batch in part.read():
+                pages += [{"page": text} for text in batch.documents if text.strip()]
+                bad += batch.bad
+    if bad:
+        raise UserError(f"{len(bad):,} files or rows cannot be scored. The first: {bad[0]}. Repair or remove them.")
+    return read_columns(enumerate(pages, start=1), ["page"], source)
