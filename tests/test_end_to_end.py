@@ -81,7 +81,7 @@ def test_evaluate_and_report(run: Path, tiny_data: Path, type_command, capsys) -
     assert {row["task"] for row in comparison["rows"]} == {"last_word", "document_perplexity"}
     bits = next(row for row in comparison["rows"] if row["metric"] == "bits_per_byte")
     trained = comparison["models"][0]
-    assert bits["difference"][trained["name"]]["high"] < 0 and trained["tokens_trained"] == 2048
+    assert bits["values"][trained["name"]]["difference"]["high"] < 0 and trained["tokens_trained"] == 2048
     exported = run.with_name("exported")
     export.main([str(run), str(exported)])
     cards = [(folder / "README.md").read_text(encoding="utf-8") for folder in (run / "final", exported)]

@@ -25,6 +25,26 @@ MOST_COLUMNS = 4  # models; a table of more models has one row per model
 
 
 @dataclasses.dataclass(frozen=True)
+class Difference:
+    """The difference in a metric: a model's value minus the baseline's value."""
+
+    value: float
+    stderr: float | None = None  # paired; None if the models were not scored on the same documents
+    low: float | None = None  # lower end of the 95 % confidence interval
+    high: float | None = None  # upper end of the interval
+    # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if not judged
+    verdict: str | None = None
+    small: str | None = None  # better or worse, if a difference that matches is significant
+
+    @property
+    def kind(self) -> str:
+        """The kind of the table cell: better, worse or even, or "" if `verdict` is None."""
+        if not self.verdict:
+            return ""
+        return self.verdict if self.verdict in ("better", "worse") else "even"
+
+
+@dataclasses.dataclass(frozen=True)
 class Score:
     """A model's value of a metric, and its standard error over the task's documents."""
 
@@ -32,34 +52,23 @@ class Score:
     stderr: float | None = None
     seeds: list[float] = dataclasses.field(default_factory=list)  # the scores of several seeds, whose mean `value` is
     published: float | None = None  # this model's score in references.yaml
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """The difference in a metric: a model's value minus the baseline's value."""
-
-    value: float | None
-    stderr: float | None = None  # paired; None if the models were not scored on the same documents
-    low: float | None = None  # lower end of the 95 % confidence interval
-    high: float | None = None  # upper end of the interval
-    # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if not judged
-    verdict: str | None = None
-    small: str | None = None  # better or worse, if a difference that matches is significant
-    one_seed: bool = False  # whether the model has one seed, so that the interval does not contain seeds
+    difference: Difference | None = None  # from the baseline
 
     @property
-    def text(self) -> str:
-        """The verdict as text, with what it rests on."""
-        text = f"{self.small}, and small" if self.small and self.verdict else self.verdict or ""
-        return f"{text} (one seed)" if self.one_seed and text.startswith(("better", "worse")) else text
+    def verdict(self) -> str:
+        """The verdict on the difference as text, with what it rests on, or "" if it is not judged."""
+        difference = self.difference
+        if difference is None or not difference.verdict:
+            return ""
+        text = difference.verdict
+        if difference.small:
+            text = f"{difference.small}, and small"
+        if text.startswith(("better", "worse")) and len(self.seeds) < 2:
+            text += " (one seed)"  # the interval does not contain seeds
+        return text
 
-    @property
-    def kind(self) -> str:
-        """The kind of the table cell: better, worse or even, or "" if `verdict` is None."""
-        return self.verdict if self.verdict in ("better", "worse") else "even" if self.verdict else ""
 
-
-NO_SCORE, NO_DIFFERENCE = Score(None), Difference(None)
+NO_SCORE = Score(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,57 +109,71 @@ class TaskDetails:
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One metric of one task. The keys of `values` and `difference` are model names."""
+    """One metric of one task. The keys of `values` are model names."""
 
     task: str
     metric: str
     higher_is_better: bool | None  # None if lm-eval does not define it, for example for some groups of tasks
     values: dict[str, Score]
-    difference: dict[str, Difference]
 
     @property
     def is_judged(self) -> bool:
         """Whether a difference has a verdict."""
-        return any(difference.verdict for difference in self.difference.values())
+        return any(score.verdict for score in self.values.values())
 
     @property
     def heading(self) -> str:
         """The metric's name, followed by ↑ if higher is better, or ↓ if lower is better."""
         return self.metric + ARROWS[self.higher_is_better]
 
-    def show(self, number: Score | Difference, *, sign: str = "") -> str:
-        """Return a number ± its standard error as text, or "-" without a value."""
-        if number.value is None:
-            return "-"
-        scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
-        form = _form(scale)
-        error = "" if number.stderr is None else f" ± {number.stderr:{form}}"
-        if isinstance(number, Score) and len(number.seeds) > 1:
-            error += f"; {len(number.seeds)} seeds ± {statistics.stdev(number.seeds):{form}}"
-        if isinstance(number, Score) and number.published is not None:
-            error += f" (published {number.published:{form}})"
-        return (f"{number.value:{sign}{form}}" + error).replace("-", "−")
+    @property
+    def form(self) -> str:
+        """The format of numbers, which depends on the largest value."""
+        largest = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
+        if largest >= 1e9:  # the perplexity of a model that has learned nothing
+            return ".2e"
+        if largest >= 10_000:
+            return ",.0f"
+        if largest >= 10:
+            return ",.2f"
+        return ",.4f"
+
+    def show(self, score: Score) -> str:
+        """Return a score as text: its value ± its standard error, and what is known of its seeds."""
+        text = self._with_error(score.value, score.stderr)
+        if score.value is None:
+            return text
+        if len(score.seeds) > 1:
+            text += f"; {len(score.seeds)} seeds ± {statistics.stdev(score.seeds):{self.form}}"
+        if score.published is not None:
+            text += f" (published {score.published:{self.form}})"
+        return text.replace("-", "−")
 
     def show_seeds(self, score: Score) -> str:
         """Return the scores of a model's seeds as text."""
-        return ", ".join(self.show(Score(seed)) for seed in score.seeds)
+        return ", ".join(self._with_error(seed) for seed in score.seeds)
 
     def change(self, model: str) -> Cell:
         """Return the difference between a model and the baseline, with the verdict."""
-        difference = self.difference.get(model, NO_DIFFERENCE)
-        text = self.show(difference, sign="+")
+        score = self.values.get(model, NO_SCORE)
+        difference = score.difference
+        if difference is None:
+            return Cell("-")
+        text = self._with_error(difference.value, difference.stderr, sign="+")
         if difference.small and difference.verdict:
-            text += f" [{', '.join(self.show(Score(end), sign='+') for end in (difference.low, difference.high))}]"
-        return Cell(f"{text} {difference.text}".rstrip(), difference.kind)
+            low = self._with_error(difference.low, sign="+")
+            high = self._with_error(difference.high, sign="+")
+            text += f" [{low}, {high}]"
+        return Cell(f"{text} {score.verdict}".rstrip(), difference.kind)
 
-
-def _form(scale: float) -> str:
-    """Return the format of numbers of which the largest is `scale`."""
-    if scale >= 1e9:  # the perplexity of a model that has learned nothing
-        return ".2e"
-    if scale >= 10_000:
-        return ",.0f"
-    return ",.2f" if scale >= 10 else ",.4f"
+    def _with_error(self, value: float | None, stderr: float | None = None, *, sign: str = "") -> str:
+        """Return a number ± its standard error as text, or "-" without a number."""
+        if value is None:
+            return "-"
+        text = f"{value:{sign}{self.form}}"
+        if stderr is not None:
+            text += f" ± {stderr:{self.form}}"
+        return text.replace("-", "−")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,10 +250,12 @@ class Comparison(EvaluationSettings):
             tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"
             cells = [Cell(model.heading), Cell(tokens, "number")]
             for row in self.rows:
-                difference = row.difference.get(model.name, NO_DIFFERENCE)
-                verdict = f" ({difference.text})" if difference.verdict else ""
-                score = row.show(row.values.get(model.name, NO_SCORE))
-                cells.append(Cell(score + verdict, difference.kind or "number"))
+                score = row.values.get(model.name, NO_SCORE)
+                text = row.show(score)
+                if score.verdict:
+                    text += f" ({score.verdict})"
+                kind = score.difference.kind if score.difference else ""
+                cells.append(Cell(text, kind or "number"))
             rows.append(cells)
         return Table(["model", "tokens trained", *(f"{row.task} {row.heading}" for row in self.rows)], rows)
 

@@ -198,22 +198,21 @@ def _score_table(results: Results) -> Table:
     rows = []
     for row in results.rows:
         values = {heading: row.values[name] for name, heading in headings.items() if name in row.values}
-        differences = {heading: row.difference[name] for name, heading in headings.items() if name in row.difference}
         own = results.own_score(row)
         if own is not None and OURS not in values:
-            values[OURS] = own
-            differences[OURS] = _own_difference(own, row, comparison.baseline)
-        rows.append(dataclasses.replace(row, task=tasks[row.task], values=values, difference=differences))
+            difference = _own_difference(own, row, comparison.baseline)
+            values[OURS] = dataclasses.replace(own, difference=difference)
+        rows.append(dataclasses.replace(row, task=tasks[row.task], values=values))
     shown = list(dict.fromkeys([OURS, *headings.values()]))
     baseline = headings.get(comparison.baseline or "")
     public = dataclasses.replace(comparison, rows=rows, baseline=baseline)
     return public.table({heading: heading for heading in shown})
 
 
-def _own_difference(own: Score, row: ComparisonRow, baseline: str | None) -> Difference:
+def _own_difference(own: Score, row: ComparisonRow, baseline: str | None) -> Difference | None:
     base = row.values.get(baseline or "")
     if own.value is None or base is None or base.value is None:
-        return Difference(None)
+        return None
     return Difference(own.value - base.value)
 
 

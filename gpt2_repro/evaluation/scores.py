@@ -360,33 +360,27 @@ def _row(
     base = measured.get(baseline.name) if baseline else None
     is_judged = settings.limit is None
 
-    row = ComparisonRow(metric.task, metric.name, metric.higher_is_better, values={}, difference={})
+    values: dict[str, Score] = {}
     for model, _ in scored:
         ours = measured.get(model.name)
         if ours is None:
-            row.values[model.name] = NO_SCORE
+            values[model.name] = NO_SCORE
             continue
         published = None
         if is_judged:
             documents = ours.details.documents
             published = published_score(model.source, metric.task, metric.name, settings.max_length, documents)
-        row.values[model.name] = Score(ours.value, ours.stderr, ours.seeds, published)
-        if baseline is None or base is None or ours is base:
-            continue
-        difference = _difference(ours, base)
-        if difference is None:
-            continue
-        # Without a separator, the first token of each document is not scored.
-        same_tokens = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
-        # Unknown, lower-cased and normalized text is easier to predict.
-        same_text = ours.lossy == base.lossy
-        has_verdict = is_judged and same_tokens and same_text
-        row.difference[model.name] = dataclasses.replace(
-            difference,
-            verdict=difference.verdict if has_verdict else None,
-            one_seed=len(ours.seeds) < 2,
-        )
-    return row
+        difference = None
+        if baseline is not None and base is not None and ours is not base:
+            difference = _difference(ours, base)
+            # Without a separator, the first token of each document is not scored.
+            same_tokens = metric.name not in WHOLE_DOCUMENTS or model.has_separator == baseline.has_separator
+            # Unknown, lower-cased and normalized text is easier to predict.
+            same_text = ours.lossy == base.lossy
+            if difference is not None and not (is_judged and same_tokens and same_text):
+                difference = dataclasses.replace(difference, verdict=None)
+        values[model.name] = Score(ours.value, ours.stderr, ours.seeds, published, difference)
+    return ComparisonRow(metric.task, metric.name, metric.higher_is_better, values)
 
 
 def _per_document(metric: Metric) -> Metric:

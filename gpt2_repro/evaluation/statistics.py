@@ -80,8 +80,10 @@ def seed_interval(*models: Sequence[float]) -> float:
 
 def paired(
     metric: str, aggregation: str, ours: Values, baseline: Values, *, higher_is_better: bool | None, spread: float = 0
-) -> Difference:
+) -> Difference | None:
     """Return the difference of two models' scores, its standard error and a verdict.
+
+    The result is None if the difference is not finite.
 
     Args:
         ours, baseline: values of the same documents in the same order. The shape is [documents], or [documents, 2] with
@@ -91,7 +93,7 @@ def paired(
     base_value = aggregate(aggregation, baseline)
     value = aggregate(aggregation, ours) - base_value
     if not math.isfinite(value):
-        return Difference(None)
+        return None
     stderr, low, high = _interval(aggregation, ours, baseline, value)
     if not (math.isfinite(stderr) and math.isfinite(low) and math.isfinite(high)):
         return Difference(value)  # the perplexity of some resamples is too large for a float

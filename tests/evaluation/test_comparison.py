@@ -56,18 +56,18 @@ def test_rows_hold_values_errors_and_paired_differences() -> None:
     accuracy, perplexity, grouped = comparison().rows
     lost = int(RIGHT[:200].sum())
     assert accuracy.values[GPT2] == Score(float(RIGHT.mean()), 0.0102)
-    difference = accuracy.difference[OURS]
+    difference = accuracy.values[OURS].difference
     assert difference.value == pytest.approx(-lost / 2000)
     assert difference.low < difference.value < difference.high < 0 and difference.verdict == "worse"
-    assert perplexity.difference[OURS].verdict == "worse" and perplexity.values[OURS].stderr is None
-    assert grouped.difference[OURS] == Difference(0.0, one_seed=True)
+    assert perplexity.values[OURS].difference.verdict == "worse" and perplexity.values[OURS].stderr is None
+    assert grouped.values[OURS].difference == Difference(0.0)
 
 
 def test_only_the_same_documents_and_tokens_are_paired() -> None:
     theirs = scores(RIGHT, 37.0, documents="other")
     pages = [[value, weight * 1.2] for value, weight in theirs[1].values]  # tokens of another tokenizer
     theirs[1] = dataclasses.replace(theirs[1], value=37.0, values=pages)
-    accuracy, perplexity, _ = (row.difference[OURS] for row in comparison(theirs).rows)
+    accuracy, perplexity, _ = (row.values[OURS].difference for row in comparison(theirs).rows)
     assert accuracy.value < 0 and perplexity.value == pytest.approx(52.1 - 37.0)
     assert accuracy.stderr is accuracy.verdict is perplexity.stderr is perplexity.verdict is None
 
@@ -79,7 +79,7 @@ def test_json_and_markdown_hold_what_a_reader_needs() -> None:
     for part in ("1,024", "float32", "1234", "cuda", "9,890,693,120", "0123456789ab", "0.4.13", "acc 0.02", "52.10"):
         assert part in markdown, part
     smoke_test = comparison(limit=20)
-    assert all(change.verdict is None for row in smoke_test.rows for change in row.difference.values())
+    assert all(row.values[OURS].difference.verdict is None for row in smoke_test.rows)
     assert "--limit 20" in comparison_markdown(smoke_test)
 
 
@@ -161,11 +161,11 @@ def test_seeds_are_one_column_and_enter_the_interval() -> None:
     (row,) = compare(joined, a, SETTINGS, METADATA).rows
     in_bits = [np.array(of_seeds) / math.log(2) for of_seeds in losses.values()]
     assert row.values[a.name].value == pytest.approx(in_bits[0].mean()) and len(row.values[b.name].seeds) == 2
-    difference, welch = row.difference[b.name], stats.ttest_ind(*in_bits[::-1], equal_var=False)
+    difference, welch = row.values[b.name].difference, stats.ttest_ind(*in_bits[::-1], equal_var=False)
     assert (difference.low, difference.high) == pytest.approx(tuple(welch.confidence_interval()), abs=1e-9)
     assert difference.verdict == "inconclusive"  # the difference of 0.1 bits is within the seeds
     (row,) = compare([scored[0], scored[4]], scored[0][0], SETTINGS, METADATA).rows
-    assert row.difference["final (runs/b-seed1)"].text == "worse (one seed)"
+    assert row.values["final (runs/b-seed1)"].verdict == "worse (one seed)"
 
 
 def test_other_weights_of_an_equal_seed_are_not_another_seed() -> None:
@@ -204,11 +204,11 @@ def test_few_documents_have_a_reason_if_tokenizers_differ(documents: int, tokeni
         )
         scored.append((ComparedModel(name, revision=name), [dataclasses.replace(metrics[0], higher_is_better=False)]))
     (row,) = compare(scored, scored[1][0], SETTINGS, METADATA).rows
-    verdict = row.difference["ours"].verdict
-    assert verdict is not None
-    assert (f"({documents} of 30)" in verdict) is (documents < 30)
+    difference = row.values["ours"].difference
+    assert difference.verdict is not None
+    assert (f"({documents} of 30)" in difference.verdict) is (documents < 30)
     if documents > 1:
-        assert row.difference["ours"].stderr > 0
+        assert difference.stderr > 0
 
 
 def test_a_group_has_the_documents_of_its_tasks() -> None:

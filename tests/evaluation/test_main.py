@@ -78,7 +78,7 @@ def test_run_and_checkpoint_compared_with_an_untrained_model(tiny_run, capfd):
     perplexity, accuracy = comparison["rows"]
     assert (perplexity["metric"], accuracy["metric"]) == ("perplexity", "acc")
     ours, checkpoint, untrained = perplexity["values"].values()
-    difference = perplexity["difference"][NAME]
+    difference = ours["difference"]
     assert ours == checkpoint and difference["value"] == pytest.approx(ours["value"] - untrained["value"])
     assert difference["stderr"] > 0 and "(20 of 30)" in difference["verdict"]
     printed = capfd.readouterr()
@@ -243,7 +243,7 @@ def test_text_files_are_scored_in_bits_per_byte(tiny_run, model, tokenizer, pros
             nats += F.cross_entropy(logits, torch.tensor(ids[start + 1 : end + 1]), reduction="sum").item()
         size += len("".join(tokenizer.convert_ids_to_tokens(ids[1:])))  # one character per byte
     assert rows[1]["values"][NAME]["value"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
-    assert rows[0]["difference"][NAME]["verdict"] == "worse"  # the windows of the one document are resampled
+    assert rows[0]["values"][NAME]["difference"]["verdict"] == "worse"  # the windows of the one document are resampled
     Path("texts", "b.md").write_text("another text with the name b", encoding="utf-8")
     with pytest.raises(UserError, match="texts/b"):
         run_main("--bits_per_byte texts --baseline none")
@@ -302,7 +302,9 @@ def test_a_tokenizer_that_loses_text_is_not_judged(loss: str, tiny_run, model, t
     write_rows(Path("data/tiny/text/validation.jsonl"), [{"text": text} for text in texts])
     comparison = evaluate("--baseline runs/lossy --tasks document_perplexity last_word")
     _, lossy = comparison["models"]
-    rows = {f"{row['task']} {row['metric']}": row["difference"][NAME]["verdict"] for row in comparison["rows"]}
+    rows = {
+        f"{row['task']} {row['metric']}": row["values"][NAME]["difference"]["verdict"] for row in comparison["rows"]
+    }
     unjudged = {name for name in rows if name.startswith("document") or name == "last_word perplexity"}
     if loss == "none":
         assert lossy["lossy_tasks"] == [] and all(rows[name] for name in unjudged)
@@ -322,7 +324,7 @@ def test_two_models_with_the_same_lossy_tokenizer_are_judged(tiny_run, tokenizer
     write_rows(Path("data/tiny/text/validation.jsonl"), [{"text": f"The RIVER {number}."} for number in range(40)])
     comparison = evaluate("--baseline untrained")
     assert all(model["lossy_tasks"] for model in comparison["models"])
-    assert all(row["difference"][NAME]["verdict"] for row in comparison["rows"])
+    assert all(row["values"][NAME]["difference"]["verdict"] for row in comparison["rows"])
 
 
 @pytest.fixture
@@ -403,7 +405,8 @@ def test_runs_that_differ_only_in_the_seed_are_one_column(tiny_run, later_checkp
     assert comparison["baseline"] == "checkpoint-5 (runs/tiny)"
     joined, baseline = (model["name"] for model in comparison["models"])
     assert (joined, baseline) == (f"{NAME}, 2 seeds", comparison["baseline"])
-    assert all(row["difference"].keys() == {joined} for row in comparison["rows"])
+    for row in comparison["rows"]:
+        assert {name for name, score in row["values"].items() if score["difference"]} == {joined}
 
 
 def test_an_unfinished_run_is_a_baseline_as_it_is_a_model(tiny_run, later_checkpoint) -> None:
@@ -412,7 +415,8 @@ def test_an_unfinished_run_is_a_baseline_as_it_is_a_model(tiny_run, later_checkp
     assert evaluate("--baseline runs/unfinished")["baseline"] == "checkpoint-5 (runs/unfinished)"
     shutil.rmtree(tiny_run / "final")
     comparison = evaluate("--baseline runs/tiny")  # the model itself
-    assert len(comparison["models"]) == 1 and comparison["rows"][0]["difference"] == {}
+    (score,) = comparison["rows"][0]["values"].values()
+    assert len(comparison["models"]) == 1 and score["difference"] is None
 
 
 @pytest.mark.parametrize(

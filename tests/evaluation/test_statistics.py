@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lm_eval.api import metrics
 
-from gpt2_repro.evaluation.comparison import ComparisonRow, Difference
+from gpt2_repro.evaluation.comparison import ComparisonRow, Difference, Score
 from gpt2_repro.evaluation.statistics import AGGREGATIONS, aggregate, paired, standard_error
 
 
@@ -91,11 +91,12 @@ def test_a_difference_within_the_margin_can_be_significant(higher: bool) -> None
     ):
         difference = paired(metric, aggregation, ours, theirs, higher_is_better=higher)
         assert difference.low is not None and difference.high is not None and difference.low > 0
-        cell = ComparisonRow("t", metric, higher, {}, {"m": difference}).change("m")
-        assert cell.text.endswith(f" [+{difference.low:.4f}, +{difference.high:.4f}] {small}, and small")
-    assert Difference(0.1, small=small).text == "", "not judged"
+        cell = ComparisonRow("t", metric, higher, {"m": Score(None, difference=difference)}).change("m")
+        assert cell.text.endswith(f" [+{difference.low:.4f}, +{difference.high:.4f}] {small}, and small (one seed)")
+    assert Score(0.1, difference=Difference(0.1, small=small)).verdict == "", "not judged"
     few = paired("bits_per_byte", BITS_PER_BYTE, larger[:20], bits[:20], higher_is_better=higher)
-    assert "small" not in few.text and "(20 of 30)" in few.text
+    verdict = Score(0.1, difference=few).verdict
+    assert "small" not in verdict and "(20 of 30)" in verdict
 
 
 def test_few_differing_documents_are_inconclusive() -> None:

@@ -47,9 +47,10 @@ def write_run(folder: Path, *, learning_rate: float = 1e-3, steps: int = 40) -> 
     add(folder, step=steps, tokens=steps * 8192, eval_loss=4.123, eval_tokens=4096)
     add(folder, "samples.jsonl", step=10, prompt="Once", text="Once early words")
     add(folder, "samples.jsonl", step=steps, prompt="Once", text=f"Once {SAMPLE}")
-    values = {"demo": {"value": 0.2012, "stderr": 0.0055}, BASELINE: {"value": 0.3256, "stderr": None}}
+    difference = {"value": -0.1244, "stderr": None, "verdict": "worse"}
+    ours = {"value": 0.2012, "stderr": 0.0055, "difference": difference}
+    values = {"demo": ours, BASELINE: {"value": 0.3256, "stderr": None}}
     row = {"task": "lambada_openai", "metric": "acc", "higher_is_better": True, "values": values}
-    row["difference"] = {"demo": {"value": -0.1244, "stderr": None, "verdict": "worse"}}
     models = [{"name": "demo"}, {"name": BASELINE}]
     change(folder / "evaluation" / "comparison.json", baseline=BASELINE, limit=None, models=models, rows=[row])
     return folder
