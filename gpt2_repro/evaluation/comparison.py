@@ -129,7 +129,10 @@ class ComparisonRow:
     @property
     def form(self) -> str:
         """The format of numbers, which depends on the largest value."""
-        largest = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
+        largest = 0.0
+        for score in self.values.values():
+            if score.value is not None:
+                largest = max(largest, abs(score.value))
         if largest >= 1e9:  # the perplexity of a model that has learned nothing
             return ".2e"
         if largest >= 10_000:
@@ -235,17 +238,24 @@ class Comparison(EvaluationSettings):
             return self._trend()
         compared = [name for name in names if self.baseline in names and name != self.baseline]
         headers = ["task", "metric", *names.values()]
-        headers += [f"{names[name]} − {self.baseline}" if len(compared) > 1 else "difference" for name in compared]
-        rows = []
+        if len(compared) == 1:
+            headers.append("difference")
+        else:
+            headers += [f"{names[name]} − {self.baseline}" for name in compared]
+        rows: list[list[Cell]] = []
         for row in self.rows:
             cells = [Cell(row.task), Cell(row.heading)]
-            cells += [Cell(row.show(row.values.get(name, NO_SCORE)), "number") for name in names]
-            rows.append([*cells, *map(row.change, compared)])
+            for name in names:
+                score = row.values.get(name, NO_SCORE)
+                cells.append(Cell(row.show(score), "number"))
+            for name in compared:
+                cells.append(row.change(name))
+            rows.append(cells)
         return Table(headers, rows)
 
     def _trend(self) -> Table:
         """Return a table with one row per model, to compare many checkpoints."""
-        rows = []
+        rows: list[list[Cell]] = []
         for model in sorted(self.models, key=lambda model: model.tokens_trained or 0):
             tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"
             cells = [Cell(model.heading), Cell(tokens, "number")]
@@ -254,21 +264,32 @@ class Comparison(EvaluationSettings):
                 text = row.show(score)
                 if score.verdict:
                     text += f" ({score.verdict})"
-                kind = score.difference.kind if score.difference else ""
-                cells.append(Cell(text, kind or "number"))
+                kind = "number"
+                if score.difference is not None and score.difference.verdict:
+                    kind = score.difference.kind
+                cells.append(Cell(text, kind))
             rows.append(cells)
-        return Table(["model", "tokens trained", *(f"{row.task} {row.heading}" for row in self.rows)], rows)
+        headers = ["model", "tokens trained"]
+        headers += [f"{row.task} {row.heading}" for row in self.rows]
+        return Table(headers, rows)
 
 
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
     """Return the tables of a parsed diagnosis.json as a dict from title to table."""
-    headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
-    tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
-    return {title: Table(headers, list(map(_bucket, buckets))) for title, buckets in tables.items() if buckets}
+    models = [model["name"] for model in diagnosis["models"]]
+    headers = ["", "tokens", *models, "difference"]
+    tables: dict[str, Table] = {}
+    for name, title in DIAGNOSIS_TABLES.items():
+        buckets = diagnosis.get(name)
+        if buckets:
+            tables[title] = Table(headers, [_bucket(bucket) for bucket in buckets])
+    return tables
 
 
 def _bucket(bucket: Mapping[str, Any]) -> list[Cell]:
-    difference, error = bucket["difference"]["value"], bucket["difference"]["stderr"]
-    shown = f"{difference:+.3f}" + ("" if error is None else f" ± {error:.3f}")
-    texts = [f"{bucket['tokens']:,}", f"{bucket['ours']:.3f}", f"{bucket['theirs']:.3f}", shown]
+    error = bucket["difference"]["stderr"]
+    difference = f"{bucket['difference']['value']:+.3f}"
+    if error is not None:
+        difference += f" ± {error:.3f}"
+    texts = [f"{bucket['tokens']:,}", f"{bucket['ours']:.3f}", f"{bucket['theirs']:.3f}", difference]
     return [Cell(bucket["label"]), *(Cell(text.replace("-", "−"), "number") for text in texts)]
