@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 import logging
-import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,24 +45,29 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
 
     load = load or functools.partial(load_pair, checkpoint.copy or checkpoint.source)
     model, tokenizer = load()
-    vocabulary, tokens, positions = model.config.vocab_size, len(tokenizer), max_positions(model.config)
+    vocabulary = model.config.vocab_size
+    tokens = len(tokenizer)
+    positions = max_positions(model.config)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         sizes = f"the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids"
         raise UserError(f"{checkpoint.source}: {sizes}. Pass a folder with this model and its own tokenizer files.")
-    described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     is_raw = _is_raw(checkpoint)
     if is_raw:
         text = "%s: these weights are not averaged, but the final/ of its run is an average (--ema_steps)."
         logger.warning(text, checkpoint.name)
     column = ComparedModel(
-        *described,
-        fingerprint(model, tokenizer),
+        name=checkpoint.name,
+        source=checkpoint.source,
+        parameters=model.num_parameters(),
+        tokens_trained=checkpoint.tokens_trained,
+        revision=fingerprint(model, tokenizer),
         has_separator=start_id(tokenizer) is not None,
         is_local=bool(checkpoint.copy) or Path(checkpoint.source).exists(),
         weights=checkpoint.record.weights if checkpoint.record else "",
         is_raw=is_raw,
     )
-    return LoadedModel(column, load, positions, checkpoint.window(positions), *_setting_of(checkpoint))
+    setting, seeds = _setting_of(checkpoint)
+    return LoadedModel(column, load, positions, checkpoint.window(positions), setting, seeds)
 
 
 def _is_raw(checkpoint: Checkpoint) -> bool:
@@ -75,15 +79,17 @@ def _is_raw(checkpoint: Checkpoint) -> bool:
 
 def _setting_of(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return a text that is the same for models that differ only in the seed, and the seeds of a model."""
-    identity = checkpoint.record.environment.run_identity if checkpoint.record else {}
-    if not checkpoint.record or not identity:
+    if not checkpoint.record or not checkpoint.record.environment.run_identity:
         return checkpoint.name, checkpoint.name
+    identity = checkpoint.record.environment.run_identity
     seed = identity.get("seed")
     data_seed = identity.get("data_seed")
+    if data_seed is None:
+        data_seed = seed
     settings = {key: value for key, value in identity.items() if not key.endswith("seed")}
     kind = checkpoint.name.partition("(")[0]  # such as checkpoint-100 or final
     setting = json.dumps([kind, checkpoint.record.step, settings], sort_keys=True, default=str)
-    return setting, json.dumps([seed, seed if data_seed is None else data_seed])
+    return setting, json.dumps([seed, data_seed])
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
@@ -95,10 +101,14 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(weight.detach().cpu().contiguous().numpy().data)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    digest.update((backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)).encode())
+    if backend:
+        digest.update(backend.to_str().encode())
+        ids = []
+    else:
+        digest.update(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
+        ids = encode(tokenizer, [PROBE])
     # The token before a document, the tokens that are added to all text, and the ids of a tokenizer without a backend.
     roles = [tokenizer.special_tokens_map, start_id(tokenizer), tokenizer("")["input_ids"]]
-    ids = [] if backend else encode(tokenizer, [PROBE])
     digest.update(json.dumps([roles, ids], sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
@@ -110,8 +120,11 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
 
     Raises UserError if `requested` is explicit and a model does not accept inputs of this length.
     """
-    shortest, smallest = (min(models, key=operator.attrgetter(key)) for key in ("window", "positions"))
-    name, window, most = shortest.column.name, min(requested, shortest.window), smallest.positions
+    shortest = min(models, key=lambda model: model.window)
+    smallest = min(models, key=lambda model: model.positions)
+    name = shortest.column.name
+    window = min(requested, shortest.window)
+    most = smallest.positions
     if window < requested and not explicit:
         text = "Window: %d tokens instead of %d, because %s was trained on shorter rows."
         logger.warning(text, window, requested, name)
