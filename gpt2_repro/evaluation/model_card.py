@@ -109,11 +109,22 @@ def model_card(
         repository: the Hub id of the model. None: the code example loads the folder of the card.
     """
     start = record.environment.run_identity.get("init_from", "")
-    header: dict[str, Any] = {"license": license_id} if license_id else {}
-    header |= {"library_name": "transformers", "pipeline_tag": "text-generation", **_origin(record)}
-    entries = _index_entries(results) if results else []
-    if entries:
-        header["model-index"] = [{"name": name, "results": entries}]
+    header: dict[str, Any] = {}
+    if license_id:
+        header["license"] = license_id
+    header["library_name"] = "transformers"
+    header["pipeline_tag"] = "text-generation"
+    header.update(_origin(record))
+    comparison: Comparison | None = None
+    table = ""
+    scored: list[str] = []
+    if results is not None and results.rows:
+        comparison = results.comparison
+        table = _score_table(results).markdown()
+        scored = _scored_documents(results)
+        entries = _index_entries(results)
+        if entries:
+            header["model-index"] = [{"name": name, "results": entries}]
     card = render(
         "model_card.md.j2",
         name=name,
@@ -122,9 +133,9 @@ def model_card(
         record=record,
         start=_public_start(start),
         source=json.dumps(_public_source(record.environment.data["source"])),
-        comparison=results.comparison if results and results.rows else None,
-        table=_score_table(results).markdown() if results else "",
-        scored=_scored_documents(results) if results else [],
+        comparison=comparison,
+        table=table,
+        scored=scored,
         deviations=deviation_table(_public_deviations(record)),
         recipe_file=RECIPE,
         environment_file=ENVIRONMENT,
@@ -135,13 +146,18 @@ def model_card(
 
 def _origin(record: TrainingRecord) -> dict[str, Any]:
     """Return the Hub datasets and the base model, each only if it is known."""
-    source, start = record.environment.data.get("source", {}), record.environment.run_identity.get("init_from", "")
-    sources = source.get("sources", [source])
-    known = {
-        "datasets": sorted({one["repository"] for one in sources if "repository" in one}),
-        "base_model": start.rstrip("/") if _is_hub_id(start) else None,
-    }
-    return {key: value for key, value in known.items() if value}
+    source = record.environment.data.get("source", {})
+    start = record.environment.run_identity.get("init_from", "")
+    repositories: set[str] = set()
+    for part in source.get("sources", [source]):
+        if "repository" in part:
+            repositories.add(part["repository"])
+    origin: dict[str, Any] = {}
+    if repositories:
+        origin["datasets"] = sorted(repositories)
+    if _is_hub_id(start):
+        origin["base_model"] = start.rstrip("/")
+    return origin
 
 
 def _is_hub_id(name: str) -> bool:
@@ -154,7 +170,9 @@ def _public_start(start: str) -> str:
     """Return the initial weights for a sentence: a Hub id, or no name for a local model."""
     if not start:
         return ""
-    return f"`{start}`" if _is_hub_id(start) else "a local model"
+    if _is_hub_id(start):
+        return f"`{start}`"
+    return "a local model"
 
 
 def _index_entries(results: Results) -> list[dict[str, Any]]:
@@ -169,8 +187,11 @@ def _index_entries(results: Results) -> list[dict[str, Any]]:
         if score is None or details is None or not _is_public_split(row, details):
             continue
         task = LOCAL_TASKS[row.task]
-        dataset = {"name": task.title, "type": task.dataset, "split": task.split}
-        entry = {"task": {"type": "text-generation"}, "dataset": dataset, "metrics": []}
+        entry = {
+            "task": {"type": "text-generation"},
+            "dataset": {"name": task.title, "type": task.dataset, "split": task.split},
+            "metrics": [],
+        }
         metric = {"type": row.metric, "name": row.metric, "value": round(score.value or 0.0, 4)}
         entries.setdefault(row.task, entry)["metrics"].append(metric)
     return list(entries.values())
@@ -197,7 +218,10 @@ def _score_table(results: Results) -> Table:
     tasks = _public_tasks(comparison)
     rows = []
     for row in results.rows:
-        values = {heading: row.values[name] for name, heading in headings.items() if name in row.values}
+        values: dict[str, Score] = {}
+        for name, heading in headings.items():
+            if name in row.values:
+                values[heading] = row.values[name]
         own = results.own_score(row)
         if own is not None and OURS not in values:
             difference = _own_difference(own, row, comparison.baseline)
@@ -230,9 +254,13 @@ def _public_heading(model: ComparedModel) -> str:
 def _public_tasks(comparison: Comparison) -> dict[str, str]:
     """Return the names of the tasks in the card. A task of a local text is named after the text."""
     names: dict[str, str] = {}
+    texts = 0
     for task in dict.fromkeys(row.task for row in comparison.rows):
-        number = 1 + sum(name.startswith(BITS) for name in names)
-        names[task] = f"local text {number}" if task.startswith(BITS) else task
+        if task.startswith(BITS):
+            texts += 1
+            names[task] = f"local text {texts}"
+        else:
+            names[task] = task
     return names
 
 
@@ -243,7 +271,9 @@ def _scored_documents(results: Results) -> list[str]:
     for task, details in results.comparison.task_details.items():
         if task not in tasks:
             continue
-        count = "an unknown number of" if details.documents is None else f"{details.documents:,}"
+        count = "an unknown number of"
+        if details.documents is not None:
+            count = f"{details.documents:,}"
         sentences.append(f"{tasks[task]}: {count} documents of {_public_data(task, details)}")
     return sentences
 
@@ -271,8 +301,10 @@ def _public_source(value: Any) -> Any:
     if "sources" in value:
         public.pop("name", None)  # it has the names of all sources
     if files and isinstance(files[0], Mapping):
-        public = {key: part for key, part in public.items() if key not in ("name", "files", "unused_files")}
-        return {"local files": len(files), "bytes": sum(file.get("bytes", 0) for file in files), **public}
+        for key in ("name", "files", "unused_files"):
+            public.pop(key, None)
+        num_bytes = sum(file.get("bytes", 0) for file in files)
+        return {"local files": len(files), "bytes": num_bytes, **public}
     if len(files) > SHOWN_FILES:
         public["files"] = [*files[:SHOWN_FILES], f"and {len(files) - SHOWN_FILES} more"]
     return public
@@ -281,24 +313,31 @@ def _public_source(value: Any) -> Any:
 def _public_deviations(record: TrainingRecord) -> list[Mapping[str, str]]:
     """Return the training settings that differ from recipes/gpt2_124m.yaml, without names of local files."""
     source = record.environment.data["source"]
-    public = []
+    public: list[Mapping[str, str]] = []
     for deviation in record.environment.deviations or ():
         is_local = False
         if deviation["field"] == "data.source":
             is_local = "local files" in json.dumps(_public_source(source))
         elif deviation["field"] in ("data.tokenizer", "model.init_from"):
             is_local = _may_be_path(deviation["run"])
-        public.append({**deviation, "run": "local files"} if is_local else deviation)
+        if is_local:
+            deviation = {**deviation, "run": "local files"}
+        public.append(deviation)
     return public
 
 
 def _may_be_path(name: str) -> bool:
-    return Path(name).exists() or (("/" in name or "." in name) and not _is_hub_id(name))
+    if Path(name).exists():
+        return True
+    looks_like_path = "/" in name or "." in name
+    return looks_like_path and not _is_hub_id(name)
 
 
 def deviation_table(deviations: Sequence[Mapping[str, str]] | None) -> Table:
     """Return a table of the training settings that differ from recipes/gpt2_124m.yaml."""
-    # Paths of data files are valid on one machine only.
-    portable = [one for one in deviations or () if one["field"] != "data.data_files"]
-    rows = [[Cell(one[key].replace("|", "/")) for key in ("field", "run", "recipe")] for one in portable]
+    rows: list[list[Cell]] = []
+    for deviation in deviations or ():
+        if deviation["field"] == "data.data_files":
+            continue  # its paths are valid on one machine only
+        rows.append([Cell(deviation[key].replace("|", "/")) for key in ("field", "run", "recipe")])
     return Table(["field", "this run", "recipe"], rows)
