@@ -128,10 +128,13 @@ class Follower:
 
         Rolling checkpoints and incomplete ones are left out.
         """
-        steps = {checkpoint_path(Path(), step).name: manifest for step, manifest in self.place.manifests().items()}
-        new = {}
+        of_steps = self.place.manifests()
+        manifests = {FINAL: self.place.manifest(FINAL)}
+        for step, manifest in of_steps.items():
+            manifests[checkpoint_path(Path(), step).name] = manifest
+        new: dict[str, dict[str, Any]] = {}
         options = self._all_options()
-        for name, manifest in {FINAL: self.place.manifest(FINAL), **steps}.items():
+        for name, manifest in manifests.items():
             if not manifest or manifest.get("rolling") or manifest["sha256"] in self.tried:
                 continue
             scores = self.folder / name
@@ -153,7 +156,8 @@ class Follower:
 
         Raises RunFailed if the place cannot be read.
         """
-        name, manifest = next(iter(new.items()))
+        name = list(new)[0]
+        manifest = new[name]
         self.is_waiting = False
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=SNAPSHOT) as scratch:
             run = Path(scratch)
@@ -223,13 +227,16 @@ def _require_same_run(place: Place, mark: BinaryIO) -> None:
     if it continued with changed settings.
     """
     event = _content(place, METRICS).partition(b"\n")[0].decode(errors="replace")
-    run = {"run_identity": place.run_identity(), "first_event": event}
-    if not run["run_identity"] and not event:
+    identity = place.run_identity()
+    if not identity and not event:
         return  # nothing is written yet
     mark.seek(0)
     scored = parse_object(mark.read()) or {}
-    if "run_identity" in scored and not any(run[key] and run[key] == scored.get(key) for key in run):
+    has_same_identity = bool(identity) and identity == scored.get("run_identity")
+    has_same_event = bool(event) and event == scored.get("first_event")
+    if "run_identity" in scored and not has_same_identity and not has_same_event:
         raise UserError(f"{Path(mark.name).parent} has scores of another run. Pass another --output_dir.")
+    run = {"run_identity": identity, "first_event": event}
     if scored != run:
         mark.truncate(0)
         mark.write(json.dumps(run).encode())
@@ -246,7 +253,8 @@ def _content(place: Place, name: str) -> bytes:
 def _read(place: Place, folder: Path, *names: str) -> None:
     """Copy small files, if they exist."""
     for name in names:
-        if content := _content(place, name):
+        content = _content(place, name)
+        if content:
             write_whole(folder / name, content)
 
 
