@@ -31,6 +31,7 @@ def main(argv: list[str]) -> None:
     """
     args = _parse(argv)
     checkpoint = resolve_checkpoint(args.checkpoint)
+    checkpoint.log_weights()
 
     from gpt2_repro.model.load import load_model, load_tokenizer
 

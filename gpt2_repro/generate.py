@@ -36,7 +36,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> None:
     """Load a checkpoint, generate text and print it."""
     args = _parse(argv)
-    source = resolve_checkpoint(args.checkpoint, unfinished=True).source
+    checkpoint = resolve_checkpoint(args.checkpoint, unfinished=True)
+    checkpoint.log_weights()
 
     import torch
     from transformers import GenerationConfig
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.load import load_pair
     from gpt2_repro.tokenization import start_ids
 
-    model, tokenizer = load_pair(source)
+    model, tokenizer = load_pair(checkpoint.source)
     model = model.to(gpu_kind() or "cpu")
     window = max_positions(model.config)
     start = start_ids(tokenizer, args.prompt)

@@ -24,13 +24,11 @@ from gpt2_repro.evaluation.comparison import (
     TaskDetails,
 )
 from gpt2_repro.evaluation.model_card import Results, find_results, model_card
-from gpt2_repro.evaluation.models import fingerprint, open_model
-from gpt2_repro.evaluation.output import comparison_markdown
+from gpt2_repro.evaluation.models import fingerprint
 from gpt2_repro.evaluation.references import DOCUMENTS
 from gpt2_repro.evaluation.scores import Metric, compare, join_seeds
 from gpt2_repro.evaluation.tasks import LOCAL_TASKS
 from gpt2_repro.export import main
-from gpt2_repro.model.checkpoint import resolve_checkpoint
 from gpt2_repro.model.llmc import read_llmc, transposed
 from gpt2_repro.model.load import load_model, load_pair
 from gpt2_repro.model.nanogpt import SHAPE
@@ -473,18 +471,6 @@ def test_the_card_of_a_run_with_an_average_names_its_weights(record: TrainingRec
     assert ("The weights are" in card) == (words is not None)
     assert words is None or words in card
     assert "The weights are" not in model_card("me", record)
-
-
-def test_the_weights_of_a_run_with_an_average_are_named(train, tmp_path: Path) -> None:
-    folder = train(tmp_path / "run", "--ema_steps", 3, "--save_steps", 4)
-    final, saved = (training_record(folder / name) for name in ("final", "checkpoint-4"))
-    assert final is not None and saved is not None
-    assert (final.averaged, saved.averaged) == (True, False)
-    assert final.weights in (folder / "final" / "README.md").read_text(encoding="utf-8")
-    columns = [open_model(resolve_checkpoint(str(folder / name))).column for name in ("final", "checkpoint-4")]
-    assert [column.weights for column in columns] == [final.weights, saved.weights] and final.weights != saved.weights
-    table = comparison_markdown(dataclasses.replace(COMPARISON, models=columns))
-    assert final.weights in table and saved.weights in table
 
 
 def test_the_card_lists_how_the_run_deviates(record: TrainingRecord) -> None:

@@ -98,8 +98,9 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
         step = layout.step_of(checkpoint)
         manifest["environment"] = environment
         manifest["step"] = step
-        manifest["averaged"] = False
-        manifest["losses"] = events.validation_losses(checkpoint.parent / layout.METRICS, step)
+        averaged = (checkpoint / layout.AVERAGED_WEIGHTS).is_file()  # which `load_model` loads
+        manifest["averaged"] = averaged
+        manifest["losses"] = events.model_losses(checkpoint.parent / layout.METRICS, step, averaged=averaged)
     if "run_identity" not in manifest["environment"]:
         return None
     losses = {key: loss for key, loss in manifest.get("losses", {}).items() if loss is not None}

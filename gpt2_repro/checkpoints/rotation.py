@@ -249,7 +249,9 @@ def _losses(run: Path, steps: list[int]) -> dict[int, float]:
     recorded: dict[int, Any] = {}
     for event in events.read(run / layout.METRICS)[0]:
         if "eval_loss" in event:
-            recorded[event.get("step", -1)] = event["eval_loss"]
+            # With --ema_steps, a checkpoint is evaluated by the average of its weights, which the first step has not yet.
+            loss = event.get(f"{events.AVERAGED}_loss", event["eval_loss"])
+            recorded[event.get("step", -1)] = loss
     losses: dict[int, float] = {}
     for step in steps:
         loss = recorded.get(step)

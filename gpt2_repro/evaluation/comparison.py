@@ -85,13 +85,6 @@ class ComparedModel:
     weights: str = ""  # which weights of a run with --ema_steps
     has_separator: bool = True  # if not, the first token of each document is context and is not scored
     lossy_tasks: list[str] = dataclasses.field(default_factory=list)  # whose text the tokenizer does not keep
-    # Whether these are the weights of a step, although the run averages weights (--ema_steps) and final/ is the average.
-    is_raw: bool = False
-
-    @property
-    def heading(self) -> str:
-        """The name in tables."""
-        return f"{self.name}, weights without averaging" if self.is_raw else self.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +226,7 @@ class Comparison(EvaluationSettings):
         Args:
             names: the models to show, as a dict from model name to heading. None shows all models.
         """
-        names = names or {model.name: model.heading for model in self.models}
+        names = names or {model.name: model.name for model in self.models}
         if len(names) > MOST_COLUMNS:
             return self._trend()
         compared = [name for name in names if self.baseline in names and name != self.baseline]
@@ -258,7 +251,7 @@ class Comparison(EvaluationSettings):
         rows: list[list[Cell]] = []
         for model in sorted(self.models, key=lambda model: model.tokens_trained or 0):
             tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"
-            cells = [Cell(model.heading), Cell(tokens, "number")]
+            cells = [Cell(model.name), Cell(tokens, "number")]
             for row in self.rows:
                 score = row.values.get(model.name, NO_SCORE)
                 text = row.show(score)

@@ -13,7 +13,6 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import ComparedModel
 from gpt2_repro.model.checkpoint import Checkpoint
 from gpt2_repro.model.size import max_positions
-from gpt2_repro.run_record.layout import step_of
 from gpt2_repro.tokenization import PROBE, encode, start_id
 
 
@@ -51,10 +50,7 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         sizes = f"the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids"
         raise UserError(f"{checkpoint.source}: {sizes}. Pass a folder with this model and its own tokenizer files.")
-    is_raw = _is_raw(checkpoint)
-    if is_raw:
-        text = "%s: these weights are not averaged, but the final/ of its run is an average (--ema_steps)."
-        logger.warning(text, checkpoint.name)
+    checkpoint.log_weights()
     column = ComparedModel(
         name=checkpoint.name,
         source=checkpoint.source,
@@ -63,18 +59,10 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
         revision=fingerprint(model, tokenizer),
         has_separator=start_id(tokenizer) is not None,
         is_local=bool(checkpoint.copy) or Path(checkpoint.source).exists(),
-        weights=checkpoint.record.weights if checkpoint.record else "",
-        is_raw=is_raw,
+        weights=checkpoint.weights,
     )
     setting, seeds = _setting_of(checkpoint)
     return LoadedModel(column, load, positions, checkpoint.window(positions), setting, seeds)
-
-
-def _is_raw(checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint-N has the weights of a step, and final/ of its run their average."""
-    # A checkpoint has the average in the files of the optimizer, which are pickled and are not read.
-    identity = checkpoint.record.environment.run_identity if checkpoint.record else {}
-    return bool(identity.get("ema_steps")) and step_of(Path(checkpoint.source)) >= 0
 
 
 def _setting_of(checkpoint: Checkpoint) -> tuple[str, str]:

@@ -35,6 +35,17 @@ class Checkpoint:
         """Target tokens that the model was trained on, or None if unknown."""
         return None if self.record is None else self.record.tokens
 
+    @property
+    def weights(self) -> str:
+        """Which weights of a run with --ema_steps these are, or "" for other runs."""
+        return self.record.weights if self.record else ""
+
+    def log_weights(self) -> None:
+        """Log which weights of a run with --ema_steps are used. Weights that are no average cause a warning."""
+        if self.record is not None and self.weights:
+            level = logging.INFO if self.record.averaged else logging.WARNING
+            logger.log(level, "The weights of %s are %s.", self.name, self.weights)
+
     def window(self, num_positions: int) -> int:
         """Return the sequence length of the model's run, but at most `num_positions`."""
         if self.run is None:

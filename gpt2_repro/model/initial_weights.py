@@ -68,10 +68,11 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
     Raises UserError if the checkpoint cannot be loaded, or does not match `model` or `tokenizer`.
     """
-    checkpoint = resolve_checkpoint(name).source
-    source = load_model(checkpoint)
+    checkpoint = resolve_checkpoint(name)
+    checkpoint.log_weights()
+    source = load_model(checkpoint.source)
     if tokenizer is not None:
-        _check_tokenizer(checkpoint, tokenizer, name=name)
+        _check_tokenizer(checkpoint.source, tokenizer, name=name)
     _check_config(source.config, model.config, name=name)
     source.resize_token_embeddings(model.config.true_vocab_size)  # without padding
     weights = dict(source.named_parameters())

@@ -20,6 +20,7 @@ from gpt2_repro.model.llmc import read_llmc
 from gpt2_repro.model.nanogpt import open_nanogpt, read_nanogpt
 from gpt2_repro.model.pretraining import plain_config, plain_model
 from gpt2_repro.model.size import experts_of
+from gpt2_repro.run_record.layout import AVERAGE_VARIANT, AVERAGED_WEIGHTS
 from gpt2_repro.tokenization import load
 
 
@@ -46,6 +47,7 @@ def load_config(checkpoint: str) -> PreTrainedConfig:
 def load_model(checkpoint: str) -> PreTrainedModel:
     """Return the fp32 model of a folder or Hub id, without vocabulary padding.
 
+    A checkpoint of a run with --ema_steps has two files of weights. Its average is loaded, as final/ is an average.
     `checkpoint` may also be a file of llm.c (.bin) or nanoGPT (.pt).
 
     Raises UserError if the model is quantized, cannot be loaded from safetensors, or has weights that are not finite.
@@ -63,8 +65,9 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         if Path(checkpoint).is_dir():
             _check_files(Path(checkpoint))
         logging.set_verbosity_error()  # hides a table of weights that do not fit config.json
+        variant = AVERAGE_VARIANT if Path(checkpoint, AVERAGED_WEIGHTS).is_file() else None
         model, loading = AutoModelForCausalLM.from_pretrained(
-            checkpoint, config=config, output_loading_info=True, **SAFELY
+            checkpoint, config=config, variant=variant, output_loading_info=True, **SAFELY
         )
     except (OSError, SafetensorError, *FAILURES) as error:
         raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None

@@ -61,12 +61,15 @@ def validation_losses(path: Path, step: int | None = None) -> dict[str, float | 
     return losses
 
 
-def final_losses(path: Path, step: int, *, averaged: bool) -> dict[str, float]:
-    """Return the finite validation losses at `step`, those of the averaged weights if the final model has these."""
-    prefix = AVERAGED if averaged else "eval"
+def model_losses(path: Path, step: int, *, averaged: bool) -> dict[str, float]:
+    """Return the finite validation losses of a saved model at `step`, under the keys of a run without an average.
+
+    Args:
+        averaged: whether the model has the average of the weights.
+    """
     losses: dict[str, float] = {}
     for key, loss in validation_losses(path, step).items():
-        if key.startswith(prefix) and loss is not None:
+        if key.startswith(AVERAGED) == averaged and loss is not None:
             losses[key.replace(AVERAGED, "eval")] = loss
     return losses
 

@@ -266,7 +266,7 @@ def save_final(trainer: "PretrainingTrainer") -> None:
             record = TrainingRecord(
                 step=step,
                 tokens=trainer.tokens_trained,
-                losses=events.final_losses(run.metrics, step, averaged=is_averaged),
+                losses=events.model_losses(run.metrics, step, averaged=is_averaged),
                 environment=trainer.environment,
                 averaged=is_averaged,
             )

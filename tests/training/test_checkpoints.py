@@ -98,6 +98,22 @@ def test_rotation_goes_by_step_and_keeps_best_and_periodic_checkpoints(save, tmp
         assert steps(tmp_path) == set(kept)
 
 
+def test_the_best_checkpoint_of_a_run_with_an_average_has_the_best_average(save, tmp_path: Path) -> None:
+    """The average is what an evaluation of the checkpoint loads."""
+    losses: dict[int, dict[str, float | None]] = {
+        1: {"eval_loss": 3.4},  # no update so far
+        2: {"eval_loss": 3.1, "eval_EMA_loss": 3.3},
+        3: {"eval_loss": 3.2, "eval_EMA_loss": 3.0},
+        4: {"eval_loss": 3.0, "eval_EMA_loss": None},
+        5: {"eval_loss": 3.3, "eval_EMA_loss": 3.2},
+    }
+    for step, values in losses.items():
+        save(step)
+        append(tmp_path / "metrics.jsonl", {"step": step, **values})
+    rotate(tmp_path, Rotation(1, keep_best=True))
+    assert steps(tmp_path) == {3, 5}
+
+
 def test_rotation_keeps_only_the_newest_rolling_checkpoint(save, tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", {"step": 410, "eval_loss": 3.0})
     for lasting, rolling, rotation, kept in (
