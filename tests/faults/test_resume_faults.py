@@ -51,8 +51,12 @@ def test_the_average_survives_another_number_of_processes(launcher, bf16, launch
     train(run, *options, launcher=(launcher, launchers[1]))
     # A checkpoint of bf16 has rounded weights.
     require_mean(run, steps=8, tolerance=1e-6 if bf16 == "false" else 8e-3)
-    weights, expected = (load_file(folder / "final" / "model.safetensors") for folder in (run, straight))
-    assert all(torch.allclose(weight, expected[name], atol=1e-4) for name, weight in weights.items())
+    weights = load_file(run / "final" / "model.safetensors")
+    expected = load_file(straight / "final" / "model.safetensors")
+    # Adam moves a weight with a tiny gradient by the sign of the gradient, which bf16 on other processes can change.
+    tolerance = 1e-4 if bf16 == "false" else 5e-3
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], atol=tolerance, rtol=1e-5)
 
 
 @pytest.mark.parametrize("launcher", [("launch", 2), ("zero3", 2)], ids=["zero1", "zero3"])
