@@ -16,7 +16,6 @@ import yaml
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import from_json, growth, read_object, sync, to_json, try_lock, write_whole
 from gpt2_repro.manifest import MANIFEST
-from gpt2_repro.manifest import SPLITS as SPLITS
 from gpt2_repro.run_record import events, layout
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.notes import is_supervised
@@ -38,7 +37,8 @@ class RunRecord:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.final = self.path / layout.FINAL
-        self.metrics, self.samples = self.path / layout.METRICS, self.path / layout.SAMPLES
+        self.metrics = self.path / layout.METRICS
+        self.samples = self.path / layout.SAMPLES
         self._measure: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
         self._lock: TextIO | None = None
         self.lock_descriptor = -1  # of the lock file, if this process has locked the run
@@ -71,9 +71,12 @@ class RunRecord:
     def status(self) -> RunStatus:
         """Return run_status.json, or an empty RunStatus if missing or damaged."""
         document = read_object(self.path / layout.STATUS)
-        known = {key: value for key, value in document.items() if key.endswith(events.LOSSES)}
-        losses = {key: value for key, value in known.items() if events.is_number(value)}
-        return from_json(RunStatus, document | {"losses": losses}, default=RunStatus())
+        losses: dict[str, float] = {}
+        for key, value in document.items():
+            if key.endswith(events.LOSSES) and events.is_number(value):
+                losses[key] = value
+        document["losses"] = losses
+        return from_json(RunStatus, document, default=RunStatus())
 
     def data_folder(self, option: str) -> Path | None:
         """Return the prepared folder of the run, or None if it is unknown or does not exist.
@@ -83,7 +86,8 @@ class RunRecord:
         name = self.recipe().get("data", {}).get("dataset_dir")
         if not name or not Path(name).is_dir():
             return None
-        trained, current = self.environment().data.get("sha256"), read_object(Path(name, MANIFEST)).get("sha256")
+        trained = self.environment().data.get("sha256")
+        current = read_object(Path(name, MANIFEST)).get("sha256")
         if trained and current and trained != current:
             problem = f"{name} was prepared again after {self.path} was trained, so {self.path} may know its text"
             raise UserError(f"{problem}. Pass {option} {name} to score it nevertheless.")
@@ -91,9 +95,13 @@ class RunRecord:
 
     def damaged(self) -> Path | None:
         """Return the first damaged .yaml or .json file of the run, or None."""
-        parsed = {layout.RECIPE: self.recipe()}
-        parsed |= {name: read_object(self.path / name) for name in (layout.ENVIRONMENT, layout.STATUS)}
-        return next((self.path / name for name in parsed if (self.path / name).is_file() and not parsed[name]), None)
+        recipe = self.path / layout.RECIPE
+        if recipe.is_file() and not self.recipe():
+            return recipe
+        for path in (self.path / layout.ENVIRONMENT, self.path / layout.STATUS):
+            if path.is_file() and not read_object(path):
+                return path
+        return None
 
     def was_killed(self) -> bool:
         """Return whether the process of a running run has ended without an entry in run_status.json.
@@ -149,7 +157,8 @@ class RunRecord:
             file = path.open("a+", encoding="utf-8")
         except OSError as error:
             raise UserError(f"--output_dir {self.path} cannot be written ({error.strerror}).") from None
-        grows, deadline = growth(self.path / layout.STAGING), time.monotonic() + WRITING
+        grows = growth(self.path / layout.STAGING)
+        deadline = time.monotonic() + WRITING
         while not try_lock(file.fileno(), self.path):
             file.seek(0)
             holder = file.read().strip() or "unknown"
@@ -205,8 +214,14 @@ class RunRecord:
     def write_status(self, state: str, **values: Any) -> None:
         """Update `state`, `values` and the time breakdown in run_status.json."""
         parts = self.time_breakdown()
-        written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts}
-        written |= {"goodput": round(goodput(parts), 4), "updated": now(), "is_supervised": is_supervised()}
+        written = {
+            "state": state,
+            "seconds": round(sum(parts.values()), 2),
+            "time_breakdown": parts,
+            "goodput": round(goodput(parts), 4),
+            "updated": now(),
+            "is_supervised": is_supervised(),
+        }
         path = self.path / layout.STATUS
         self.written = time.monotonic()
         try:
@@ -244,15 +259,18 @@ class RunRecord:
     def time_breakdown(self) -> dict[str, float]:
         """Return the seconds of each part of PARTS, summed over all attempts."""
         measured = self._measure()
-        return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
+        parts: dict[str, float] = {}
+        for name in PARTS:
+            parts[name] = round(self._earlier[name] + measured.get(name, 0.0), 2)
+        return parts
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
         """Count the time of steps that earlier attempts trained after `step` as redone.
 
         `at_checkpoint` is the time breakdown in the manifest of the checkpoint at `step`, or {} at step 0.
         """
-        # run_status.json may be damaged.
-        self._earlier = {name: max(self._earlier[name], at_checkpoint.get(name, 0.0)) for name in PARTS}
+        for name in PARTS:  # run_status.json may be damaged
+            self._earlier[name] = max(self._earlier[name], at_checkpoint.get(name, 0.0))
         if (self.status().step or 0) > step:
             for name in STEPS:
                 lost = max(0.0, self._earlier[name] - at_checkpoint.get(name, 0.0))
@@ -268,4 +286,5 @@ def _process_of(holder: str) -> str:
 def _has_ended(holder: str) -> bool:
     """Return whether the process of a text like HOLDER ran here and has ended."""
     number = _process_of(holder)
-    return number.isdigit() and holder == HOLDER.format(number, platform.node()) and not psutil.pid_exists(int(number))
+    is_from_here = holder == HOLDER.format(number, platform.node())
+    return is_from_here and number.isdigit() and not psutil.pid_exists(int(number))

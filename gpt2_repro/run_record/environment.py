@@ -28,7 +28,7 @@ class Environment:
     seed: int | None = None
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # manifest of the prepared data
     reference: str | None = None  # published runs whose loss curve the run should follow
-    # Fields that differ from the default recipe. Earlier versions did not record them.
+    # Fields that differ from the default recipe. None: not recorded.
     deviations: list[Mapping[str, Any]] | None = None
     run_identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # must not change on resume
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # optimizer, dtypes and compilation

@@ -1,7 +1,6 @@
 """Append, read and delete the events of a run.
 
-An event is a logged step, a validation or a generated text, stored as one line of JSON. Files of earlier versions have
-NaN and Infinity instead of null.
+An event is a logged step, a validation or a generated text, stored as one line of JSON.
 """
 
 import logging
@@ -84,8 +83,9 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
         at = event.get("step")
         if not isinstance(at, int):
             return False
-        is_repeated = validates_again and ("eval_loss" in event or "text" in event)
-        return at < step if is_repeated else at <= step
+        if at == step and validates_again:
+            return "eval_loss" not in event and "text" not in event
+        return at <= step
 
     if path.is_file():
         text = ""
@@ -97,6 +97,8 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:
     """Return each non-empty line of a file with its JSON object, or None if damaged."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
     # Only "\n" ends a line. str.splitlines() would also split at other Unicode line breaks.
     return [(line, parse_object(line)) for line in re.findall(r"[^\n]+\n?", text)]

@@ -47,4 +47,6 @@ def noted(name: str, folder: str | Path | None = None) -> str | None:
     if not folder:
         return None
     path = Path(folder, name)
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    if not path.is_file():
+        return None
+    return path.read_text(encoding="utf-8")
