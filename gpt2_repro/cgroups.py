@@ -34,9 +34,10 @@ def memory_limits() -> list[tuple[int, int]]:
     limits = []
     for folder in _folders("memory"):
         # Above memory.high, the kernel does not end a process, but makes it so slow that it looks like a hang.
-        stated = [*_words(folder / "memory.max"), *_words(folder / "memory.high")]
-        stated += _words(folder / "memory.limit_in_bytes")
-        numbers = [int(word) for word in stated if word.isdigit()]
+        words = (
+            _words(folder / "memory.max") + _words(folder / "memory.high") + _words(folder / "memory.limit_in_bytes")
+        )
+        numbers = [int(word) for word in words if word.isdigit()]
         if numbers:
             limit = min(numbers)
             limits.append((limit, limit - _used_memory(folder)))
@@ -80,13 +81,22 @@ def _folders(controller: str) -> list[Path]:
             hierarchy = [mount for mount in mounts if mount.version == 1 and controller in mount.options]
         else:
             continue
-        around = [mount for mount in hierarchy if _is_below(Path(path), mount.root)]
-        for mount in around:
-            own = mount.folder / Path(path).relative_to(mount.root)
-            folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(mount.folder)]
-        if not around:
-            # The path and the mount belong to different cgroup namespaces. What a container sees is its own cgroup.
-            folders += [mount.folder for mount in hierarchy]
+        folders.extend(_folders_of(Path(path), hierarchy))
+    return folders
+
+
+def _folders_of(path: Path, hierarchy: list[Mount]) -> list[Path]:
+    """Return the folders of the cgroup `path` and of its parents, as far as the mounts of its hierarchy show them."""
+    folders: list[Path] = []
+    for mount in hierarchy:
+        if _is_below(path, mount.root):
+            own = mount.folder / path.relative_to(mount.root)
+            for folder in (own, *own.parents):
+                if folder.is_relative_to(mount.folder):
+                    folders.append(folder)
+    if not folders:
+        # The path and the mount belong to different cgroup namespaces. What a container sees is its own cgroup.
+        return [mount.folder for mount in hierarchy]
     return folders
 
 
@@ -100,11 +110,17 @@ def _mounts() -> list[Mount]:
     mounts = []
     for line in _lines(PROC / "mountinfo"):
         mounted, _, file_system = line.partition(" - ")
-        root, folder = [Path(_unescape(field)) for field in mounted.split(" ")[3:5]]
         kind, _, options = file_system.split(" ", 2)
-        if kind in ("cgroup", "cgroup2"):
-            version = 2 if kind == "cgroup2" else 1
-            mounts.append(Mount(version, frozenset(options.split(",")), root, folder))
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        fields = mounted.split(" ")
+        mount = Mount(
+            version=2 if kind == "cgroup2" else 1,
+            options=frozenset(options.split(",")),
+            root=Path(_unescape(fields[3])),
+            folder=Path(_unescape(fields[4])),
+        )
+        mounts.append(mount)
     return mounts
 
 
@@ -114,7 +130,9 @@ def _unescape(field: str) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if not path.is_file():
+        return []
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def _words(path: Path) -> list[str]:
