@@ -76,7 +76,8 @@ def expand(path: str) -> str:
     """Replace `~` and environment variables in a path, or raise UserError if they are not defined."""
     # The shell does not expand paths that are quoted or written in a recipe.
     expanded = os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path would turn "" into ".")
-    if (unset := re.search(r"^~[^/]*|\$(\w+|\{[^}]*\})", expanded)) and not os.path.lexists(expanded):
+    unset = re.search(r"^~[^/]*|\$(\w+|\{[^}]*\})", expanded)
+    if unset is not None and not os.path.lexists(expanded):
         raise UserError(f"{path}: {unset[0]} is not defined. Set it, or write the path without it.")
     return expanded
 
@@ -86,9 +87,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Each of several processes that write the same file needs its own temporary file.
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
+    data = content.encode() if isinstance(content, str) else content
     try:
         with partial.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -105,21 +107,27 @@ def to_json(value: Any, **options: Any) -> str:
             return {key: finite(item) for key, item in part.items()}
         if isinstance(part, list | tuple):
             return [finite(item) for item in part]
-        return None if isinstance(part, float) and not math.isfinite(part) else part
+        if isinstance(part, float) and not math.isfinite(part):
+            return None
+        return part
 
     return json.dumps(finite(value), **options)
 
 
 def parse_object(text: str | bytes) -> dict[str, Any] | None:
     """Return the JSON object in a text, or None if the text is anything else."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return value if isinstance(value := json.loads(text), dict) else None
-    return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, or {} if the file is missing or damaged."""
-    return (parse_object(path.read_bytes()) if path.is_file() else None) or {}
+    if not path.is_file():
+        return {}
+    return parse_object(path.read_bytes()) or {}
 
 
 T = TypeVar("T")
@@ -149,7 +157,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):  # only "\n" ends a line of bytes
-                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     value = json.loads(line.decode())
                     if b"\\u" in line:
@@ -197,8 +206,9 @@ def sha256_of(path: Path) -> str:
 def append_line(path: Path, line: str) -> None:
     """Append a line to a text file. If the last line has no line break, add one first."""
     with path.open("a+b") as file:
-        if size := file.seek(0, os.SEEK_END):
+        size = file.seek(0, os.SEEK_END)
+        if size:
             file.seek(size - 1)
-            # A full disk can have cut off the last line.
-            line = line if file.read(1) == b"\n" else f"\n{line}"
+            if file.read(1) != b"\n":  # a full disk can have cut off the last line
+                line = f"\n{line}"
         file.write(f"{line}\n".encode())
