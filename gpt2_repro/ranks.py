@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 def is_main() -> bool:
     """Return whether this process is rank 0. No collective."""
-    return os.environ.get("RANK", "0") == "0"
+    return index() == 0
 
 
 def index() -> int:
@@ -41,13 +41,17 @@ def count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def on_this_machine() -> int:
+    """Return the number of ranks on this machine. No collective."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def decide(function: Callable[[], T]) -> T:
     """Call `function` on rank 0, and return its result, or raise its error, on all ranks.
 
     This needs no process group. Call it once per function.
     """
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if processes == "1":
+    if count() == 1:
         return function()
     outcome: Any = None
     if is_main():
@@ -55,10 +59,11 @@ def decide(function: Callable[[], T]) -> T:
             outcome = function()
         except (UserError, RunFailed) as error:
             # The launcher ends the processes of its own machine only. The others would wait for rank 0.
-            if os.environ.get("LOCAL_WORLD_SIZE", "1") == processes:
+            if on_this_machine() == count():
                 raise
             outcome = error
-    store, key = _store(), f"{function.__qualname__}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    store = _store()
+    key = f"{function.__qualname__}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     if is_main():
         store.set(key, pickle.dumps(outcome))
     else:
@@ -66,9 +71,10 @@ def decide(function: Callable[[], T]) -> T:
         outcome = pickle.loads(store.get(key))
     if isinstance(outcome, Exception):
         # The store ends with the launcher of rank 0, which ends after the first process of its machine.
-        store.set(f"{key}-{os.environ['RANK']}", "")
+        store.set(f"{key}-{index()}", "")
+        keys = [f"{key}-{rank}" for rank in range(count())]
         with contextlib.suppress(RuntimeError):
-            store.wait([f"{key}-{rank}" for rank in range(int(processes))], timedelta(seconds=CONNECT_SECONDS))
+            store.wait(keys, timedelta(seconds=CONNECT_SECONDS))
         raise outcome
     return outcome
 
@@ -78,7 +84,8 @@ def _store() -> Any:
     from torch.distributed import rendezvous
 
     # For a machine whose launcher has ended, torch tries twice. By default, each attempt takes 30 minutes.
-    return next(iter(rendezvous("env://", timeout=timedelta(seconds=CONNECT_SECONDS))))[0]
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=CONNECT_SECONDS)))
+    return store
 
 
 def largest(number: int) -> int:
@@ -101,8 +108,7 @@ def sum_on_machine(number: int) -> int:
 
     numbers = gather(torch.tensor([number])).flatten()
     first = index() - int(os.environ.get("LOCAL_RANK", "0"))
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return int(numbers[first : first + processes].sum())
+    return int(numbers[first : first + on_this_machine()].sum())
 
 
 def wait() -> None:
@@ -117,9 +123,11 @@ def gather(values: "Tensor") -> "Tensor":
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return values[None]
+    group = dist.group.WORLD
+    if dist.get_backend() != "gloo":
+        group = _gloo_group()  # the GPUs do not wait for its collectives
     rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    # The GPUs do not wait for a collective of gloo.
-    dist.all_gather(rows, values, group=dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group())
+    dist.all_gather(rows, values, group=group)
     return torch.stack(rows)
 
 
@@ -129,7 +137,8 @@ def check_equal(settings: Mapping[str, object]) -> None:
 
     values = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])
     equal = (gather(values) == values).all(dim=0).tolist()
-    if differing := [name for name, is_equal in zip(settings, equal, strict=True) if not is_equal]:
+    differing = [name for name, is_equal in zip(settings, equal, strict=True) if not is_equal]
+    if differing:
         raise UserError(f"The machines of this run have different values of {', '.join(differing)}.")
 
 
@@ -137,10 +146,11 @@ def check_shared(file: Path) -> None:
     """Raise UserError if a file that rank 0 just wrote differs between the machines."""
     import torch
 
-    largest(0)  # wait until rank 0 has written it
+    wait()  # until rank 0 has written it
     for _ in range(60):  # a network file system shows new files late
         content = file.read_bytes() if file.is_file() else b""
-        if len(set(gather(torch.tensor([zlib.crc32(content)])).flatten().tolist())) == 1:
+        checksums = gather(torch.tensor([zlib.crc32(content)]))
+        if len(checksums.unique()) == 1:
             return
         time.sleep(1)
     raise UserError(f"{file.parent} is not the same folder on all machines. Pass an --output_dir that they share.")
