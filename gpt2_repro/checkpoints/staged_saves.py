@@ -34,27 +34,33 @@ class StagingMemory:
     def __init__(self, size: int) -> None:
         # Not limited by the size of /dev/shm, which is often 64 MB in containers.
         self.descriptor = os.memfd_create("checkpoint")
-        self.size = self.used = 0
+        self.size = 0
+        self.used = 0
         self.skipped: list[tuple[int, int]] = []  # start and size of the parts that torch.save has left out
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # targets and sources
         self._pinned_at = 0
-        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        self._allocate(size + size // 50 + (1 << 20))  # and the headers of the files
+        self._device: int | None = None
+        if torch.cuda.is_initialized():
+            self._device = torch.cuda.current_device()
+        headers = size // 50 + (1 << 20)  # of the files
+        self._allocate(size + headers)
         self._thread = ThreadPoolExecutor(1)
         self._work = self._thread.submit(self._prepare)  # 2 GB take a second
 
     def clear(self) -> None:
         """Begin again at the start. The first call waits until the memory can be used."""
         self.wait()
-        self.used, self._copies = 0, []
+        self.used = 0
+        self._copies = []
 
     def reserve(self, size: int) -> int:
         """Append `size` bytes, and return their start."""
         start = self.used
-        if start + size > self.size:
-            self._allocate(start + size + (start + size) // 8)
+        end = start + size
+        if end > self.size:
+            self._allocate(end + end // 8)
             self._thread.submit(self._prepare).result()
-        self.used += size
+        self.used = end
         return start
 
     def write(self, data: Any) -> int:
@@ -80,19 +86,22 @@ class StagingMemory:
 
     def begin(self, then: Callable[[], None]) -> None:
         """Copy the tensors in the background, and then call `then`. Until `wait` returns, they may not change."""
-        copies, self._copies = self._copies, []
-        stream = torch.cuda.Stream() if self._device is not None else None
-        if stream is not None:
+        copies = self._copies
+        self._copies = []
+        stream: torch.cuda.Stream | None = None
+        if self._device is not None:
+            stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for target, source in copies:
                     target.copy_(source, non_blocking=True)
 
         def finish() -> None:
-            if stream is not None:
+            if stream is None:
+                for target, source in copies:
+                    target.copy_(source)
+            else:
                 stream.synchronize()
-            for target, source in copies if stream is None else ():
-                target.copy_(source)
             copies.clear()  # not earlier: the memory of these tensors would be used again
             then()
 
@@ -111,7 +120,8 @@ class StagingMemory:
         if self._pinned_at:
             self._thread.submit(torch.cuda.cudart().cudaHostUnregister, self._pinned_at).result()
             self._pinned_at = 0
-        self.size, self.view = size, memoryview(mmap.mmap(self.descriptor, size))
+        self.size = size
+        self.view = memoryview(mmap.mmap(self.descriptor, size))
 
     def _prepare(self) -> None:
         """Map and pin the memory. Call this in `_thread`.
@@ -145,7 +155,9 @@ class StagedFiles:
     """
 
     def __init__(self, folder: Path, memory: StagingMemory | None, progress: Callable[[], None]) -> None:
-        self.folder, self.memory, self.progress = folder, memory, progress
+        self.folder = folder
+        self.memory = memory
+        self.progress = progress
         self.files: dict[str, dict[str, Any]] = {}
         if memory is not None:
             memory.clear()
@@ -161,16 +173,10 @@ class StagedFiles:
     ) -> None:
         """Save tensors with the same bytes as safetensors' `save_file`."""
         ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-        end = 0
-        for name, tensor in ordered:
-            start, end = end, end + tensor.nbytes
-            header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
+        header = _safetensors_header(ordered, metadata)
 
         def write(file: Any) -> None:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(header)
             for _, tensor in ordered:
                 data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
                 if isinstance(file, StagingMemory):
@@ -193,24 +199,45 @@ class StagedFiles:
             self.files[name] = hashed.finish()
 
 
+def _safetensors_header(tensors: list[tuple[str, torch.Tensor]], metadata: dict[str, str] | None) -> bytes:
+    """Return the start of a safetensors file: the size of the header, and the header with padding."""
+    entries: dict[str, Any] = {}
+    if metadata:
+        entries["__metadata__"] = metadata
+    start = 0
+    for name, tensor in tensors:
+        end = start + tensor.nbytes
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    padding = -len(text) % 8
+    text += b" " * padding
+    return len(text).to_bytes(8, "little") + text
+
+
 def _save(obj: Any, file: Any) -> None:
     """Save an object with torch.save. To memory, the storages of its tensors are copied in the background."""
     if not isinstance(file, StagingMemory):
-        return torch.save(obj, file)
+        torch.save(obj, file)
+        return
     storages: dict[int, torch.UntypedStorage] = {}
 
     class Pickler(pickle.Pickler):
         """A pickler that lists the storages in the order in which torch.save writes them."""
 
         def reducer_override(self, part: Any) -> Any:
-            if isinstance(part, torch.Tensor) and (storage := part.untyped_storage()).nbytes():
-                storages.setdefault(storage._cdata, storage)
+            if isinstance(part, torch.Tensor):
+                storage = part.untyped_storage()
+                if storage.nbytes():
+                    storages.setdefault(storage._cdata, storage)
             return NotImplemented
 
     file.skipped = []
     with torch.serialization.skip_data():
-        torch.save(obj, file, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))
+        module = SimpleNamespace(__name__="pickle", Pickler=Pickler)
+        torch.save(obj, file, pickle_module=module)
     for storage, (start, size) in zip(storages.values(), file.skipped, strict=True):
         if size != storage.nbytes():
             raise RuntimeError("torch.save has written the storages in another order.")
-        file.copy(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), start)
+        data = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        file.copy(data, start)
