@@ -10,7 +10,8 @@ from gpt2_repro.files import read_json_lines
 
 
 NUM_PASSAGES = 200
-SHORTEST, LONGEST = 40, 60  # words
+SHORTEST = 40  # words
+LONGEST = 60  # words
 SHORTEST_TARGET = 3  # letters
 JOINERS = "\u200c\u200d"  # between letters of Persian, Hindi and other words
 # Similar to WikiText-2's test split (1.29 MB), which takes minutes on a CPU.
@@ -28,9 +29,13 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 def read_documents(path: Path) -> list[str]:
     """Return the non-blank documents of a JSON Lines file, or raise UserError."""
     rows = list(read_json_lines(path))
-    if bad := [number for number, row in rows if not isinstance(row, dict) or not isinstance(row.get("text"), str)]:
-        raise UserError(f'{path}, line {bad[0]}, must be {{"text": "a document"}}.')
-    if not (documents := [row["text"] for _, row in rows if row["text"].strip()]):
+    documents: list[str] = []
+    for number, row in rows:
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise UserError(f'{path}, line {number}, must be {{"text": "a document"}}.')
+        if row["text"].strip():
+            documents.append(row["text"])
+    if not documents:
         raise UserError(f"{path} contains no documents.")
     return documents
 
@@ -47,9 +52,15 @@ def cut_passages(documents: Sequence[str]) -> list[str]:
     # Use ten times as many documents as passages, because some are too short for a passage.
     sources = [passages_of(document) for document in evenly(documents, 10 * NUM_PASSAGES)]
     while sources and len(passages) < NUM_PASSAGES:
-        pairs = [(source, passage) for source in sources if (passage := next(source, None)) is not None]
-        passages += evenly([passage for _, passage in pairs], NUM_PASSAGES - len(passages))
-        sources = [source for source, _ in pairs]
+        next_passages: list[str] = []
+        unfinished: list[Iterator[str]] = []
+        for source in sources:
+            passage = next(source, None)
+            if passage is not None:
+                next_passages.append(passage)
+                unfinished.append(source)
+        passages += evenly(next_passages, NUM_PASSAGES - len(passages))
+        sources = unfinished
     return passages
 
 
@@ -67,19 +78,23 @@ def passages_of(document: str) -> Iterator[str]:
 def _passage_end(window: Sequence[str]) -> int | None:
     """Return the length of the passage at the start of `window` in words, if any."""
     # In LAMBADA 84 % of the last words occur earlier in the passage, so a model can find them in the context.
-    bare = list(map(_without_punctuation, window))
-    candidates = [
-        end
-        for end in range(SHORTEST, len(window) + 1)
-        if _is_target(window[end - 1]) and window[end - 1] in bare[: end - 1]
-    ]
-    # The longest last word, because the first one is mostly "the".
-    return max(candidates, key=lambda end: _length(window[end - 1]), default=None)
+    bare = [_without_punctuation(word) for word in window]
+    longest = 0
+    best: int | None = None
+    for end in range(SHORTEST, len(window) + 1):
+        word = window[end - 1]
+        # The longest last word, because the first one is mostly "the".
+        if _length(word) > longest and _is_target(word) and word in bare[: end - 1]:
+            longest = _length(word)
+            best = end
+    return best
 
 
 def _is_target(word: str) -> bool:
     """Return whether a word has only letters, vowel signs and accents, and enough of them."""
-    return _length(word) >= SHORTEST_TARGET and all(map(_is_letter, word)) and not _is_mark(word[0])
+    if _length(word) < SHORTEST_TARGET or _is_mark(word[0]):
+        return False
+    return all(_is_letter(character) for character in word)
 
 
 def _length(word: str) -> int:
