@@ -1,5 +1,6 @@
 """Find the documents of evaluation tasks that share a run of tokens with training data."""
 
+import itertools
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,9 +32,11 @@ NONE = np.empty(0, np.uint64)
 
 def training_data(run: Path | None) -> PreparedData:
     """Return the prepared folder that a run was trained on. Raises UserError if it is unknown, damaged or replaced."""
-    if not run or not (folder := RunRecord(run).recipe().get("data", {}).get("dataset_dir")):
+    folder = RunRecord(run).recipe().get("data", {}).get("dataset_dir") if run else None
+    if not run or not folder:
         raise UserError("--check_overlap needs a run and its prepared folder. Pass a run directory, or leave it out.")
-    prepared, trained = PreparedData.read(folder), RunRecord(run).environment().data.get("sha256")
+    prepared = PreparedData.read(folder)
+    trained = RunRecord(run).environment().data.get("sha256")
     if trained and trained != prepared.manifest.sha256:
         raise UserError(f"{folder} was prepared again after {run} was trained. Leave out --check_overlap.")
     prepared.check_shards("train")
@@ -43,16 +46,19 @@ def training_data(run: Path | None) -> PreparedData:
 
 def overlapping_documents(prepared: PreparedData, tasks: TaskFiles) -> set[str]:
     """Return the hashes of the documents of tasks that share text with training rows."""
-    texts = {name: both for task in tasks.sources for name, both in texts_of(task, tasks.folder).items()}
-    ids = {name: encode(prepared.tokenizer, both) for name, both in texts.items()}
+    texts: dict[str, list[str]] = {}
+    for task in tasks.sources:
+        texts.update(texts_of(task, tasks.folder))
+    ids = {name: encode(prepared.tokenizer, of_document) for name, of_document in texts.items()}
+    length = run_length(texts, ids)
     total = prepared.manifest.counts["train"].row_tokens
-    return find_overlaps(ids, prepared.rows("train").pieces(), length=run_length(texts, ids), total=total)
+    return find_overlaps(ids, prepared.rows("train").pieces(), length=length, total=total)
 
 
 def run_length(texts: Mapping[str, Sequence[str]], ids: Mapping[str, Sequence[Sequence[int]]]) -> int:
     """Return the tokens of a run: LENGTH, or more if these have fewer than RUN_BYTES bytes of the texts on average."""
-    num_bytes = sum(len(text.encode()) for both in texts.values() for text in both)
-    tokens = sum(len(numbers) for both in ids.values() for numbers in both)
+    num_bytes = sum(len(text.encode()) for text in itertools.chain.from_iterable(texts.values()))
+    tokens = sum(len(of_text) for of_text in itertools.chain.from_iterable(ids.values()))
     return max(LENGTH, math.ceil(RUN_BYTES * tokens / max(1, num_bytes)))
 
 
@@ -72,13 +78,18 @@ def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
 
 def add_clean(metrics: Sequence[Metric], flagged: Collection[str]) -> list[Metric]:
     """Add the scores on the documents that are not in `flagged`, after each metric with such documents."""
-    result = []
+    result: list[Metric] = []
     for metric in metrics:
         result.append(metric)
-        pairs = zip(metric.values, metric.documents, strict=True) if metric.aggregation else ()
-        clean = [(value, name) for value, name in pairs if name.split(" ")[0] not in flagged]
-        if 0 < len(clean) < len(metric.values):
-            values, documents = map(list, zip(*clean, strict=True))
+        if not metric.aggregation:
+            continue
+        values: list[Any] = []
+        documents: list[str] = []
+        for value, name in zip(metric.values, metric.documents, strict=True):
+            if name.split(" ")[0] not in flagged:
+                values.append(value)
+                documents.append(name)
+        if 0 < len(values) < len(metric.values):
             result.append(metric.over(values, documents, name=metric.name + CLEAN))
     return result
 
@@ -117,19 +128,24 @@ def find_overlaps(
         rows: consecutive arrays of training ids, one in memory at a time.
         total: the number of training ids, for the progress bar.
     """
-    names = [name for name, texts in documents.items() for _ in texts]
-    runs = [hashes_of(np.asarray(ids), length) for texts in documents.values() for ids in texts]
-    hashes, owners = np.concatenate([NONE, *runs]), np.repeat(np.arange(len(runs)), [len(run) for run in runs])
-    unique, numbers = np.unique(hashes, return_inverse=True)
-    table, seen = np.zeros(1 << BITS, bool), np.zeros(len(unique), bool)
+    names: list[str] = []  # of the document of each text
+    hashes_of_texts: list[NDArray[np.uint64]] = []
+    for name, texts in documents.items():
+        for ids in texts:
+            names.append(name)
+            hashes_of_texts.append(hashes_of(np.asarray(ids), length))
+    owners = np.repeat(np.arange(len(names)), [len(hashes) for hashes in hashes_of_texts])
+    unique, numbers = np.unique(np.concatenate([NONE, *hashes_of_texts]), return_inverse=True)
+    seen = np.zeros(len(unique), bool)
+    table = np.zeros(1 << BITS, bool)
     table[_slot(unique)] = True
     with Progress(desc="overlap with the training data", unit="token", total=total, unit_scale=True) as bar:
         end = np.empty(0, np.uint16)  # of the array before, as a run may begin there
         for array in rows:
-            ids = np.concatenate([end, array])
-            end = ids[-(length - 1) :]
-            for start in range(0, len(ids), PIECE):
-                part = hashes_of(ids[start : start + PIECE + length - 1], length)
+            trained = np.concatenate([end, array])
+            end = trained[-(length - 1) :]
+            for start in range(0, len(trained), PIECE):
+                part = hashes_of(trained[start : start + PIECE + length - 1], length)
                 part = part[table[_slot(part)]]
                 nearest = np.searchsorted(unique, part, side="right") - 1  # at most `part`; -1 is never equal
                 seen[nearest[unique[nearest] == part]] = True
