@@ -5,7 +5,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from gpt2_repro.tokenization import encode, is_same, start_id
 Ids = NDArray[np.integer[Any]]
 Counts = NDArray[np.int64]  # occurrences of each token id [vocabulary]
 Losses = list[NDArray[np.float32]]  # for each row: the losses of all ids but the first, in nats
-Bucket = dict[str, Any]  # a row of a table; see `buckets`
 COUNTED_TOKENS = 10_000_000  # training tokens that are counted for the token frequencies
 POSITIONS = 4096  # per forward pass, with padding; logits and softmax of GPT-2's vocabulary take 1.6 GB
 TASKS = {"lambada_openai": "LAMBADA passages", "wikitext": "wikitext"}  # the names in the tables
@@ -36,6 +35,24 @@ class Row(NamedTuple):
     ids: Ids
     domain: int  # index of the kind of text
     document: int  # index. Rows from the same document are not statistically independent
+
+
+class Bucket(TypedDict):
+    """A row of a table: the mean losses of a group of targets, in nats."""
+
+    label: str
+    tokens: int
+    documents: int
+    ours: float
+    theirs: float
+    difference: "MeanDifference"
+
+
+class MeanDifference(TypedDict):
+    """The mean difference of two losses, with its standard error if there is more than one document."""
+
+    value: float
+    stderr: float | None
 
 
 def check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
@@ -66,7 +83,9 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> list[Ids]:
         else:
             texts = [doc["text"] for doc in loaded.eval_docs]
     separator = start_id(tokenizer)
-    edge = [separator] if task == "wikitext" and separator is not None else []
+    edge: list[int] = []
+    if task == "wikitext" and separator is not None:
+        edge = [separator]
     return [np.array([*edge, *ids, *edge], np.int64) for ids in encode(tokenizer, texts)]
 
 
@@ -77,15 +96,19 @@ def read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[dict[str, 
     data = PreparedData.read(folder)
     check_vocabulary(data.tokenizer, tokenizer, f"--dataset_dir {folder}")
 
-    def spread(rows: Any, tokens: int) -> list[Ids]:
-        """Return rows with about a number of targets, evenly chosen."""
-        targets = int((rows.lengths() - 1).sum())
-        count = math.ceil(len(rows) * tokens / max(1, targets))
-        return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
-
-    texts = {f"validation {name or 'text'}": spread(rows, tokens) for name, rows in data.validation().items()}
-    training_ids = np.concatenate(spread(data.rows("train"), COUNTED_TOKENS))
+    texts: dict[str, list[Ids]] = {}
+    for name, rows in data.validation().items():
+        texts[f"validation {name or 'text'}"] = _spread(rows, tokens)
+    training_ids = np.concatenate(_spread(data.rows("train"), COUNTED_TOKENS))
     return texts, np.bincount(training_ids, minlength=len(tokenizer))
+
+
+def _spread(rows: Any, tokens: int) -> list[Ids]:
+    """Return the ids of rows with about a number of targets, evenly chosen."""
+    targets = int((rows.lengths() - 1).sum())
+    count = math.ceil(len(rows) * tokens / max(1, targets))
+    chosen = evenly(range(len(rows)), count)
+    return [row["input_ids"] for row in rows.__getitems__(chosen)]
 
 
 def cut_rows(texts: Mapping[str, Sequence[Ids]], *, window: int, tokens: int) -> list[Row]:
@@ -113,14 +136,17 @@ def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Lo
 
     model = model.float().to(device).eval()
     losses: Losses = [np.empty(0, np.float32)] * len(rows)
+    batches = batches_by_length([len(row.ids) for row in rows], POSITIONS)
     with torch.inference_mode():
-        for numbers in Progress(batches_by_length([len(row.ids) for row in rows], POSITIONS), desc=name):
+        for numbers in Progress(batches, desc=name):
             # Padding is on the right, so that no position of a row attends to it.
             ids = [torch.from_numpy(rows[number].ids.astype(np.int64)) for number in numbers]
             batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
-            flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
-            for number, row_losses in zip(numbers, flat.view(len(ids), -1).cpu().numpy(), strict=True):
+            targets = batch[:, 1:]
+            flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+            padded_losses = flat.view(len(ids), -1).cpu().numpy()
+            for number, row_losses in zip(numbers, padded_losses, strict=True):
                 losses[number] = row_losses[: len(rows[number].ids) - 1]
     model.to("cpu")
     return losses
@@ -147,9 +173,9 @@ def loss_tables(
     domain = np.repeat([row.domain for row in rows], sizes)
     document = np.repeat([row.document for row in rows], sizes)
     token = np.concatenate([row.ids[1:] for row in rows], dtype=np.int64)
+    position = np.concatenate([np.arange(size) for size in sizes])
     # Only full rows, so that all positions are compared on the same rows.
-    positions_of_rows = [np.arange(size) if size == window else np.full(size, -1) for size in sizes]
-    position = np.concatenate(positions_of_rows)
+    position[np.repeat(sizes, sizes) != window] = -1
     distance = np.concatenate([after_separator(row.ids, separator) for row in rows])
     occurrences = np.bincount(token) if counts is None else counts
     frequency = np.digitize(occurrences[token] * 1e6 / occurrences.sum(), list(FREQUENCIES)) - 1
@@ -187,14 +213,14 @@ def buckets(
             continue
         mean, stderr, documents = clustered(ours - baseline, document[group == number])
         rows.append(
-            {
-                "label": label,
-                "tokens": len(ours),
-                "documents": documents,
-                "ours": float(ours.mean()),
-                "theirs": float(baseline.mean()),
-                "difference": {"value": mean, "stderr": stderr},
-            }
+            Bucket(
+                label=label,
+                tokens=len(ours),
+                documents=documents,
+                ours=float(ours.mean()),
+                theirs=float(baseline.mean()),
+                difference=MeanDifference(value=mean, stderr=stderr),
+            )
         )
     return rows
 
@@ -205,7 +231,10 @@ def by_range(
     """Return a bucket per range of positions. `edges`: first positions, and the end."""
     labels: list[str] = []
     for low, high in itertools.pairwise(edges):
-        labels.append(f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}")
+        if low + 1 == high:
+            labels.append(f"{low:,}")
+        else:
+            labels.append(f"{low:,} to {high - 1:,}")
     return buckets(losses, document, np.digitize(position, edges) - 1, labels)
 
 
