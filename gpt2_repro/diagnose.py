@@ -5,6 +5,7 @@ python -m gpt2_repro.diagnose runs/a --baseline runs/b --local_data tasks/   com
 python -m gpt2_repro.diagnose somebody/gpt2-small --dataset_dir data/fineweb-10bt
 """
 
+import itertools
 import logging
 from argparse import Namespace
 from pathlib import Path
@@ -15,8 +16,8 @@ from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import diagnosis, output
 from gpt2_repro.evaluation.arguments import arguments_of_run
-from gpt2_repro.evaluation.comparison import diagnosis_tables
-from gpt2_repro.evaluation.diagnosis import TASKS, Counts, Ids, check_vocabulary
+from gpt2_repro.evaluation.comparison import ComparedModel, diagnosis_tables
+from gpt2_repro.evaluation.diagnosis import TASKS, Counts, Ids, Losses, check_vocabulary
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import common_window, open_model
 from gpt2_repro.evaluation.tasks import find_local_files
@@ -35,12 +36,11 @@ def main(argv: list[str]) -> None:
     """Score two models on the same tokens, and write tables of their losses."""
     options = _parse(argv)
     checkpoint = resolve_checkpoint(options.run)
-    run = checkpoint.run
-    if (name := options.baseline or arguments_of_run(run).baseline) in ("none", "untrained"):
-        raise UserError(f"The baseline is {name!r}. Pass a trained model with the tokenizer of RUN as --baseline.")
-    baseline = resolve_checkpoint(name)
+    baseline = _baseline(options.baseline or arguments_of_run(checkpoint.run).baseline)
     tokenizer = _common_tokenizer(checkpoint, baseline)
-    dataset_dir = options.dataset_dir or (run and RunRecord(run).data_folder("--dataset_dir"))
+    dataset_dir = options.dataset_dir
+    if dataset_dir is None and checkpoint.run is not None:
+        dataset_dir = RunRecord(checkpoint.run).data_folder("--dataset_dir")
     device = choose_device(options.device)
     models = [open_model(checkpoint), open_model(baseline)]
     # Positions that a model was not trained on are scored too, so that the tables show them.
@@ -50,11 +50,15 @@ def main(argv: list[str]) -> None:
     rows = diagnosis.cut_rows(texts, window=window, tokens=max(1, options.tokens))
     output_dir = options.output_dir or output.default_output_dir(checkpoint) / "diagnosis"
     output.check_output(output_dir)
-    losses = [diagnosis.score_rows(one.load()[0], rows, device=device, name=one.column.name) for one in models]
-    names, separator = list(texts), start_id(tokenizer)
-    tables = diagnosis.loss_tables(rows, losses, names=names, window=window, separator=separator, counts=counts)
+    losses: list[Losses] = []
+    for loaded in models:
+        # Without a variable for the model, so that only one model at a time is in memory.
+        losses.append(diagnosis.score_rows(loaded.load()[0], rows, device=device, name=loaded.column.name))
+    tables = diagnosis.loss_tables(
+        rows, losses, names=list(texts), window=window, separator=start_id(tokenizer), counts=counts
+    )
     result = {
-        "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
+        "models": [_described(loaded.column) for loaded in models],
         "window": window,
         "tokens_per_domain": options.tokens,
         "dtype": "float32",
@@ -76,19 +80,33 @@ def _parse(argv: list[str]) -> Namespace:
     parser.add_argument("--baseline", help="Model with RUN's tokenizer. (default: the recipe's, or GPT-2 124M)")
     parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help="Prepared folder. (default: the run's)")
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
-    context, text = cli.between(16, 10**6), "Context in tokens. (default: 1024, or a model's positions)"
-    parser.add_argument("--max_length", type=context, help=text)
+    parser.add_argument(
+        "--max_length",
+        type=cli.between(16, 10**6),
+        help="Context in tokens. (default: 1024, or a model's positions)",
+    )
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="(default: RUN/evaluation/diagnosis)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N or mps. (default: first GPU, otherwise cpu)")
     parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Number of tokens to score in each text.")
     return parser.parse(argv)
 
 
+def _baseline(name: str) -> Checkpoint:
+    if name in ("none", "untrained"):
+        raise UserError(f"The baseline is {name!r}. Pass a trained model with the tokenizer of RUN as --baseline.")
+    return resolve_checkpoint(name)
+
+
+def _described(model: ComparedModel) -> dict[str, str]:
+    return {"name": model.name, "source": model.source, "revision": model.revision}
+
+
 def _common_tokenizer(checkpoint: Checkpoint, baseline: Checkpoint) -> Any:
     """Return the tokenizer of two checkpoints, or raise UserError if they differ."""
     from gpt2_repro.model.load import load_tokenizer
 
-    tokenizer, other = load_tokenizer(checkpoint.source), load_tokenizer(baseline.source)
+    tokenizer = load_tokenizer(checkpoint.source)
+    other = load_tokenizer(baseline.source)
     check_vocabulary(other, tokenizer, f"--baseline {baseline.name}")
     # The tokenizer of a model that was trained without separators has no separator.
     return other if start_id(tokenizer) is None else tokenizer
@@ -96,8 +114,11 @@ def _common_tokenizer(checkpoint: Checkpoint, baseline: Checkpoint) -> Any:
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[dict[str, list[Ids]], Counts | None]:
     """Return the texts to score, and the count of each token id in the training rows of `folder`, the prepared data."""
-    texts, counts = diagnosis.read_prepared(folder, tokenizer, options.tokens) if folder else ({}, None)
-    if not folder:
+    texts: dict[str, list[Ids]] = {}
+    counts: Counts | None = None
+    if folder:
+        texts, counts = diagnosis.read_prepared(folder, tokenizer, options.tokens)
+    else:
         logger.warning("No prepared folder found. Pass --dataset_dir DIR to also score validation text.")
     local = find_local_files(options.local_data, TASKS) if options.local_data else {}
     for task, name in TASKS.items():
@@ -107,7 +128,8 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
             if task in local:
                 raise
             logger.warning("The text %s is skipped. %s", task, error)
-    if not any(len(ids) > 1 for documents in texts.values() for ids in documents):
+    documents = itertools.chain.from_iterable(texts.values())
+    if not any(len(ids) > 1 for ids in documents):
         raise UserError("No text to score. Pass --dataset_dir PREPARED_FOLDER or --local_data FOLDER.")
     return texts, counts
 
