@@ -193,13 +193,12 @@ class EvaluationSettings:
 class Comparison(EvaluationSettings):
     """The content of comparison.json: models, settings and one row per metric.
 
-    `tasks` has the names of the tasks in the rows, including subtasks and groups of tasks.
+    The keys of `task_details` are the names of the tasks in the rows, including groups of tasks.
     """
 
     date: str = ""
     command: str = ""
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
-    tasks: list[str] = dataclasses.field(default_factory=list)
     task_details: dict[str, TaskDetails] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"
     baseline: str | None = None

@@ -132,9 +132,15 @@ def _metrics_of_task(
 def _task_details(results: Mapping[str, Any], task: str) -> TaskDetails:
     return TaskDetails(
         version=results.get("versions", {}).get(task),
-        documents=results.get("n-samples", {}).get(task, {}).get("effective"),
-        data=results.get("configs", {}).get(task, {}).get("dataset_path"),
+        documents=_entry(results, "n-samples", task).get("effective"),
+        data=_entry(results, "configs", task).get("dataset_path"),
     )
+
+
+def _entry(results: Mapping[str, Any], kind: str, task: str) -> Mapping[str, Any]:
+    """Return what lm-eval's results have of a task, which is nothing for some groups of tasks."""
+    entry: Mapping[str, Any] = results.get(kind, {}).get(task, {})
+    return entry
 
 
 def _join_groups(scores: Sequence[Metric], groups: Mapping[str, Sequence[str]]) -> list[Metric]:
@@ -142,23 +148,25 @@ def _join_groups(scores: Sequence[Metric], groups: Mapping[str, Sequence[str]]) 
     inside = set[str]().union(*groups.values())
     joined: list[Metric] = []
     for metric in scores:
-        if metric.task in inside:
-            continue
-        parts: list[Metric] = []
-        values: list[Any] = []
-        documents: list[str] = []
-        for part in scores:
-            is_part = part.task in groups.get(metric.task, ()) and part.name == metric.name
-            if is_part and part.aggregation == statistics.MEAN:
-                parts.append(part)
-                values += part.values
-                documents += part.documents
-        if values and metric.value is not None and math.isclose(np.mean(values), metric.value):
-            details = TaskDetails(metric.details.version, len(values), parts[0].details.data)
-            joined.append(parts[0].over(values, documents, task=metric.task, value=metric.value, details=details))
-        else:
-            joined.append(metric)
+        if metric.task not in inside:
+            joined.append(_join_group(metric, scores, groups.get(metric.task, ())))
     return joined
+
+
+def _join_group(group: Metric, scores: Sequence[Metric], members: Sequence[str]) -> Metric:
+    values: list[Any] = []
+    documents: list[str] = []
+    parts: list[Metric] = []
+    for part in scores:
+        is_part = part.task in members and part.name == group.name
+        if is_part and part.aggregation == statistics.MEAN:
+            parts.append(part)
+            values += part.values
+            documents += part.documents
+    if not values or group.value is None or not math.isclose(np.mean(values), group.value):
+        return group
+    details = TaskDetails(group.details.version, len(values), parts[0].details.data)
+    return parts[0].over(values, documents, task=group.task, value=group.value, details=details)
 
 
 def _in_blocks(metric: Metric, samples: Sequence[Mapping[str, Any]]) -> Metric:
@@ -270,7 +278,7 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[M
         name=name,
         value=statistics.finite(results["results"][task][key]),
         stderr=statistics.finite(stderr),
-        higher_is_better=results.get("higher_is_better", {}).get(task, {}).get(metric),
+        higher_is_better=_entry(results, "higher_is_better", task).get(metric),
         aggregation=aggregation,
         values=values,
     )
@@ -280,9 +288,9 @@ def _aggregation(results: Mapping[str, Any], task: str, metric: str) -> str | No
     """Return how lm-eval aggregates a metric over documents, or None if it is unknown or the task is a group."""
     from lm_eval.api.registry import get_metric_aggregation
 
-    for entry in results.get("configs", {}).get(task, {}).get("metric_list") or ():
-        if entry["metric"] == metric:
-            return entry.get("aggregation") or getattr(get_metric_aggregation(metric), "__name__", None)
+    for listed in _entry(results, "configs", task).get("metric_list") or ():
+        if listed["metric"] == metric:
+            return listed.get("aggregation") or getattr(get_metric_aggregation(metric), "__name__", None)
     return None
 
 
@@ -321,8 +329,9 @@ def compare(
             details[metric.task] = _with_overlap(metric, flagged)
     return Comparison(
         **dataclasses.asdict(settings),
-        **metadata,
-        tasks=list(dict.fromkeys(metric.task for metric in metrics)),
+        date=metadata["date"],
+        command=metadata["command"],
+        versions=metadata["versions"],
         task_details=details,
         baseline=baseline.name if baseline else None,
         models=[_with_lossy_tasks(model, of_model) for model, of_model in scored],

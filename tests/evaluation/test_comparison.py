@@ -74,7 +74,7 @@ def test_only_the_same_documents_and_tokens_are_paired() -> None:
 
 def test_json_and_markdown_hold_what_a_reader_needs() -> None:
     result = comparison()
-    assert Comparison.from_json(result.to_json()) == result and result.tasks == ["hellaswag", "wikitext"]
+    assert Comparison.from_json(result.to_json()) == result and list(result.task_details) == ["hellaswag", "wikitext"]
     markdown = comparison_markdown(result)
     for part in ("1,024", "float32", "1234", "cuda", "9,890,693,120", "0123456789ab", "0.4.13", "acc 0.02", "52.10"):
         assert part in markdown, part
