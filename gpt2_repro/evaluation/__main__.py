@@ -83,7 +83,7 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
     # A temporary folder, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         tasks = open_tasks(options, arguments.tasks, run, Path(folder))
-        models, baseline = _open_models(options, checkpoints, reference)
+        models, baseline = _open_models(checkpoints, reference)
         window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
         default_rows = 1 if device == "cpu" else 32
         settings = EvaluationSettings(
@@ -141,7 +141,7 @@ def _find_baseline(name: str, first: Checkpoint) -> Checkpoint | None:
 
 
 def _open_models(
-    options: argparse.Namespace, checkpoints: list[Checkpoint], reference: Checkpoint | None
+    checkpoints: list[Checkpoint], reference: Checkpoint | None
 ) -> tuple[list[LoadedModel], ComparedModel | None]:
     """Return all models to score, and the baseline's properties for the table (None without a baseline)."""
     models = [_open_model(checkpoint) for checkpoint in checkpoints]
