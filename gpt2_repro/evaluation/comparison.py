@@ -284,4 +284,7 @@ def _bucket(bucket: Mapping[str, Any]) -> list[Cell]:
     if error is not None:
         difference += f" ± {error:.3f}"
     texts = [f"{bucket['tokens']:,}", f"{bucket['ours']:.3f}", f"{bucket['theirs']:.3f}", difference]
-    return [Cell(bucket["label"]), *(Cell(text.replace("-", "−"), "number") for text in texts)]
+    cells = [Cell(bucket["label"])]
+    for text in texts:
+        cells.append(Cell(text.replace("-", "−"), "number"))
+    return cells

@@ -112,7 +112,8 @@ class Follower:
 
     def ending(self) -> str | None:
         """Return how the run has ended, or None if it may continue."""
-        status = from_json(RunStatus, parse_object(_content(self.place, STATUS)) or {}, default=RunStatus())
+        recorded = parse_object(_content(self.place, STATUS)) or {}
+        status = from_json(RunStatus, recorded, default=RunStatus())
         was_killed = self.place.is_local and RunRecord(self.place.root).was_killed()
         state = "killed" if was_killed else status.state
         if state not in (*ENDED_STATES, "killed"):

@@ -87,7 +87,8 @@ def _score_model(
     versions = {library: version(library) for library in (*LIBRARIES, "tokenizers")}
     scores: list[Metric] = []
     for task, source in tasks.sources.items():
-        key = CacheKey(model.column.revision, task, tasks.hashes.get(task, "stock"), settings, versions)
+        definition = tasks.hashes.get(task, "stock")
+        key = CacheKey(model.column.revision, task, definition, settings, versions)
         stored = read_object(key.path) if cached else {}
         if stored.get("key") == dataclasses.asdict(key):
             logger.info("%s: reusing the cached scores of model %r", task, name)

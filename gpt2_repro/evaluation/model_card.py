@@ -339,5 +339,6 @@ def deviation_table(deviations: Sequence[Mapping[str, str]] | None) -> Table:
     for deviation in deviations or ():
         if deviation["field"] == "data.data_files":
             continue  # its paths are valid on one machine only
-        rows.append([Cell(deviation[key].replace("|", "/")) for key in ("field", "run", "recipe")])
+        texts = (deviation["field"], deviation["run"], deviation["recipe"])
+        rows.append([Cell(text.replace("|", "/")) for text in texts])
     return Table(["field", "this run", "recipe"], rows)

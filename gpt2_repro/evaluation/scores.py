@@ -400,7 +400,8 @@ def _per_document(metric: Metric) -> Metric:
     for name, value in zip(metric.documents, metric.array(), strict=True):
         document = _document_of(name)
         sums[document] = sums.get(document, 0) + value
-    return dataclasses.replace(metric, values=[value.tolist() for value in sums.values()], documents=list(sums))
+    values = [value.tolist() for value in sums.values()]
+    return dataclasses.replace(metric, values=values, documents=list(sums))
 
 
 def _difference(ours: Metric, baseline: Metric) -> Difference | None:

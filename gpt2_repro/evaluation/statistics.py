@@ -103,7 +103,10 @@ def paired(
     margin = MARGINS.get(metric.removesuffix(CLEAN), 0)
     if aggregation != MEAN:
         margin *= base_value
-    is_binary = aggregation == MEAN and bool(np.isin([*ours, *baseline], (0, 1)).all())
+    is_binary = False
+    if aggregation == MEAN:
+        answers = np.concatenate([ours, baseline])
+        is_binary = bool(np.isin(answers, (0, 1)).all())
     change = _change(low, high, higher_is_better)
     if is_binary and change in ("better", "worse") and not _is_significant(ours, baseline):
         change = "inconclusive"

@@ -182,7 +182,7 @@ def read_columns(rows: Iterable[tuple[int, Any]], columns: Sequence[str], source
     """
     documents: list[dict[str, Any]] = []
     for number, row in rows:
-        if not isinstance(row, Mapping) or not all(_can_be_scored(column, row.get(column)) for column in columns):
+        if not _has_columns(row, columns):
             needed = ", ".join(f"`{column}`" for column in columns)
             raise UserError(f"{source}, line {number}, cannot be scored. It must be a JSON object with {needed}.")
         # Labels of one kind, and no other columns: `datasets` fails if the values of a column differ in type.
@@ -195,13 +195,21 @@ def read_columns(rows: Iterable[tuple[int, Any]], columns: Sequence[str], source
     return documents
 
 
+def _has_columns(row: Any, columns: Sequence[str]) -> bool:
+    if not isinstance(row, Mapping):
+        return False
+    return all(_can_be_scored(column, row.get(column)) for column in columns)
+
+
 def _can_be_scored(column: str, value: Any) -> bool:
     if column == "endings":
         return isinstance(value, list) and len(value) == ENDINGS and all(_is_text(text) for text in value)
     if column == "label":
         return value in LABELS
     if column == "choices":
-        return isinstance(value, dict) and all(isinstance(value.get(key), list) for key in ("text", "label"))
+        if not isinstance(value, dict):
+            return False
+        return isinstance(value.get("text"), list) and isinstance(value.get("label"), list)
     if column in JOINED:
         return isinstance(value, str)
     return _is_text(value)
