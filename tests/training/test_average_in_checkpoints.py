@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpt2_repro.checkpoints.checkpoint import resolve_checkpoint
 from safetensors.torch import load_file
 from torch import Tensor
 
 from gpt2_repro import export, generate
-from gpt2_repro.checkpoints import training_record
+from gpt2_repro.checkpoints.manifest import training_record
 from gpt2_repro.evaluation import follow
 from gpt2_repro.evaluation.__main__ import main as evaluate
 from gpt2_repro.evaluation.models import open_model
+from gpt2_repro.model.checkpoint import resolve_checkpoint
 from gpt2_repro.model.load import load_model
 from tests.optim.simulation import average_of
 from tests.training.by_hand import mean_nll, rows_of
