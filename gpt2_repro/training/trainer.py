@@ -41,7 +41,7 @@ from typing import Any
 
 import torch
 from transformers import DefaultFlowCallback, PreTrainedModel, Trainer, TrainerState, TrainingArguments, modeling_utils
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
@@ -59,7 +59,7 @@ from gpt2_repro.training import engine
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
-from gpt2_repro.training.sharded import whole
+from gpt2_repro.training.sharded import has_shards, whole
 from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.when import Interrupted, StepControl, Watchdog
 
@@ -131,7 +131,6 @@ class PretrainingTrainer(Trainer):
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
         self._held_report: Callable[[], None] | None = None
         self._saved_states: dict[int, TrainerState] = {}  # at each save that is not complete yet
-        self.staged: StagedFiles  # the files of the save in progress
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
         for own in (self.guard, self.when, self.watchdog, self.average):
             self.add_callback(own)
@@ -185,7 +184,6 @@ class PretrainingTrainer(Trainer):
         engine.skip_repeated_work(self.model_wrapped, self.model, self.optimizer)
         if self.is_deepspeed_enabled:
             engine.add_gradients_directly(zero)
-            engine.save_files_with(self.model_wrapped, lambda obj, path: self.staged.save(obj, path))
         self.lr_scheduler.set_peak(self.args.learning_rate)
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
@@ -402,69 +400,8 @@ class PretrainingTrainer(Trainer):
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _get_output_dir(self, trial: Any) -> str:
-        # Trainer writes in place, and resumes from the newest folder even if it is incomplete.
-        return str(self.saver.staging)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the weights and the configuration to `output_dir`."""
-        if not self.is_deepspeed_enabled or self.model_wrapped.zero_optimization_stage() == 3:
-            return super().save_model(output_dir, _internal_call)
-        # Trainer would copy each tensor first, and then tied weights would be saved twice. The weights are views of one
-        # buffer. With DLPack, each gets its own storage without a copy, so that transformers finds the tied weights.
-        weights = {name: torch.from_dlpack(weight) for name, weight in self.model.state_dict().items()}
-        return self._save(output_dir, state_dict=weights)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        # Trainer would also write a pickle of its arguments. recipe.yaml has the settings.
-        if not self.args.should_save:
-            return
-        self._save_weights(str(output_dir), state_dict)
-        self.processing_class.save_pretrained(str(output_dir))
-
-    def _save_weights(self, folder: str, weights: dict[str, Any] | None, *, variant: str | None = None) -> None:
-        # save_pretrained has no argument for the function that writes the weights.
-        save_file = modeling_utils.safe_save_file
-        modeling_utils.safe_save_file = self.staged.save_safetensors
-        try:
-            self.model.save_pretrained(folder, state_dict=weights, variant=variant)
-        finally:
-            modeling_utils.safe_save_file = save_file
-
-    def _save_average(self, folder: Path) -> None:
-        """Save the average of the weights, if it exists, under the names of the weights. A collective."""
-        if not self.average.exists:
-            return
-        weights = self.average.weights(self.model, keep=self.args.should_save)
-        if self.args.should_save:
-            self._save_weights(str(folder), weights, variant=AVERAGE_VARIANT)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            super()._save_optimizer_and_scheduler(output_dir)
-        elif self.args.should_save:
-            self.staged.save(self.optimizer.state_dict(), Path(output_dir, OPTIMIZER_NAME))
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        save = functools.partial(super()._save_checkpoint, model, trial)
-
-        def write(staged: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-            engine.require_same_weights(self.model, step=self.state.global_step)
-            self.staged = StagedFiles(staged, self.saver.memory, self.watchdog.arm)
-            save()
-            self._save_average(staged)
-            self.run.sync()
-            losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
-            return self.staged.files, {
-                "run_identity": self.environment.run_identity,
-                "deepspeed_processes": self.args.world_size if self.is_deepspeed_enabled else None,
-                "tokens": self.tokens_trained,
-                "loss_window": {"since": self._globalstep_last_logged, "sums": losses},
-                "guard": self.guard.state(),
-                "time_breakdown": self.run.time_breakdown(),
-            }
-
+        # Trainer writes in place, and resumes from the newest folder even if it is incomplete.
         step = self.state.global_step
         with self.meter.on("saving"):
             self.saver.wait_for_writers()
@@ -472,9 +409,71 @@ class PretrainingTrainer(Trainer):
         if self.is_world_process_zero():
             self._saved_states[step] = copy.copy(self.state)
         with self.meter.on("saving"):
-            self.saver.save(step, write, stops=self.when.reason, rolling=self.when.rolling)
+            self.saver.save(step, self._write_checkpoint, stops=self.when.reason, rolling=self.when.rolling)
         self.when.restart_timers()
         self.record("running")
+
+    def _write_checkpoint(self, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+        """Write a checkpoint to `folder` or to memory. Return the large files, and facts for the manifest. A collective.
+
+        Trainer would also write a pickle of its arguments. recipe.yaml has the settings.
+        """
+        engine.require_same_weights(self.model, step=self.state.global_step)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = StagedFiles(folder, self.saver.memory, self.watchdog.arm)
+        self.store_flos()
+        self._save_weights(files, self._gather_weights())
+        self._save_optimizer(files)
+        self._save_scaler(str(folder))
+        self._save_rng_state(str(folder))
+        if self.average.exists:
+            average = self.average.weights(self.model, keep=self.args.should_save)
+            self._save_weights(files, average, variant=AVERAGE_VARIANT)
+        if self.args.should_save:
+            self.processing_class.save_pretrained(str(folder))
+            self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
+        self.run.sync()
+        losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
+        return files.files, {
+            "run_identity": self.environment.run_identity,
+            "deepspeed_processes": self.args.world_size if self.is_deepspeed_enabled else None,
+            "tokens": self.tokens_trained,
+            "loss_window": {"since": self._globalstep_last_logged, "sums": losses},
+            "guard": self.guard.state(),
+            "time_breakdown": self.run.time_breakdown(),
+        }
+
+    def _gather_weights(self) -> dict[str, Any]:
+        """Return the weights, complete at least on the process that saves. A collective."""
+        if has_shards(self.model):
+            return self.accelerator.get_state_dict(self.model_wrapped)
+        weights = self.model.state_dict()
+        if self.is_deepspeed_enabled:
+            # These weights are views of one buffer. With DLPack, each gets its own storage without a copy. Otherwise,
+            # transformers would save tied weights twice.
+            weights = {name: torch.from_dlpack(weight) for name, weight in weights.items()}
+        return weights
+
+    def _save_weights(self, files: StagedFiles, weights: dict[str, Any] | None, *, variant: str | None = None) -> None:
+        if not self.args.should_save:
+            return
+        # save_pretrained has no argument for the function that writes the weights.
+        save_file = modeling_utils.safe_save_file
+        modeling_utils.safe_save_file = files.save_safetensors
+        try:
+            self.model.save_pretrained(str(files.folder), state_dict=weights, variant=variant)
+        finally:
+            modeling_utils.safe_save_file = save_file
+
+    def _save_optimizer(self, files: StagedFiles) -> None:
+        """Save the optimizer and the learning-rate schedule. A collective."""
+        if self.is_deepspeed_enabled:
+            engine.save_files_with(self.model_wrapped, files.save)
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            self._save_optimizer_and_scheduler(str(files.folder))
+        elif self.args.should_save:
+            files.save(self.optimizer.state_dict(), files.folder / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), files.folder / SCHEDULER_NAME)
 
     def record(self, state: str, **values: Any) -> None:
         """Write `state`, `values`, and the run's step and losses to run_status.json."""

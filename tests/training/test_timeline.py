@@ -10,7 +10,7 @@ from gpt2_repro.training import trainer
 NOT_IN_A_STEP = {
     *("restore", "settle", "record", "record_engine", "_record_startup", "_run_epoch", "_check_norm"),
     *("create_scheduler", "get_train_dataloader", "_init_training_state", "_prepare_for_training", "_saver"),
-    *("_get_output_dir", "save_model", "_save", "_save_optimizer_and_scheduler"),
+    *("_write_checkpoint", "_gather_weights", "_save_weights", "_save_optimizer"),
 }
 
 
