@@ -34,6 +34,7 @@ BITS = "bits_per_byte_"  # begins the names of tasks of local text files
 WORDS = "word_perplexity"
 WHOLE_DOCUMENTS = (WORDS, "byte_perplexity", "bits_per_byte", "nats_per_token")
 OF_TEXT = (*WHOLE_DOCUMENTS, "perplexity")  # metrics that are too good if the tokenizer loses text
+Samples = Sequence[Mapping[str, Any]]  # lm-eval's logged samples of a task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Metric:
 ScoredModel = tuple[ComparedModel, list[Metric]]
 
 
-def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]], tokenizer: Any) -> list[Metric]:
+def read_scores(results: Mapping[str, Any], samples: Mapping[str, Samples], tokenizer: Any) -> list[Metric]:
     """Return the metrics of every task, subtask and group that lm-eval scored.
 
     Args:
@@ -96,9 +97,7 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
     return _join_groups(scores, results.get("group_subtasks", {}))
 
 
-def _metrics_of_task(
-    results: Mapping[str, Any], task: str, samples: Sequence[Mapping[str, Any]], tokenizer: Any
-) -> list[Metric]:
+def _metrics_of_task(results: Mapping[str, Any], task: str, samples: Samples, tokenizer: Any) -> list[Metric]:
     metrics: list[Metric] = []
     for key, value in results["results"][task].items():
         # Keys of metrics are `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
@@ -124,8 +123,10 @@ def _metrics_of_task(
     details = _task_details(results, task)
     complete: list[Metric] = []
     for metric in metrics:
-        lossy_of_metric = lossy if metric.name in OF_TEXT else ""
-        complete.append(dataclasses.replace(metric, documents=documents, details=details, lossy=lossy_of_metric))
+        known = dataclasses.replace(metric, documents=documents, details=details)
+        if metric.name in OF_TEXT:
+            known = dataclasses.replace(known, lossy=lossy)
+        complete.append(known)
     return complete
 
 
@@ -169,13 +170,14 @@ def _join_group(group: Metric, scores: Sequence[Metric], members: Sequence[str])
     return parts[0].over(values, documents, task=group.task, value=group.value, details=details)
 
 
-def _in_blocks(metric: Metric, samples: Sequence[Mapping[str, Any]]) -> Metric:
+def _in_blocks(metric: Metric, samples: Samples) -> Metric:
     """Replace few documents by their windows, because a single text has too few documents for an interval."""
     if metric.name not in WHOLE_DOCUMENTS or not 0 < len(metric.values) < statistics.FEWEST:
         return metric
     values: list[list[float]] = []
     names: list[str] = []
-    for (score, weight), name, sample in zip(metric.values, metric.documents, samples, strict=True):
+    for value, name, sample in zip(metric.values, metric.documents, samples, strict=True):
+        score, weight = value
         windows = sample["filtered_resps"][0].windows
         total = sum(part for part, _ in windows)
         tokens = sum(scored for _, scored in windows)
@@ -248,7 +250,7 @@ def _mean_over_seeds(metrics: Sequence[Metric]) -> Metric:
     return dataclasses.replace(first, value=mean, stderr=None, values=[], seeds=seeds)
 
 
-def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
+def require_finite(task: str, samples: Samples) -> None:
     """Raise RunFailed if a document has a log-probability that is not finite."""
     for sample in samples:
         for answer in sample["filtered_resps"]:
@@ -258,7 +260,7 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
                 raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
 
 
-def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[Mapping[str, Any]]) -> Metric:
+def _metric(results: Mapping[str, Any], task: str, key: str, samples: Samples) -> Metric:
     metric, filter_name = key.split(",", 1)
     aggregation = _aggregation(results, task, metric)
     values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
@@ -294,7 +296,7 @@ def _aggregation(results: Mapping[str, Any], task: str, metric: str) -> str | No
     return None
 
 
-def _nats_per_token(task: str, samples: Sequence[Mapping[str, Any]], texts: Sequence[str], tokenizer: Any) -> Metric:
+def _nats_per_token(task: str, samples: Samples, texts: Sequence[str], tokenizer: Any) -> Metric:
     """Return the metric `nats_per_token`: the mean loss over all tokens."""
     # statistics.BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
     nats = [sample[WORDS][0] * math.log(2) for sample in samples]
@@ -340,8 +342,11 @@ def compare(
 
 
 def _with_lossy_tasks(model: ComparedModel, metrics: Sequence[Metric]) -> ComparedModel:
-    tasks = dict.fromkeys(metric.task for metric in metrics if metric.lossy)
-    return dataclasses.replace(model, lossy_tasks=list(tasks))
+    tasks: list[str] = []
+    for metric in metrics:
+        if metric.lossy and metric.task not in tasks:
+            tasks.append(metric.task)
+    return dataclasses.replace(model, lossy_tasks=tasks)
 
 
 def _with_overlap(metric: Metric, flagged: Collection[str] | None) -> TaskDetails:
