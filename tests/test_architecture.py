@@ -113,6 +113,9 @@ def test_upstream_libraries_stay_in_their_rooms() -> None:
     assert all(path.startswith("gpt2_repro/evaluation/") for path in importers("lm_eval"))
     assert all(path.startswith("gpt2_repro/report/") for path in importers("matplotlib"))
     assert all(path.startswith("gpt2_repro/training/") for path in importers("transformers.Trainer"))
+    # checkpoints/ takes plain values.
+    for library in ("accelerate", "transformers"):
+        assert not any(path.startswith("gpt2_repro/checkpoints/") for path in importers(library))
 
 
 @pytest.mark.parametrize("name", PURE)

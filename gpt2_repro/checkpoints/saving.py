@@ -14,10 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-from accelerate.utils import extract_model_from_parallel
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
 from gpt2_repro import ranks
 from gpt2_repro.checkpoints.copying import RunCopier
 from gpt2_repro.checkpoints.manifest import checkpoint_size
@@ -82,6 +78,7 @@ class CheckpointSaver:
         total_bytes: expected size of the first checkpoint.
         own_bytes: expected size of the files of this rank.
         alive: a function that restarts the watchdog's timer. It is called as long as a save makes progress.
+        prepare: a function that does the one-time set-up for saving. It is called in a thread after the first step.
     """
 
     def __init__(
@@ -93,6 +90,7 @@ class CheckpointSaver:
         total_bytes: int,
         own_bytes: int,
         alive: Callable[[], None],
+        prepare: Callable[[], None],
     ) -> None:
         self.record = record
         self.run = record.path
@@ -102,6 +100,7 @@ class CheckpointSaver:
         self.total_bytes = total_bytes
         self.own_bytes = own_bytes
         self.alive = alive
+        self.prepare = prepare
         self.skipped = 0
         self.signs = 0  # of progress, from the writer
         self.is_warm = False  # whether the first step has ended
@@ -232,7 +231,7 @@ class CheckpointSaver:
         Raises RunFailed if the writer has failed.
         """
         if not self.is_warm:
-            threading.Thread(target=_prepare_first_save, daemon=True).start()
+            threading.Thread(target=self.prepare, daemon=True).start()
             self.is_warm = True
         self.wait_for_copy()
         while self.jobs and self.writer is not None:
@@ -428,9 +427,3 @@ class CheckpointSaver:
         deleted = before - len(complete_checkpoints(self.run))
         if deleted:
             logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)
-
-
-def _prepare_first_save() -> None:
-    """Do the one-time set-up for saving, so that it does not delay the first save."""
-    get_checkpoint_conversion_mapping("")  # builds the tables that save_pretrained needs
-    extract_model_from_parallel(torch.nn.Identity())  # imports DeepSpeed

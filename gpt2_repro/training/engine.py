@@ -10,8 +10,10 @@ from typing import Any
 
 import accelerate.optimizer
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from gpt2_repro import ranks
 from gpt2_repro.errors import RunFailed, UserError
@@ -143,6 +145,12 @@ def save_files_with(engine: Any, save: Callable[[Any, str], None]) -> None:
     engine.checkpoint_engine = StagedCheckpointEngine()
     # Python 3.11.2 stores an enum as a call of getattr, which a resume refuses. Later versions store its value.
     ZeroStageEnum.__reduce_ex__ = lambda stage, _: (ZeroStageEnum, (stage.value,))
+
+
+def prepare_first_save() -> None:
+    """Do the one-time set-up for saving, so that it does not delay the first save."""
+    get_checkpoint_conversion_mapping("")  # builds the tables that save_pretrained needs
+    extract_model_from_parallel(nn.Identity())  # imports DeepSpeed
 
 
 def load_universal_form(accelerator: Any) -> None:

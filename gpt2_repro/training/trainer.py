@@ -148,6 +148,7 @@ class PretrainingTrainer(Trainer):
             total_bytes=checkpoint_bytes(parameters, bf16=settings.is_half, averaged=averaged),
             own_bytes=bytes_of_rank(parameters, bf16=settings.is_half, averaged=averaged, rank=rank, shards=shards),
             alive=self.watchdog.arm,
+            prepare=engine.prepare_first_save,
         )
 
     def restore(self, start: Start) -> None:

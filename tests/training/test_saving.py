@@ -109,7 +109,8 @@ def test_memory_that_cannot_be_pinned_leaves_no_error_behind(code: int, monkeypa
 def saver(tmp_path: Path):
     sizes = {"total_bytes": 800, "own_bytes": 800}
     settings = SavingSettings(Rotation(keep=2))
-    made = CheckpointSaver(RunRecord(tmp_path), settings, device="cpu", **sizes, alive=lambda: None)
+    functions = {"alive": lambda: None, "prepare": lambda: None}
+    made = CheckpointSaver(RunRecord(tmp_path), settings, device="cpu", **sizes, **functions)
 
     def write(folder: Path) -> tuple[dict, dict]:
         folder.mkdir(parents=True)
