@@ -106,7 +106,8 @@ class Recipe:
         """Return the resolved recipe as YAML text, which is a valid recipe."""
         sections: dict[str, dict[str, Any]] = {}
         for name, section in self.sections.items():
-            sections[name] = {key: value for key, value in values_of(section).items() if value is not None}
+            values = values_of(section)
+            sections[name] = {key: value for key, value in values.items() if value is not None}
         plain = json.loads(json.dumps(sections))  # YAML does not support TokenCount
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=119)
         return f"# Resolved from {self.path}\n{text}"

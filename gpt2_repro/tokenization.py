@@ -77,10 +77,11 @@ def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
             names[token] = f"\ufdd0special {number}\ufdd0"
 
     model = description["model"] | {"dropout": None}  # dropout would give other ids on each call
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {names.get(token, token): index for token, index in model["vocab"].items()}
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(token, token): index for token, index in vocab.items()}
     else:  # a Unigram model, with the score of each token
-        model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
+        model["vocab"] = [[names.get(token, token), score] for token, score in vocab]
     if "merges" in model:
         model["merges"] = _merges_without(names, model["merges"])
     if model.get("unk_token") in names:

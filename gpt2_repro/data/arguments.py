@@ -58,8 +58,7 @@ class DataArguments:
     max_tokens: TokenCount = changeable(TokenCount(0), "Stop after reading this many tokens. 0: no limit.")
 
     def __post_init__(self) -> None:
-        # ./a.txt is a.txt, and books/ is books.
-        self.data_files = [re.sub(r"^(\./+)+(?=.)", "", expand(text).rstrip("/") or text) for text in self.data_files]
+        self.data_files = [_short_path(text) for text in self.data_files]
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
             raise UserError(f"--min_length {self.min_length} needs --packing wrap.")
@@ -76,17 +75,35 @@ def default_folder(data: DataArguments) -> str:
     or three files in the working directory are joined: a.txt, b.txt and c.txt give data/a+b+c. Other lists of files
     give the name of the common folder.
     """
-    texts = [data.source] if data.source != "files" else []
-    if data.data_files:
-        texts = data.data_files
-        if len(texts) > 1 and (len(texts) > 3 or any("/" in text for text in texts)):
-            texts = [os.path.commonpath([os.path.normpath(Path(text).absolute().parent) for text in texts])]
-    names = []
-    for text in texts:
-        path = Path(text if Path(text).exists() else re.split(r"[*?[#@:]", text)[0])
-        name = path.resolve().name if path.is_dir() else path.name.lstrip(".").partition(".")[0]
-        names.append(re.sub(r"[^\w.-]+", "-", name).strip("-."))
-    return "data/" + "+".join(names) if any(names) else ""
+    texts = data.data_files
+    if not texts and data.source != "files":
+        texts = [data.source]
+    in_working_directory = not any("/" in text for text in texts)
+    if len(texts) > 3 or (len(texts) > 1 and not in_working_directory):
+        folders = [os.path.normpath(Path(text).absolute().parent) for text in texts]
+        texts = [os.path.commonpath(folders)]
+    names = [_name_for_folder(text) for text in texts]
+    if not any(names):
+        return ""
+    return "data/" + "+".join(names)
+
+
+def _name_for_folder(text: str) -> str:
+    """Return the name of a file, folder, glob or source, without extensions and special characters."""
+    path = Path(text)
+    if not path.exists():
+        before_wildcard = re.split(r"[*?[#@:]", text)[0]
+        path = Path(before_wildcard)
+    name = path.name.lstrip(".").partition(".")[0]
+    if path.is_dir():
+        name = path.resolve().name
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")
+
+
+def _short_path(text: str) -> str:
+    """Return a path with variables replaced, without ./ at the start and / at the end."""
+    path = expand(text).rstrip("/") or text
+    return re.sub(r"^(\./+)+(?=.)", "", path)
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:

@@ -81,4 +81,6 @@ class EpochSampler(Sampler[int]):
             first_rows = blocks[start : start + per_window, None] * self.BLOCK
             rows = (first_rows + np.arange(self.BLOCK)).ravel()
             rows = rows[rows < self.num_rows]
-            yield rng.permutation(rows) if self.shuffle else rows
+            if self.shuffle:
+                rows = rng.permutation(rows)
+            yield rows

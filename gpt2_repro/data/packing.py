@@ -19,7 +19,8 @@ def pack_rows(pieces: Iterable[Block], sequence_length: int) -> Iterator[Block]:
     """
     rest = np.empty(0, np.uint16)
     for ids, _ in pieces:
-        ids = np.concatenate([rest, ids]) if len(rest) else ids
+        if len(rest):
+            ids = np.concatenate([rest, ids])
         rows = max(0, len(ids) - 1) // sequence_length
         if rows:
             windows = np.lib.stride_tricks.sliding_window_view(ids, sequence_length + 1)[::sequence_length]
@@ -44,7 +45,8 @@ def pack_windows(pieces: Iterable[Block], sequence_length: int, *, min_length: i
         first_ids = np.cumsum(documents) - documents
         first_rows = np.cumsum(rows) - rows
         # For each row: its first target within its document, its first id, and its length.
-        first_targets = (np.arange(rows.sum()) - np.repeat(first_rows, rows)) * sequence_length
+        numbers = np.arange(rows.sum()) - np.repeat(first_rows, rows)  # of each row within its document
+        first_targets = numbers * sequence_length
         starts = np.repeat(first_ids, rows) + first_targets
         lengths = np.minimum(np.repeat(targets, rows) - first_targets, sequence_length) + 1
         # For each id of the rows: its position in `ids`.

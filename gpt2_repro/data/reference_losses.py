@@ -27,7 +27,8 @@ def reference_losses(train: Block, validation: Block, vocab_size: int) -> dict[s
     counts = np.bincount(target, minlength=vocab_size)
     unigram = (counts + 1) / (counts.sum() + vocab_size)
     ones = np.ones(len(target), np.int64)
-    pairs = sparse.coo_array((ones, (context, target)), (vocab_size, vocab_size)).tocsr()  # adds up equal pairs
+    shape = (vocab_size, vocab_size)
+    pairs = sparse.coo_array((ones, (context, target)), shape).tocsr()  # adds up equal pairs
     context_counts = pairs.sum(axis=1)
     followers = np.diff(pairs.indptr)
 

@@ -45,9 +45,12 @@ class Rows:
             counts.append(len(chunk))
             size = getattr(chunk.type, "list_size", 0)
             if size:  # all rows have this length
-                self._chunks.append((chunk.flatten().to_numpy(), range(0, (len(chunk) + 1) * size, size)))
+                ids = chunk.flatten().to_numpy()
+                ends = range(0, (len(chunk) + 1) * size, size)
             else:
-                self._chunks.append((chunk.values.to_numpy(), chunk.offsets.to_numpy()))
+                ids = chunk.values.to_numpy()
+                ends = chunk.offsets.to_numpy()
+            self._chunks.append((ids, ends))
         self._starts = np.cumsum(counts)
 
     def __reduce__(self) -> tuple[type["Rows"], tuple["Dataset", int | None]]:
@@ -113,8 +116,8 @@ class Rows:
 
     def joined(self) -> Block:
         """Return two arrays: the concatenated ids of all rows, and the rows' lengths."""
-        ids = np.concatenate([ids[ends[0] : ends[-1]] for ids, ends in self._chunks])
-        return ids, self.lengths()
+        ids_of_chunks = [ids[ends[0] : ends[-1]] for ids, ends in self._chunks]
+        return np.concatenate(ids_of_chunks), self.lengths()
 
 
 def open_rows(folder: Path, largest_id: int | None = None) -> Rows:

@@ -162,7 +162,8 @@ def _commands(recipe: TrainingRecipe, device: Accelerator) -> list[str]:
             of_data += ["--data_files", "FILE"]
         lines.append(f"{PREPARE} {shlex.join([str(recipe.path), *of_data])}")
     train = training_command("--num_processes", str(device.count), on_gpu=_is_launched(recipe, device))
-    lines.append(shlex.join([*train, str(recipe.path), *cli.words_of(options)]))
+    train += [str(recipe.path), *cli.words_of(options)]
+    lines.append(shlex.join(train))
     lines.append(f"{EVALUATE} {shlex.quote(output_dir_of(recipe))}")
     return [f"  {line}" for line in lines]
 

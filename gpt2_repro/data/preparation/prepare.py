@@ -193,7 +193,8 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
     if recorded_request != request and not _has_tokens(staging):
         recorded = {}
     revisions: dict[str, str] = {}
-    for source in [recorded.get("training", {}), *recorded.get("validation_sets", {}).values()]:
+    recorded_sets = recorded.get("validation_sets", {})
+    for source in [recorded.get("training", {}), *recorded_sets.values()]:
         if "revision" in source:
             revisions[source["repository"]] = source["revision"]
     downloads = None if options.keep_downloads else staging / "downloads"
@@ -309,7 +310,8 @@ def _check_tokens(sources: Sources, args: DataArguments, encoder: Encoder) -> No
     parts = _local_tokens(sources.training.files)
     if not parts or encoder.end_of_text is None:
         return
-    if not (parts[0].ids()[:CHECKED_IDS] == encoder.end_of_text).any():
+    first_ids = parts[0].ids()[:CHECKED_IDS]
+    if encoder.end_of_text not in first_ids:
         logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", parts[0].name)
     shown = separator_shown(parts[0], parts[-1], encoder.end_of_text)
     if shown not in (None, args.separator):

@@ -178,7 +178,8 @@ def stage_group(group: Group, staging: Path, args: DataArguments, options: Prepa
 
 def _choose_validation(group: Group, args: DataArguments) -> None:
     """Set the rule by which --split head or hash divides a group into validation and training."""
-    total = min(group.stream.limit, sum(part.summary.tokens for part in group.stream.parts))
+    tokens = sum(part.summary.tokens for part in group.stream.parts)
+    total = min(group.stream.limit, tokens)
     if args.split == "hash":
         group.head = None
         documents = sum(part.summary.documents for part in group.stream.parts)

@@ -59,7 +59,8 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
             logger.info(group.remark)
     if args.validation_text:
         _write_validation_text(folder / "text", groups, encoder)
-    (folder / SPLITS).write_text(json.dumps({"splits": sorted(counts)}), encoding="utf-8")  # for load_from_disk
+    names = {"splits": sorted(counts)}
+    (folder / SPLITS).write_text(json.dumps(names), encoding="utf-8")  # for load_from_disk
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)
@@ -205,7 +206,8 @@ def _read(group: Group, split: str, args: DataArguments, bar: Progress) -> Itera
         ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
         while first < len(span.lengths):
-            last = max(first + 1, int(np.searchsorted(ends, ends[first] + PIECE_TOKENS, side="right")) - 1)
+            fitting = np.searchsorted(ends, ends[first] + PIECE_TOKENS, side="right")
+            last = max(first + 1, int(fitting) - 1)
             start = ends[first]
             stop = ends[last]
             if last > first + 1:
@@ -235,7 +237,8 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
     # `datasets` writes the metadata of the folder. save_to_disk would need all rows as a dataset, so it is called with
     # a single row, whose file is then deleted.
     disable_progress_bars()
-    Dataset.from_dict({"input_ids": [[0] * (row_length or 1)]}, features, split=folder.name).save_to_disk(folder)
+    row = [0] * (row_length or 1)
+    Dataset.from_dict({"input_ids": [row]}, features, split=folder.name).save_to_disk(folder)
     for path in folder.glob("*.arrow"):
         path.unlink()
     shards: list[Shard] = []
@@ -270,8 +273,8 @@ def _write_shard(path: Path, blocks: Iterable[Block], schema: pa.Schema) -> Shar
             if pa.types.is_fixed_size_list(field.type):
                 column = pa.FixedSizeListArray.from_arrays(pa.array(ids), field.type.list_size)
             else:
-                ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-                column = pa.ListArray.from_arrays(ends, pa.array(ids))
+                ends = np.concatenate([[0], np.cumsum(lengths)])
+                column = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(ids))
             column = column.cast(field.type, safe=False)
             writer.write_batch(pa.record_batch([column], schema=schema))
     sync(path)

@@ -82,7 +82,8 @@ class TextPart(Part):
 
     def _lines(self, stream: BinaryIO) -> Iterator[Item]:
         """Yield the lines that are not blank."""
-        at = number = 0
+        at = 0
+        number = 0
         if self.start:
             stream.seek(self.start - 1)
             rest = stream.readline(2**20)  # of the line in which the part begins
@@ -107,7 +108,8 @@ class TextPart(Part):
 
         `number` is the number of the line, counted from the byte `start` of the file.
         """
-        before = at = 0
+        before = 0
+        at = 0
         with Path(self.name).open("rb") as file:
             while at < self.start:
                 at += len(file.readline())
