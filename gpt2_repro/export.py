@@ -35,26 +35,28 @@ def main(argv: list[str]) -> None:
 
     from gpt2_repro.model.load import load_model, load_tokenizer
 
-    model, tokenizer = load_model(checkpoint.source), None
+    model = load_model(checkpoint.source)
+    tokenizer = None
     if args.is_folder:
         tokenizer = load_tokenizer(args.tokenizer or checkpoint.source)
         if args.tokenizer:
             _join(model, tokenizer, args.tokenizer)
-    written = copy.deepcopy(model).bfloat16() if args.dtype == "bfloat16" else model
+    written = model
+    if args.dtype == "bfloat16":
+        written = copy.deepcopy(model).bfloat16()
+    parent = None
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
+        parent = args.out.parent
+        parent.mkdir(parents=True, exist_ok=True)
     # On the same disk, so that the rename is atomic.
-    with tempfile.TemporaryDirectory(prefix="export-", dir=args.out and args.out.parent) as scratch:
-        staged = Path(scratch, f"staged{'' if args.is_folder else LLMC}")
+    with tempfile.TemporaryDirectory(prefix="export-", dir=parent) as scratch:
         if args.is_folder:
+            staged = Path(scratch, "staged")
             _write_folder(written, tokenizer, staged)
             _write_card(checkpoint, fingerprint(model, tokenizer), args, staged / "README.md")
         else:
-            from gpt2_repro.model.llmc import write_llmc
-
-            write_llmc(model, staged, dtype=args.dtype)
-            if model.config.activation_function == "gelu":
-                print("The model has the exact GELU, but llm.c approximates it. Its outputs will differ slightly.")
+            staged = Path(scratch, f"staged{LLMC}")
+            _write_llmc(model, args.dtype, staged)
         require_same(written, load_model(str(staged)))
         if args.out:
             shutil.move(staged, args.out)
@@ -69,7 +71,16 @@ def _join(model: Any, tokenizer: Any, name: str) -> None:
         problem = f"{name} has {len(tokenizer):,} ids, but the model has {model.config.vocab_size:,}."
         raise UserError(f"{problem} Pass the tokenizer that it was trained with.")
     for config in (model.config, model.generation_config):
-        config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
+        config.bos_token_id = tokenizer.eos_token_id
+        config.eos_token_id = tokenizer.eos_token_id
+
+
+def _write_llmc(model: Any, dtype: str, path: Path) -> None:
+    from gpt2_repro.model.llmc import write_llmc
+
+    write_llmc(model, path, dtype=dtype)
+    if model.config.activation_function == "gelu":
+        print("The model has the exact GELU, but llm.c approximates it. Its outputs will differ slightly.")
 
 
 def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -99,8 +110,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder to create, or a .bin of llm.c.")
-    dtypes = ("float32", "bfloat16")
-    parser.add_argument("--dtype", choices=dtypes, default="float32", help="Type of the weights. (default: float32)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="Type of the weights. (default: float32)",
+    )
     parser.add_argument("--tokenizer", metavar="NAME", help="Tokenizer of a model file of nanoGPT or llm.c.")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
@@ -112,8 +127,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError("A model file has no tokenizer. Pass --tokenizer, for example openai-community/gpt2.")
     if args.tokenizer and not needs_tokenizer:
         raise UserError("--tokenizer is only for model files (.pt, .bin), which have none.")
-    if args.tokenizer and (prepared := Path(args.tokenizer, "tokenizer")).is_dir():
-        args.tokenizer = str(prepared)  # of a folder of prepare_data.py
+    if args.tokenizer:
+        of_prepared_folder = Path(args.tokenizer, "tokenizer")
+        if of_prepared_folder.is_dir():
+            args.tokenizer = str(of_prepared_folder)
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and not args.is_folder:
@@ -135,7 +152,8 @@ def require_same(written: Any, again: Any) -> None:
             read.mlp.act = block.mlp.act
     ids = torch.arange(min(64, max_positions(config)))[None] % config.vocab_size
     with torch.inference_mode():
-        expected, logits = (model.float()(input_ids=ids).logits for model in (written, again))
+        expected = written.float()(input_ids=ids).logits
+        logits = again.float()(input_ids=ids).logits
     if not torch.equal(expected, logits):
         raise RunFailed("The export was not saved: its logits differ from the checkpoint's. Please report this error.")
 

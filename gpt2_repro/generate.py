@@ -49,19 +49,20 @@ def main(argv: list[str]) -> None:
     model = model.to(gpu_kind() or "cpu")
     window = max_positions(model.config)
     start = start_ids(tokenizer, args.prompt)
-    room = window - min(args.max_new_tokens, window // 2)
-    if len(start) > room:
-        logger.warning("The prompt has %d tokens. Only the last %d are used.", len(start), room)
-        start = start[-room:]
-    if window - len(start) < args.max_new_tokens:
+    longest_prompt = window - min(args.max_new_tokens, window // 2)
+    if len(start) > longest_prompt:
+        logger.warning("The prompt has %d tokens. Only the last %d are used.", len(start), longest_prompt)
+        start = start[-longest_prompt:]
+    room = window - len(start)
+    if room < args.max_new_tokens:
         text = "The model's window has %d tokens, including the prompt. At most %d tokens are generated."
-        logger.warning(text, window, window - len(start))
+        logger.warning(text, window, room)
     torch.manual_seed(args.seed)
     ids = torch.tensor([start] * args.num_samples, device=model.device)
     # generate() adds the settings of the model's generation_config.json, such as a penalty for repetitions, to those
     # that it gets.
     model.generation_config = GenerationConfig(
-        max_new_tokens=min(args.max_new_tokens, window - len(start)),
+        max_new_tokens=min(args.max_new_tokens, room),
         eos_token_id=model.generation_config.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,
     )
