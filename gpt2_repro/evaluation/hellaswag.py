@@ -94,10 +94,13 @@ class HellaSwag:
 
     def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
         self.labels = torch.tensor([item.label for item in items])
+        # As in lm-eval, context and ending are encoded together, and the length of the context is subtracted.
+        whole_texts: list[str] = []
+        for item in items:
+            whole_texts += [f"{item.ctx} {ending}" for ending in item.endings]
         try:
             contexts = encode(tokenizer, [item.ctx for item in items])
-            # As in lm-eval, context and ending are encoded together, and the length of the context is subtracted.
-            texts = encode(tokenizer, [f"{item.ctx} {ending}" for item in items for ending in item.endings])
+            texts = encode(tokenizer, whole_texts)
         except UserError:
             raise UserError("The tokenizer cannot encode HellaSwag. Pass --hellaswag_steps 0.") from None
         self.rows: list[ScoredIds] = []
