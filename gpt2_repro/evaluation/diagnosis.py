@@ -86,7 +86,10 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> list[Ids]:
     edge: list[int] = []
     if task == "wikitext" and separator is not None:
         edge = [separator]
-    return [np.array([*edge, *ids, *edge], np.int64) for ids in encode(tokenizer, texts)]
+    documents: list[Ids] = []
+    for ids in encode(tokenizer, texts):
+        documents.append(np.array([*edge, *ids, *edge], np.int64))
+    return documents
 
 
 def read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[dict[str, list[Ids]], Counts]:

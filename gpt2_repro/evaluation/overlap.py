@@ -32,8 +32,10 @@ NONE = np.empty(0, np.uint64)
 
 def training_data(run: Path | None) -> PreparedData:
     """Return the prepared folder that a run was trained on. Raises UserError if it is unknown, damaged or replaced."""
-    folder = RunRecord(run).recipe().get("data", {}).get("dataset_dir") if run else None
-    if not run or not folder:
+    folder = None
+    if run is not None:
+        folder = RunRecord(run).recipe().get("data", {}).get("dataset_dir")
+    if run is None or not folder:
         raise UserError("--check_overlap needs a run and its prepared folder. Pass a run directory, or leave it out.")
     prepared = PreparedData.read(folder)
     trained = RunRecord(run).environment().data.get("sha256")

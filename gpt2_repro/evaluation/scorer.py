@@ -124,7 +124,9 @@ class Scorer(HFLM):
                 documents.append(document)
         windows: list[list[tuple[float, int]]] = [[] for _ in requests]
         answers = self._loglikelihood_tokens(pairs)
-        for document, (_, _, after), (score, _) in zip(documents, pairs, answers, strict=True):
+        for document, pair, answer in zip(documents, pairs, answers, strict=True):
+            _, _, after = pair
+            score, _ = answer
             windows[document].append((score, len(after)))
         return [Rolling(of_document) for of_document in windows]
 
@@ -231,9 +233,10 @@ class Row:
         self.ids += text.ids[shared:-1]  # the last id has no target
         self.positions += range(shared, len(text.ids) - 1)
         end = len(self.ids)
-        columns = [*range(shared), *range(start, end)]
+        columns_of_text = [*range(shared), *range(start, end)]
+        columns = columns_of_text[-text.scored :]
         targets = text.ids[-text.scored :]
-        self.branches.append(Branch(text.request, shared, start, end, columns[-text.scored :], targets))
+        self.branches.append(Branch(text.request, shared, start, end, columns, targets))
 
     def mask(self, length: int) -> torch.Tensor:
         """Return which id attends to which, of shape [length, length]."""

@@ -74,8 +74,10 @@ def summary(run: Run, page: Path) -> list[str]:
     lines: list[str] = []
     if run.status.reason:
         lines.append(run.status.reason)
-    rows = [[Cell(number.label), Cell(number.text, "number"), Cell(number.note)] for number in key_numbers(run)]
-    lines += Table(["", "", ""], rows).lines()[1:]
+    numbers = Table(["", "", ""], [])
+    for number in key_numbers(run):
+        numbers.rows.append([Cell(number.label), Cell(number.text, "number"), Cell(number.note)])
+    lines += numbers.lines()[1:]
     if run.comparison:
         shown = _without_perplexities(run.comparison) or run.comparison.rows
         table = dataclasses.replace(run.comparison, rows=shown).table()
@@ -271,8 +273,10 @@ class Setting:
         """The label of a single run, or the common beginning and end of the labels."""
         if len(self.labels) == 1:
             return self.labels[0]
-        end = os.path.commonprefix([label[::-1] for label in self.labels])[::-1]
-        return f"{os.path.commonprefix(self.labels)}*{end}"
+        start = os.path.commonprefix(self.labels)
+        reversed_labels = [label[::-1] for label in self.labels]
+        reversed_end = os.path.commonprefix(reversed_labels)
+        return f"{start}*{reversed_end[::-1]}"
 
     @property
     def loss(self) -> str:
@@ -308,7 +312,8 @@ def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
             shown = "–"
             verdict = ""
         elif freedom:
-            error = math.sqrt(sum(squares) / freedom * (1 / len(setting.losses) + 1 / len(best.losses)) / 2)
+            variance = sum(squares) / freedom
+            error = math.sqrt(variance * (1 / len(setting.losses) + 1 / len(best.losses)) / 2)
             half = error * stats.studentized_range.ppf(0.95, len(settings), freedom)
             shown += f" ± {half:.4f}"
             verdict = "higher" if difference > half else "within the seeds"

@@ -23,6 +23,7 @@ from gpt2_repro.text import count
 COLOURS = [f"C{number}" for number in range(10)]  # of the style
 GREY = "#5a5f66"
 GREEN = "#009e73"
+LINE_STYLES = ("--", ":", "-.")  # of reference lines
 STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
@@ -167,7 +168,9 @@ def leave_out_beginning(axes: Axes) -> None:
         xs: Any = line.get_xdata()
         ys: Any = line.get_ydata()
         every += list(ys)
-        later += [y for x, y in zip(xs, ys, strict=True) if x >= xs[-1] / 20]
+        for x, y in zip(xs, ys, strict=True):
+            if x >= xs[-1] / 20:
+                later.append(y)
         is_long |= len(ys) >= 20
     if not is_long:
         return
@@ -184,11 +187,14 @@ def _finish(axes: Axes, name: str, references: Sequence[dict[str, float]] = (), 
         return
     top = math.inf if axes.get_autoscaley_on() else axes.get_ylim()[1]
     visible: list[tuple[float, str]] = []
-    for reference, value in references[0].items() if references else ():
-        if value <= top and all(of_run.get(reference) == value for of_run in references):
-            visible.append((value, reference))
-    for (value, reference), style in zip(sorted(visible), itertools.cycle(("--", ":", "-."))):
-        axes.axhline(value, color=GREY, linewidth=1, linestyle=style, label=f"{reference} {form.format(value)}")
+    if references:
+        for reference, value in references[0].items():
+            is_shared = all(of_run.get(reference) == value for of_run in references)
+            if is_shared and value <= top:
+                visible.append((value, reference))
+    for (value, reference), style in zip(sorted(visible), itertools.cycle(LINE_STYLES)):
+        label = f"{reference} {form.format(value)}"
+        axes.axhline(value, color=GREY, linewidth=1, linestyle=style, label=label)
     axes.set(xlabel="tokens trained", ylabel=name)
     axes.xaxis.set_major_formatter(_thousands)
     axes.xaxis.set_major_locator(MaxNLocator(5))

@@ -59,14 +59,15 @@ class Run:
         self.followed = _followed(path)
         self.diagnosis = _read(path / layout.DIAGNOSIS, _diagnosis) or {}
         self.status = _status(record, self.training, self.environment)
-        seed = self.environment.run_identity.get("seed")
-        data_seed = self.environment.run_identity.get("data_seed")
+        identity = self.environment.run_identity
+        seed = identity.get("seed")
+        data_seed = identity.get("data_seed")
         self.seeds = (seed, seed if data_seed is None else data_seed)
         # The same for all runs that differ only in the seed.
         self.setting = str(path)
-        identity = {key: value for key, value in self.environment.run_identity.items() if not key.endswith("seed")}
-        if identity:
-            self.setting = json.dumps([identity, self.status.step], sort_keys=True)
+        settings = {key: value for key, value in identity.items() if not key.endswith("seed")}
+        if settings:
+            self.setting = json.dumps([settings, self.status.step], sort_keys=True)
 
     @property
     def reference_losses(self) -> dict[str, float]:
@@ -77,7 +78,8 @@ class Run:
         data = self.environment.data
         losses = numbers_in(data.get("reference_losses", {}))
         tokens = values(self.validation, "eval_tokens")
-        published = published_loss(self.baseline, data.get("request", {}), tokens[-1] if tokens else 0)
+        last_tokens = tokens[-1] if tokens else 0
+        published = published_loss(self.baseline, data.get("request", {}), last_tokens)
         if published is not None:
             losses[self.baseline.name] = published
         return losses
