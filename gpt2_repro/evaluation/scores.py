@@ -119,11 +119,10 @@ def _metrics_of_task(results: Mapping[str, Any], task: str, samples: Samples, to
         lossy = lost_text(tokenizer, texts)
         if lossy:
             logger.warning("%s: the tokenizer loses text, so its perplexity or bits per byte are too low.", task)
-    documents = [sample["doc_hash"] for sample in samples]
     details = _task_details(results, task)
     complete: list[Metric] = []
     for metric in metrics:
-        known = dataclasses.replace(metric, documents=documents, details=details)
+        known = dataclasses.replace(metric, details=details)
         if metric.name in OF_TEXT:
             known = dataclasses.replace(known, lossy=lossy)
         complete.append(known)
@@ -263,7 +262,8 @@ def require_finite(task: str, samples: Samples) -> None:
 def _metric(results: Mapping[str, Any], task: str, key: str, samples: Samples) -> Metric:
     metric, filter_name = key.split(",", 1)
     aggregation = _aggregation(results, task, metric)
-    values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
+    scored = [sample for sample in samples if sample["filter"] == filter_name and metric in sample]
+    values = [sample[metric] for sample in scored]
     if aggregation not in statistics.AGGREGATIONS or not values:
         aggregation = None
         values = []
@@ -283,6 +283,7 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Samples) -
         higher_is_better=_entry(results, "higher_is_better", task).get(metric),
         aggregation=aggregation,
         values=values,
+        documents=[sample["doc_hash"] for sample in scored],
     )
 
 
@@ -305,7 +306,7 @@ def _nats_per_token(task: str, samples: Samples, texts: Sequence[str], tokenizer
     tokens = [max(0, len(ids) - unscored) for ids in encode(tokenizer, texts)]
     values = [list(pair) for pair in zip(nats, tokens, strict=True)]
     empty = Metric(task, "nats_per_token", None, None, False, statistics.BITS_PER_BYTE)
-    return empty.over(values, [])
+    return empty.over(values, [sample["doc_hash"] for sample in samples])
 
 
 def compare(

@@ -38,9 +38,9 @@ def _check_state(run: Run) -> Finding:
     text = f"{run.name}: {state}, {progress(run)}"
     if state in ("failed", "diverged", "killed"):
         return Finding("✗", "state", f"{text}: {run.status.reason or 'no reason was recorded'}")
-    if state == "running" and run.status.updated:
+    if state == "running":
         silent = run.status.age()
-        if silent > SILENT_SECONDS:
+        if SILENT_SECONDS < silent < math.inf:
             text += f", last status update {duration(silent)} ago: the run hangs or was killed"
             return Finding("✗", "state", text)
     if state in ("running", "complete"):

@@ -17,6 +17,7 @@ from gpt2_repro.evaluation.comparison import (
     TaskDetails,
 )
 from gpt2_repro.evaluation.output import comparison_markdown
+from gpt2_repro.evaluation.overlap import add_clean
 from gpt2_repro.evaluation.references import DOCUMENTS
 from gpt2_repro.evaluation.scorer import Rolling
 from gpt2_repro.evaluation.scores import Metric, compare, join_seeds, read_scores
@@ -108,6 +109,27 @@ def test_documents_are_ordered_and_groups_and_filters_are_named() -> None:
     logged = {"t": [sample(0, ["4"], exact_match=1.0) | {"filter": "strict"}]}
     (metric,) = read_scores(results("t", {"exact_match,strict": 1.0}, "mean"), logged, None)
     assert (metric.name, metric.aggregation, metric.values) == ("exact_match (strict)", "mean", [1.0])
+
+
+def test_each_filter_of_a_task_has_its_own_documents() -> None:
+    """gsm8k is scored with two filters, so each of its documents has two samples."""
+    logged: list[dict] = []
+    for doc_id, strict, flexible in ((0, 0.0, 1.0), (1, 1.0, 1.0)):
+        logged.append(sample(doc_id, ["4"], exact_match=strict) | {"filter": "strict"})
+        logged.append(sample(doc_id, ["4"], exact_match=flexible) | {"filter": "flexible"})
+    both = results("t", {"exact_match,strict": 0.5, "exact_match,flexible": 1.0}, "mean")
+    metrics = read_scores(both, {"t": logged}, None)
+    assert [(metric.values, metric.documents) for metric in metrics] == [
+        ([0.0, 1.0], ["h0", "h1"]),
+        ([1.0, 1.0], ["h0", "h1"]),
+    ]
+    names = [(metric.name, metric.value) for metric in add_clean(metrics, {"h0"})]
+    assert names == [
+        ("exact_match (strict)", 0.5),
+        ("exact_match (strict) (clean)", 1.0),
+        ("exact_match (flexible)", 1.0),
+        ("exact_match (flexible) (clean)", 1.0),
+    ]
 
 
 @pytest.mark.parametrize("answer", [(math.nan, False), -math.inf])

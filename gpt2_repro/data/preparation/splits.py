@@ -55,6 +55,8 @@ class _Documents:
     def with_cut(self, place: int) -> "_Documents":
         """Cut the document in two that contains the token `place` of its part, but does not begin with it."""
         index = int(np.searchsorted(self.first_tokens, place)) - 1
+        if index < 0:
+            return self
         rest = self.first_tokens[index] + self.lengths[index] - place
         if rest <= 0:
             return self

@@ -84,6 +84,17 @@ def test_too_little_text_is_refused_and_a_single_document_is_cut(arguments, tmp_
         assert held_out == round(0.1 * (held_out + rest))
 
 
+def test_a_part_without_text_before_the_cut_document(arguments, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n", encoding="utf-8")
+    write_jsonl(tmp_path / "b.jsonl", ["one two " * 400])
+    write_jsonl(tmp_path / "alone.jsonl", ["one two " * 400])
+    form = {"split": "head", "validation_fraction": 0.1}
+    files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    with_blank = prepare(arguments("blank", **form, data_files=files))
+    alone = prepare(arguments("one", **form, data_files=[str(tmp_path / "alone.jsonl")]))
+    assert with_blank.manifest.sha256 == alone.manifest.sha256
+
+
 def test_a_file_that_is_passed_twice_is_refused(
     arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +198,8 @@ def test_the_splits_of_a_cloned_dataset_are_not_mixed(arguments, documents, tmp_
     described = prepare(arguments("set", **alone_again)).manifest.validation_sets["clone"]
     assert {file["path"] for file in described["files"]} == set(map(str, clone.rglob("*.parquet")))
     described = json.loads(json.dumps(_public_source(data.manifest.source)))
-    assert described["unused_files"] and str(tmp_path) not in str(described)
+    assert described["local files"] == 2
+    assert str(tmp_path) not in str(described)
 
 
 def test_links_are_followed_and_damaged_folders_refused(
