@@ -72,7 +72,7 @@ def _switch(help: str) -> Any:
 
 @dataclasses.dataclass
 class TrainingSection:
-    """The training settings, as written in the recipe and on the command line."""
+    """The training settings, as written in the recipe and on the command line, or resolved for a machine."""
 
     _argument_group_name: ClassVar[str] = "section training of the recipe"
 
@@ -229,7 +229,7 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
 
     Args:
         argv: the command line after the program's name.
-        parsing: additional keyword arguments for `recipe.parse_recipe`.
+        parsing: additional keyword arguments for `config.parse_recipe`.
 
     Raises UserError for mistakes that can be found without reading the data or checking the hardware.
     """

@@ -73,10 +73,10 @@ class RunCopier:
         self.job: str | None = None  # the folder that is being copied; "": only the small files
         self.done: set[str] = set()  # the copied folders
         self.signed_at = 0.0  # when the process last made progress
-        self.refresh("")  # with an earlier attempt's checkpoints
+        self.requeue("")  # with an earlier attempt's checkpoints
 
-    def refresh(self, *folders: str) -> None:
-        """Copy the checkpoints that are not copied yet, newest first, and then `folders`."""
+    def requeue(self, *folders: str) -> None:
+        """Queue the checkpoints that are not copied yet, newest first, and then `folders`. Earlier errors are forgotten."""
         self.failed = False  # whether a copy has failed since then
         self.error = ""  # why
         self.queue: list[str] = []
@@ -138,9 +138,9 @@ class RunCopier:
                 time.sleep(1.0)
                 yield True
             if defect(self.run.final) is None:
-                self.refresh(layout.FINAL, "")
+                self.requeue(layout.FINAL, "")
             else:
-                self.refresh("")
+                self.requeue("")
             while self.queue or self.job is not None:
                 self.poll(1.0)
                 if self.job and time.monotonic() - written_at > LINE_SECONDS:

@@ -288,7 +288,7 @@ def _unsafe_names(path: Path) -> str:
     return ", ".join(sorted(names - DEEPSPEED_CLASSES))
 
 
-def loadable(start: Start, *, staging: Path, processes: int) -> str | None:
+def folder_to_load(start: Start, *, staging: Path, processes: int) -> str | None:
     """Return the checkpoint folder for Trainer to load, or None to start at step 0.
 
     This is a collective: call it on all ranks.

@@ -206,7 +206,12 @@ def abandoned(run: Path) -> set[int]:
 
 def rotate(run: Path, rotation: Rotation, *, also: int = -1) -> None:
     """Delete the complete checkpoints of a run, except those of `to_keep` and the one at step `also`."""
-    for path in expendable(run, rotation):
+    try:
+        deleted = expendable(run, rotation)
+    except OSError as error:  # a manifest cannot be read
+        logger.warning("Old checkpoints are not deleted: %s. The run continues.", error)
+        return
+    for path in deleted:
         if layout.step_of(path) != also:
             discard(path)
 

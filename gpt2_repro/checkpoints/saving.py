@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 WRITER = "import sys; from gpt2_repro.checkpoints import writer; writer.serve(int(sys.argv[1]))"
 SPARE = 1.15  # required free space, as a multiple of the size of the last checkpoint
 SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
-Writer = Callable[[Path], tuple[dict[str, dict[str, Any]], dict[str, Any]]]
+StageFiles = Callable[[Path], tuple[dict[str, dict[str, Any]], dict[str, Any]]]
 
 
 class WriterState(enum.IntEnum):
@@ -187,11 +187,11 @@ class CheckpointSaver:
             descriptors.append(self.record.lock_descriptor)  # the process also holds the lock
         self.writer = SideProcess(WRITER, self.memory.descriptor, descriptors=descriptors)
 
-    def save(self, step: int, write: Writer, *, stops: str | None = None, rolling: bool = False) -> bool:
+    def save(self, step: int, write: StageFiles, *, stops: str | None = None, rolling: bool = False) -> bool:
         """Save checkpoint-`step`. Return False if the disk has too little space.
 
         This is a collective: call it on all ranks. If a process writes in the background, this method returns before
-        the tensors are copied: call `wait_for_copy` before they change. Without this process, or if `stops` is not
+        the tensors are copied: call `wait_until_staged` before they change. Without this process, or if `stops` is not
         None, it returns when the checkpoint is complete.
 
         Args:
@@ -233,7 +233,7 @@ class CheckpointSaver:
         if not self.is_warm:
             threading.Thread(target=self.prepare, daemon=True).start()
             self.is_warm = True
-        self.wait_for_copy()
+        self.wait_until_staged()
         while self.jobs and self.writer is not None:
             reply = self.writer.reply(seconds)
             if reply is None:
@@ -263,8 +263,8 @@ class CheckpointSaver:
         self._completed = []
         return completed
 
-    def wait_for_copy(self, *_: Any) -> None:
-        """Wait until the last save is copied. Call this before weights or states of the optimizer change."""
+    def wait_until_staged(self, *_: Any) -> None:
+        """Wait until the last save is copied to memory. Call this before weights or states of the optimizer change."""
         if self.memory is not None and self.jobs:
             began = time.perf_counter()
             self.memory.wait()
@@ -274,7 +274,8 @@ class CheckpointSaver:
         """Wait until the last save is complete on all ranks. Call this on all ranks."""
         self.wait_for_writers()
         if self.saved_step >= 0:
-            self.wait_for(checkpoint_path(self.run, self.saved_step))
+            manifest = checkpoint_path(self.run, self.saved_step) / CHECKPOINT_MANIFEST
+            self.wait_until(manifest.is_file)
         ranks.wait()
 
     def wait_for_writers(self) -> None:
@@ -293,10 +294,10 @@ class CheckpointSaver:
             if state == WriterState.PROGRESSES:
                 self.alive()
 
-    def wait_for(self, folder: Path) -> None:
-        """Wait until rank 0 has completed `folder` and this machine sees it."""
+    def wait_until(self, is_complete: Callable[[], bool]) -> None:
+        """Wait until this machine sees a folder that rank 0 completes. While files grow, restart the watchdog."""
         grows = growth(self.staging)
-        while not (folder / CHECKPOINT_MANIFEST).is_file():
+        while not is_complete():
             if grows():
                 self.alive()
             time.sleep(0.05)
@@ -305,7 +306,7 @@ class CheckpointSaver:
         """Tell the writer process to exit when its last save is complete."""
         if self.writer is not None:
             with contextlib.suppress(Exception):  # the run has ended with it, or with another error
-                self.wait_for_copy()
+                self.wait_until_staged()
             self.writer.end()
             if not self.jobs:
                 self.writer.process.wait()
@@ -361,7 +362,7 @@ class CheckpointSaver:
         if self.writer is None or self.memory is None:
             self._report(job, perform(job, memoryview(b""), self.alive))
         else:
-            self.wait_for_copy()
+            self.wait_until_staged()
             self.jobs.append(job)
             self.memory.begin(functools.partial(self.writer.submit, job.to_json()))
 
@@ -370,7 +371,7 @@ class CheckpointSaver:
         if job.save is None or job.rank:
             return
         if self.copier:
-            self.copier.refresh()
+            self.copier.requeue()
         self.seconds = self.paused + seconds
         if self.writer is None:
             self.paused = self.seconds

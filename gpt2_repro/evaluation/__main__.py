@@ -28,7 +28,7 @@ from gpt2_repro.evaluation.arguments import arguments_of_run, options_of_scores,
 from gpt2_repro.evaluation.comparison import UNTRAINED, ComparedModel, EvaluationSettings
 from gpt2_repro.evaluation.follow import follow
 from gpt2_repro.evaluation.harness import choose_device, score_models
-from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
+from gpt2_repro.evaluation.models import OpenedModel, common_window, open_model
 from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents, training_data
 from gpt2_repro.evaluation.scores import ScoredModel, compare, join_seeds
 from gpt2_repro.evaluation.tasks import open_tasks
@@ -142,7 +142,7 @@ def _find_baseline(name: str, first: Checkpoint) -> Checkpoint | None:
 
 def _open_models(
     checkpoints: list[Checkpoint], reference: Checkpoint | None
-) -> tuple[list[LoadedModel], ComparedModel | None]:
+) -> tuple[list[OpenedModel], ComparedModel | None]:
     """Return all models to score, and the baseline's properties for the table (None without a baseline)."""
     models = [_open_model(checkpoint) for checkpoint in checkpoints]
     if reference is None:
@@ -161,7 +161,7 @@ def _open_models(
     return models, baseline
 
 
-def _open_model(checkpoint: Checkpoint) -> LoadedModel:
+def _open_model(checkpoint: Checkpoint) -> OpenedModel:
     try:
         return open_model(checkpoint)
     except UserError as error:

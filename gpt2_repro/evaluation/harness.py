@@ -13,7 +13,7 @@ from typing import Any
 from gpt2_repro import hardware
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.comparison import EvaluationSettings
-from gpt2_repro.evaluation.models import LoadedModel
+from gpt2_repro.evaluation.models import OpenedModel
 from gpt2_repro.evaluation.output import LIBRARIES, file_name, try_write
 from gpt2_repro.evaluation.scores import COMPLETION, Metric, ScoredModel, read_scores
 from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, one_line_errors, task_index
@@ -70,7 +70,7 @@ def choose_device(name: str | None) -> str:
 
 
 def score_models(
-    models: Sequence[LoadedModel], tasks: TaskFiles, settings: EvaluationSettings, output: Path, *, cached: bool
+    models: Sequence[OpenedModel], tasks: TaskFiles, settings: EvaluationSettings, output: Path, *, cached: bool
 ) -> list[ScoredModel]:
     """Score all models on all tasks, and write lm-eval's results to `output`.
 
@@ -80,7 +80,7 @@ def score_models(
 
 
 def _score_model(
-    model: LoadedModel, tasks: TaskFiles, settings: EvaluationSettings, output: Path, *, cached: bool
+    model: OpenedModel, tasks: TaskFiles, settings: EvaluationSettings, output: Path, *, cached: bool
 ) -> list[Metric]:
     name = model.column.name
     load = functools.cache(model.load)

@@ -22,7 +22,7 @@ PADDING = 1024  # a model may have up to this many ids more than its tokenizer, 
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadedModel:
+class OpenedModel:
     """A model to score."""
 
     column: ComparedModel  # its properties for the comparison table
@@ -33,7 +33,7 @@ class LoadedModel:
     seeds: str = ""  # the seed and the seed of the data
 
 
-def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | None = None) -> LoadedModel:
+def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | None = None) -> OpenedModel:
     """Load a model, and return its size, revision and maximum input length.
 
     The weights are not kept in memory. `load` replaces the function that loads the checkpoint.
@@ -62,7 +62,7 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
         weights=checkpoint.weights,
     )
     setting, seeds = _setting_of(checkpoint)
-    return LoadedModel(column, load, positions, checkpoint.window(positions), setting, seeds)
+    return OpenedModel(column, load, positions, checkpoint.window(positions), setting, seeds)
 
 
 def _setting_of(checkpoint: Checkpoint) -> tuple[str, str]:
@@ -101,7 +101,7 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
+def common_window(models: Sequence[OpenedModel], requested: int, *, explicit: bool) -> int:
     """Return the window (maximum input length) of a comparison in tokens.
 
     If `requested` is not explicit, the result is at most the shortest training sequence length of the models.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from gpt2_repro import ranks
 from gpt2_repro.checkpoints import conversion
 from gpt2_repro.checkpoints.copying import RunCopier
-from gpt2_repro.checkpoints.manifest import seal
+from gpt2_repro.checkpoints.manifest import read_manifest, seal
 from gpt2_repro.checkpoints.restoring import restore_copies
-from gpt2_repro.checkpoints.resuming import Start, choose_start, loadable, prepare_run_directory
+from gpt2_repro.checkpoints.resuming import Start, choose_start, folder_to_load, prepare_run_directory
 from gpt2_repro.checkpoints.rotation import delete_tree, disk_faults_in_words, leftovers, publish, sweep
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
@@ -141,8 +141,8 @@ def copy_again(setup: RunSetup) -> None:
 def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> Iterator[str | None]:
     """Prepare the training, yield the folder for Trainer to load, and record how the run ends. A collective.
 
-    Raises UserError, before the run directory is changed, if the run cannot start. Raises RunFailed if the run fails,
-    or if it is not copied to --sync_to.
+    Raises UserError, before `claim`, if the run cannot start. Raises RunFailed if the run fails, or if it is not copied
+    to --sync_to.
     """
     from gpt2_repro.training.announce import report_end
     from gpt2_repro.training.engine import load_universal_form
@@ -155,15 +155,17 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
     trainer.restore(start)
     require_shared(run)
     require_space(trainer, start)
+    has_ended = False
     try:
         claim(trainer, setup, start)
-        folder = loadable(start, staging=saver.staging, processes=trainer.args.world_size)
+        folder = folder_to_load(start, staging=saver.staging, processes=trainer.args.world_size)
         if start.needs_conversion(trainer.args.world_size):
             load_universal_form(trainer.accelerator)
         saver.start(trainer.environment, is_new=start.checkpoint is None)
         shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
         yield folder
+        has_ended = True  # and its state is recorded
         saver.finish_copies()
         finish_reporting(trainer)
         trainer.watchdog.disarm()
@@ -173,8 +175,9 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
         if ranks.is_main():
             report_end(trainer)
     except BaseException as error:
-        reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
-        trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=reason)
+        if not has_ended:
+            reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
+            trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=reason)
         saver.close()  # the writer still completes the last checkpoint
         if isinstance(error, Exception):
             saver.copy_rest(COPY_SECONDS)
@@ -213,7 +216,7 @@ def require_space(trainer: "PretrainingTrainer", start: Start) -> None:
 def claim(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> None:
     """Record that this process trains the run, and remove what earlier attempts left. A collective.
 
-    This is the first change of the run directory. A start that is refused has ended before.
+    A start that is refused has ended before. Until here, only a newer copy of the same run was restored.
     """
     from gpt2_repro.training.tracking import record_tracking
 
@@ -245,6 +248,7 @@ def save_final(trainer: "PretrainingTrainer") -> None:
 
     run = trainer.run
     saver = trainer.saver
+    step = trainer.state.global_step
     is_averaged = trainer.average.exists
     with trainer.meter.on("saving"):
         if is_averaged:
@@ -253,7 +257,8 @@ def save_final(trainer: "PretrainingTrainer") -> None:
         else:
             weights = fp32_weights(trainer.model, keep=ranks.is_main())
         if not ranks.is_main():
-            return saver.wait_for(run.final)
+            # Before a run was extended, it had another final/.
+            return saver.wait_until(lambda: read_manifest(run.final).get("step") == step)
         trainer.record("running")
         build_whole()
         staged = saver.staging / run.final.name  # the staging folder may have files that cannot be deleted
@@ -262,7 +267,6 @@ def save_final(trainer: "PretrainingTrainer") -> None:
             save_plain(plain_model(trainer.model.config, weights), staged)
             trainer.watchdog.arm()
             tokenization.save(trainer.processing_class, staged)
-            step = trainer.state.global_step
             record = TrainingRecord(
                 step=step,
                 tokens=trainer.tokens_trained,

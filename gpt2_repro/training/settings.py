@@ -47,7 +47,7 @@ class RunSetup:
     """What is known of a run before it starts.
 
     Attributes:
-        recipe: as in the file and on the command line.
+        recipe: as in the file and on the command line, with the sizes that are derived from the data.
         settings: the section `training:` of the recipe, resolved for this machine and launcher.
         run: the run directory.
         identity: the settings that must not change on a resume.

@@ -1,13 +1,16 @@
 """A Trainer subclass for pre-training. Comments explain the differences from transformers' Trainer (5.23).
 
 One optimizer step in the order of time, with the methods that act. This step also saves, validates and stops the run.
-"Trainer" is transformers' own class, whose `_run_epoch` calls them (tests/training/test_timeline.py).
+"Trainer" is transformers' own class, whose `_run_epoch` calls them (tests/training/test_timeline.py). Under DeepSpeed,
+the last backward pass of a step also takes the norm, clips and updates (accelerate's `DeepSpeedEngineWrapper.backward`
+calls `engine.step`). Before the update, hooks of its optimizer call `wait_until_staged` and the guard's
+`_before_update`; the later calls for clipping, norm and update then change nothing.
 
     read the rows of all micro-batches      PretrainingTrainer.get_batch_samples, Meter.start
     forward and backward pass of each       Trainer.training_step, PretrainingTrainer.floating_point_ops
     between two passes                      Watchdog.on_substep_end
     clip (DeepSpeed: in its step)           PretrainingTrainer._clip_grad_norm
-    take the norm, wait for a copy          PretrainingTrainer._get_grad_norm, CheckpointSaver.wait_for_copy,
+    take the norm, wait for a copy          PretrainingTrainer._get_grad_norm, CheckpointSaver.wait_until_staged,
                                             UpdateGuard.see_norm
     update, unless it is not finite         UpdateGuard._before_update, AdamW.step
     average the weights (--ema_steps)       WeightAverage.on_optimizer_step
@@ -189,7 +192,7 @@ class PretrainingTrainer(Trainer):
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
         engine.check_engine(facts, self.environment, max_grad_norm=self.args.max_grad_norm)
-        optimizer.register_step_pre_hook(self.saver.wait_for_copy)
+        optimizer.register_step_pre_hook(self.saver.wait_until_staged)
         self.guard.attach(optimizer, zero, loss_scale=engine.loss_scale(self.accelerator, zero))
         self.average.attach(optimizer, zero)
         chunk = tokens_per_chunk(self.model.config.vocab_size, self.environment.accelerator.memory_bytes or 0)
@@ -272,11 +275,9 @@ class PretrainingTrainer(Trainer):
             grad_norm = self.model_wrapped.get_global_grad_norm()
         elif grad_norm is None:
             grad_norm = engine.clip_gradients(self.accelerator, self.optimizer, math.inf)
-        return self._check_norm(whole(grad_norm))
-
-    def _check_norm(self, norm: Any) -> Any:
-        """Wait until the last save is copied, and let the guard see the norm. Nothing changes weights before this."""
-        self.saver.wait_for_copy()  # an average of weights changes even if the optimizer skips the step
+        # DeepSpeed has updated the weights already, after the hook of its optimizer. The average changes later.
+        self.saver.wait_until_staged()
+        norm = whole(grad_norm)
         self.guard.see_norm(norm)
         return norm
 
@@ -381,10 +382,10 @@ class PretrainingTrainer(Trainer):
                 engine.require_same_weights(self.model, step=step)
             report = self.callback_handler.on_prediction_step
             after_batch = functools.partial(report, self.args, self.state, self.control)
-            # Trainer would average the means of batches and count padded duplicates.
-            self.saver.wait_for_copy()  # so that a kill during a validation does not lose the save before it
+            self.saver.wait_until_staged()  # so that a kill during a validation does not lose the save before it
             model = self.model.eval()
             try:
+                # Trainer would average the means of batches and count padded duplicates.
                 metrics = self.validation.measure(model, step=step, after_batch=after_batch)
                 if self.average.exists:
                     with self.average.applied():
@@ -410,7 +411,9 @@ class PretrainingTrainer(Trainer):
         if self.is_world_process_zero():
             self._saved_states[step] = copy.copy(self.state)
         with self.meter.on("saving"):
-            self.saver.save(step, self._write_checkpoint, stops=self.when.reason, rolling=self.when.rolling)
+            is_saved = self.saver.save(step, self._write_checkpoint, stops=self.when.reason, rolling=self.when.rolling)
+        if not is_saved:
+            self._saved_states.pop(step, None)
         self.when.restart_timers()
         self.record("running")
 
@@ -422,7 +425,6 @@ class PretrainingTrainer(Trainer):
         engine.require_same_weights(self.model, step=self.state.global_step)
         folder.mkdir(parents=True, exist_ok=True)
         files = StagedFiles(folder, self.saver.memory, self.watchdog.arm)
-        self.store_flos()
         self._save_weights(files, self._gather_weights())
         self._save_optimizer(files)
         self._save_scaler(str(folder))

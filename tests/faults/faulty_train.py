@@ -179,7 +179,8 @@ AFTER_THE_SAVE: dict[str, tuple[str, Callable[..., bool]]] = {
 }
 TRAINER = "training.trainer.PretrainingTrainer"
 OF_TRAINER: dict[str, Fault] = {
-    "kill_after_the_model": (f"{TRAINER}._save_optimizer", kill, saves),
+    "kill_after_the_model": (f"{TRAINER}._save_optimizer", kill, lambda _, files: saves(files.folder)),
+    "fail_after_the_end": ("checkpoints.saving.CheckpointSaver.finish_copies", fail, always),
     "no_foresight": ("checkpoints.saving.CheckpointSaver._missing", lambda *_, **__: 0.0, always),
     "flipped_bit": ("training.when.StepControl.on_step_end", flip, ends_at),
     "nan": (f"{TRAINER}.compute_loss", lambda original, *_, **__: original() * math.nan, at_step),

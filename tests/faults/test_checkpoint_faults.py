@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro.checkpoints.manifest import defect
 from gpt2_repro.checkpoints.rotation import newest_complete
 from tests.faults.runs import fill, losses, status
 
@@ -111,3 +112,10 @@ def test_no_secret_reaches_a_file_or_the_screen(start, run) -> None:
         assert not [name for name, value in secrets.items() if value.encode() in content], path
     assert not list(run.rglob("training_args.bin"))
     assert json.loads((run / "environment.json").read_text(encoding="utf-8"))["command"]
+
+
+def test_an_error_after_the_end_does_not_change_the_state(fault, run: Path) -> None:
+    code, _ = fault("fail_after_the_end", 8, run)
+    assert code == 1
+    assert status(run)["state"] == "complete"
+    assert defect(run / "final") is None

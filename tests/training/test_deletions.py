@@ -79,6 +79,22 @@ def test_a_checkpoint_that_stays_is_one_warning_and_changes_no_other(
     assert newest_complete(tmp_path) == (tmp_path / "checkpoint-6", [])
 
 
+def test_a_manifest_that_cannot_be_read_is_a_warning(tmp_path: Path, monkeypatch, caplog) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    read = rotation.read_manifest
+
+    def refuse(path: Path) -> dict:
+        if path.name == "checkpoint-1":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(rotation, "read_manifest", refuse)
+    rotate(tmp_path, Rotation(2))
+    assert steps(tmp_path) == [1, 2, 3]
+    assert "checkpoint-1" in caplog.text
+
+
 def test_a_checkpoint_of_which_a_part_stays_is_not_complete(tmp_path: Path, monkeypatch, caplog) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)

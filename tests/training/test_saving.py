@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gpt2_repro.checkpoints import saving, writer
-from gpt2_repro.checkpoints.manifest import defect, read_manifest
+from gpt2_repro.checkpoints.manifest import defect, read_manifest, seal
 from gpt2_repro.checkpoints.rotation import disk_faults_in_words
 from gpt2_repro.checkpoints.saving import CheckpointSaver, SavingSettings
 from gpt2_repro.checkpoints.staged_saves import StagedFiles, StagingMemory
@@ -180,7 +180,7 @@ def test_other_ranks_wait_for_the_own_writer(saver, monkeypatch) -> None:
 
 def test_the_checkpoint_that_is_being_copied_is_not_deleted(saver, tmp_path: Path) -> None:
     saver.step(1)
-    saver.copier = SimpleNamespace(job="checkpoint-1", poll=lambda: False, refresh=lambda: None)
+    saver.copier = SimpleNamespace(job="checkpoint-1", poll=lambda: False, requeue=lambda: None)
     assert all(map(saver.step, (2, 3, 4)))
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3", "checkpoint-1"]
 
@@ -216,16 +216,21 @@ def test_a_full_disk_or_memory_ends_the_run_with_one_line(tmp_path: Path, monkey
 def test_waiting_for_another_rank_restarts_the_watchdog_while_files_grow(saver, tmp_path: Path, monkeypatch) -> None:
     alive: list[int] = []
     saver.alive = lambda: alive.append(1)
-    sizes, checkpoint = iter([10, 10, 20, 20, 20, 0]), tmp_path / "checkpoint-1"
+    sizes = iter([10, 10, 20, 20, 20, 0])
+    final = tmp_path / "final"
 
     def write(_: float) -> None:
         size = next(sizes)
-        (saver.staging / "shard" if size else checkpoint / "manifest.json").write_bytes(b"x" * size)
+        if size:
+            (saver.staging / "shard").write_bytes(b"x" * size)
+        else:
+            seal(final, {}, step=2)
 
     saver.staging.mkdir()
-    checkpoint.mkdir()
+    final.mkdir()
+    seal(final, {}, step=1)  # of the run before it was extended
     monkeypatch.setattr(saving.time, "sleep", write)
-    saver.wait_for(checkpoint)
+    saver.wait_until(lambda: read_manifest(final).get("step") == 2)
     assert len(alive) == 2
 
 

@@ -8,7 +8,7 @@ from gpt2_repro.training import trainer
 
 # Methods that are called at a start, once per epoch, while a checkpoint is written, or for the record of a run.
 NOT_IN_A_STEP = {
-    *("restore", "settle", "record", "record_engine", "_record_startup", "_run_epoch", "_check_norm"),
+    *("restore", "settle", "record", "record_engine", "_record_startup", "_run_epoch"),
     *("create_scheduler", "get_train_dataloader", "_init_training_state", "_prepare_for_training", "_saver"),
     *("_write_checkpoint", "_gather_weights", "_save_weights", "_save_optimizer"),
 }

@@ -59,7 +59,7 @@ def record_steps() -> None:
         (Meter, ["start", "read"]),
         (UpdateGuard, ["see_norm", "_before_update", "after_step"]),
         (StepControl, ["_request"]),
-        (CheckpointSaver, ["wait_for_copy", "poll", "save", "finish"]),
+        (CheckpointSaver, ["wait_until_staged", "poll", "save", "finish"]),
         (Validation, ["measure"]),
         (LearningRate, ["step"]),
         (torch.optim.AdamW, ["step"]),
