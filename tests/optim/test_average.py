@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpt2_repro.optim.average import WeightAverage
 from gpt2_repro.optim.muon import MuonWithAdamW, count_pieces
@@ -19,6 +19,16 @@ OPTIMIZERS: dict[str, Callable] = {
 }
 
 
+def train_a_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage, step: int
+) -> list[Tensor]:
+    """Return the weights after the step."""
+    draw_gradients(model, step)
+    optimizer.step()
+    average.on_optimizer_step(None, SimpleNamespace(global_step=step), None)
+    return [weight.detach().clone() for weight in model.parameters()]
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_average_equals_its_definition(name: str) -> None:
     model = small_model()
@@ -27,10 +37,7 @@ def test_the_average_equals_its_definition(name: str) -> None:
     seen: list[list[Tensor]] = []
     for step in range(10):
         assert average.exists == (step > 0)
-        draw_gradients(model, step)
-        optimizer.step()
-        average.on_optimizer_step(None, SimpleNamespace(global_step=step), None)
-        seen.append([weight.detach().clone() for weight in model.parameters()])
+        seen.append(train_a_step(model, optimizer, average, step))
     with average.applied():
         for number, weight in enumerate(model.parameters()):
             torch.testing.assert_close(weight.detach(), average_of([of[number] for of in seen], 4))
@@ -53,10 +60,7 @@ def test_an_average_that_begins_late_is_the_mean_of_its_own_steps(restores: bool
             optimizer = torch.optim.AdamW(groups_of(model), lr=1e-2)
             optimizer.load_state_dict(state)
             average.attach(optimizer, None)
-        draw_gradients(model, step)
-        optimizer.step()
-        average.on_optimizer_step(None, SimpleNamespace(global_step=step), None)
-        seen.append([weight.detach().clone() for weight in model.parameters()])
+        seen.append(train_a_step(model, optimizer, average, step))
     with average.applied():
         for number, weight in enumerate(model.parameters()):
             torch.testing.assert_close(weight.detach(), torch.stack([of[number] for of in seen]).mean(0))
