@@ -26,11 +26,15 @@ WORKER = "import os, time\nimport torch.distributed as dist\nfrom gpt2_repro.pre
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "message"), [(ABSENT, "within 3 s"), (WRONG, "wrong sums on rank")])
-def test_faulty_links_end_the_processes(fault: str, message: str, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "seconds", "message"), [(ABSENT, 3, "within 3 s"), (WRONG, 120, "wrong sums on rank")]
+)
+def test_faulty_links_end_the_processes(
+    fault: str, seconds: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     script = tmp_path / "worker.py"
-    script.write_text(f"{WORKER}{fault}\nlinks.measure(3)\n", encoding="utf-8")
+    script.write_text(f"{WORKER}{fault}\nlinks.measure({seconds})\n", encoding="utf-8")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run([*launcher, str(script)], capture_output=True, text=True, timeout=180)
     assert done.returncode != 0 and message in done.stdout and "GB/s" not in done.stdout
