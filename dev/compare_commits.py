@@ -4,8 +4,8 @@
     python dev/compare_commits.py main~5 main --only train evaluate
 
 The script compares the hashes of prepared folders, the output of `train.py --dry_run` for every recipe, and the
-evaluation scores. It also trains with several launchers and options (LAYOUTS), and compares losses, gradient norms,
-learning rates and final weights. The script takes about 12 minutes on 2 cores. The exit code is 1 if anything differs.
+evaluation scores. It also trains with several launchers and options (LAYOUTS), stops and resumes each run, and compares
+losses, gradient norms, learning rates, final weights and exports. The script takes about 15 minutes on 2 cores. The exit code is 1 if anything differs.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +47,46 @@ PREPARED: dict[str, list[str]] = {
     "char": ["--tokenizer", "char", "--separator", "none"],
     "after": ["--separator", "after", "--num_proc", "1"],
 }
-# Launcher, prepared folder and options of train.py by name of the run.
-LAYOUTS: dict[str, tuple[str, str, str]] = {
-    "one": ("python", "concat", "--per_device_train_batch_size 8"),
-    "accumulated": ("python", "concat", ""),
-    "ddp": ("torchrun", "concat", ""),
-    **{name: (name, "concat", "") for name in ("zero1", "zero2", "zero3", "fsdp2")},
-    "dropout": ("zero1", "concat", "--dropout 0.1 --seed 7"),
-    "muon": ("torchrun", "concat", "--optim muon"),
-    "schedule": ("python", "concat", "--lr_scheduler_type warmup_stable_decay --max_grad_norm 0.1"),
-    "wrap": ("torchrun", "wrap", ""),
-    "documents": ("python", "concat", "--document_mask"),
-    "llama": ("python", "concat", "--model_type llama"),
-    "mixtral": (
-        "zero1",
-        "concat",
-        "--model_type mixtral --config_overrides num_key_value_heads=2,num_local_experts=4",
-    ),
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A run that is compared.
+
+    Attributes:
+        launcher: `python`, `torchrun` or the name of a file in accelerate_configs/.
+        options: options of train.py.
+        data: name of the prepared folder.
+        script: the script that is started, relative to the repository.
+    """
+
+    launcher: str
+    options: str = ""
+    data: str = "concat"
+    script: str = "train.py"
+
+
+# The script that lets a CPU train in fp16.
+FP16_SCRIPT = "tests/training/fp16_train.py"
+LAYOUTS = {
+    "one": Layout("python", "--per_device_train_batch_size 8"),
+    "accumulated": Layout("python"),
+    "ddp": Layout("torchrun"),
+    "zero1": Layout("zero1"),
+    "zero2": Layout("zero2"),
+    "zero3": Layout("zero3"),
+    "fsdp2": Layout("fsdp2"),
+    "dropout": Layout("zero1", "--dropout 0.1 --seed 7"),
+    "muon": Layout("torchrun", "--optim muon"),
+    "average": Layout("zero1", "--ema_steps 4"),
+    "fp16": Layout("zero1", "--precision fp16", script=FP16_SCRIPT),
+    "fp16 one": Layout("python", "--precision fp16", script=FP16_SCRIPT),
+    "bf16": Layout("zero1", "--precision bf16"),
+    "schedule": Layout("python", "--lr_scheduler_type warmup_stable_decay --max_grad_norm 0.1"),
+    "wrap": Layout("torchrun", data="wrap"),
+    "documents": Layout("python", "--document_mask"),
+    "llama": Layout("python", "--model_type llama"),
+    "mixtral": Layout("zero1", "--model_type mixtral --config_overrides num_key_value_heads=2,num_local_experts=4"),
 }
 LOGGED = ("loss", "grad_norm", "learning_rate", "tokens", "step_tokens", "eval_loss")
 
@@ -196,34 +220,13 @@ def plan(tree: Path, recipe: str) -> Facts:
 
 
 def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
-    """Train a run, and return its logged numbers and a hash of its final weights."""
-    launcher, data, options = LAYOUTS[name]
-    words: list[object] = [sys.executable]
-    if launcher == "torchrun":
-        words += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
-    elif launcher != "python":
-        config = f"accelerate_configs/{launcher}.yaml"
-        words += [
-            "-m",
-            "accelerate.commands.launch",
-            "--config_file",
-            config,
-            "--main_process_port",
-            0,
-            "--num_processes",
-            2,
-        ]
-    folder = output / f"run-{name}"
-    words += [
-        "train.py",
-        inputs / "tiny.yaml",
-        "--dataset_dir",
-        output / data,
-        "--output_dir",
-        folder,
-        *options.split(),
-    ]
-    words += ["--packing", "wrap", "--min_length", "4"] if data == "wrap" else []
+    """Train and export a run, and return its logged numbers and hashes of its final weights and exports."""
+    layout = LAYOUTS[name]
+    folder = output / f"run-{name.replace(' ', '-')}"
+    words = [*launcher_words(layout.launcher), layout.script, inputs / "tiny.yaml"]
+    words += ["--dataset_dir", output / layout.data, "--output_dir", folder, *layout.options.split()]
+    if layout.data == "wrap":
+        words += ["--packing", "wrap", "--min_length", "4"]
     # Stop after step 5, and resume with the same command.
     for printed in (run(tree, *words, "--stop_at_step", 5), run(tree, *words)):
         if printed.startswith("exit code"):
@@ -231,8 +234,43 @@ def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
     facts: Facts = {}
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         event = json.loads(line)
-        facts |= {f"train {name}: step {event['step']} {key}": event[key] for key in LOGGED if key in event}
-    return facts | {f"train {name}: final weights": weights_hash(folder / "final" / "model.safetensors")}
+        for key in LOGGED:
+            if key in event:
+                facts[f"train {name}: step {event['step']} {key}"] = event[key]
+    facts[f"train {name}: final weights"] = weights_hash(folder / "final" / "model.safetensors")
+    if name == "one":
+        facts |= export(tree, folder)
+    return facts
+
+
+def launcher_words(launcher: str) -> list[object]:
+    """Return the words in front of the script, for one process or two."""
+    if launcher == "python":
+        return [sys.executable]
+    if launcher == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
+    words = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        f"accelerate_configs/{launcher}.yaml",
+    ]
+    return [*words, "--main_process_port", 0, "--num_processes", 2]
+
+
+def export(tree: Path, folder: Path) -> Facts:
+    """Export a finished run, and return hashes of the weights of the folder and of llm.c's file."""
+    plain = folder / "plain"
+    llmc = folder / "model.bin"
+    for target in (plain, llmc):
+        printed = run(tree, sys.executable, "-m", "gpt2_repro.export", folder, target)
+        if printed.startswith("exit code"):
+            return {"export: failed": printed}
+    return {
+        "export: folder": weights_hash(plain / "model.safetensors"),
+        "export: llm.c": hashlib.sha256(llmc.read_bytes()).hexdigest(),
+    }
 
 
 def weights_hash(path: Path) -> str:
