@@ -72,13 +72,17 @@ class Scorer(HFLM):
     @property
     def prefix_token_id(self) -> int:
         start = start_id(self.tokenizer)
-        return NO_SEPARATOR if start is None else start
+        if start is None:
+            return NO_SEPARATOR
+        return start
 
     def tok_encode(self, string: str, *_: Any, left_truncate_len: int | None = None, **__: Any) -> list[int]:
         # HFLM would add the tokens of the post-processor, and score them in rolling windows
         # (lm-evaluation-harness#3333).
         (ids,) = encode(self.tokenizer, [string])
-        return ids if left_truncate_len is None else ids[-left_truncate_len:]
+        if left_truncate_len is None:
+            return ids
+        return ids[-left_truncate_len:]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         before, after = super()._encode_pair(context, continuation)
@@ -89,8 +93,9 @@ class Scorer(HFLM):
             return super().loglikelihood(requests, disable_tqdm=True)
         rows: list[ScoredIds] = []
         for request in requests:
-            before, after = self._encode_pair(*request.args)
-            rows.append(cut([*before, *after], len(after), self.max_length))
+            context, continuation = request.args
+            before, after = self._encode_pair(context, continuation)
+            rows.append(cut(before + after, len(after), self.max_length))
         # The code of the score during training. The metric acc does not need to know if an ending is the greedy one.
         bar = functools.partial(Progress, desc="score", unit="pass", hidden=disable_tqdm)
         means = mean_losses(rows, self._losses, positions=self.positions, device=self.device, progress=bar)
@@ -115,25 +120,44 @@ class Scorer(HFLM):
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         pairs: list[Pair] = []
-        documents: list[int] = []  # the document of each pair
-        for document, request in enumerate(requests):
+        num_windows: list[int] = []  # of each document
+        for request in requests:
             ids = self.tok_encode(request.args[0])
-            for window in get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1):
+            windows = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
+            before_windows = len(pairs)
+            for window in windows:
                 before, after = make_disjoint_window(window)
                 pairs.append((None, before, after))
-                documents.append(document)
-        windows: list[list[tuple[float, int]]] = [[] for _ in requests]
+            num_windows.append(len(pairs) - before_windows)
+        scored: list[tuple[float, int]] = []  # for each window, its log-probability and its number of scored tokens
         answers = self._loglikelihood_tokens(pairs)
-        for document, pair, answer in zip(documents, pairs, answers, strict=True):
-            _, _, after = pair
-            score, _ = answer
-            windows[document].append((score, len(after)))
-        return [Rolling(of_document) for of_document in windows]
+        for (_, _, after), (score, _) in zip(pairs, answers, strict=True):
+            scored.append((score, len(after)))
+        documents: list[float] = []
+        start = 0
+        for count in num_windows:
+            documents.append(Rolling(scored[start : start + count]))
+            start += count
+        return documents
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
         """Return the log-probability of each continuation, and whether greedy decoding gives it."""
+        texts = self._texts(requests)
+        rows = self._rows(texts)
+        lengths = [len(row.ids) for row in rows]
+        answers: list[Answer] = [(0.0, True)] * len(requests)
+        with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm) as bar:
+            for numbers in batches_by_length(lengths, self.positions):
+                batch = [rows[number] for number in numbers]
+                for request, answer in self._score(batch).items():
+                    answers[request] = answer
+                    bar.update()
+        return answers
+
+    def _texts(self, requests: Sequence[Pair]) -> list["Text"]:
+        """Return the texts of the requests that have something to score."""
         texts: list[Text] = []
         for number, (_, before, after) in enumerate(requests):
             assert after, "An ending without tokens would be the most likely one."
@@ -142,52 +166,51 @@ class Scorer(HFLM):
                 before = after[:1]
                 after = after[1:]
             if after:
-                ids, scored = cut([*before, *after], len(after), self.max_length)
+                ids, scored = cut(before + after, len(after), self.max_length)
                 texts.append(Text(ids, scored, number))
-        rows = self._rows(texts)
-        answers: list[Answer] = [(0.0, True)] * len(requests)
-        with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm) as bar:
-            for batch in batches_by_length([len(row.ids) for row in rows], self.positions):
-                for number, answer in self._score([rows[index] for index in batch]).items():
-                    answers[number] = answer
-                    bar.update()
-        return answers
+        return texts
 
     def _rows(self, texts: Sequence["Text"]) -> list["Row"]:
         """Return rows of texts. Texts with a common beginning share a row if the architecture allows it."""
         rows: list[Row] = []
         for text in sorted(texts):  # texts with a common beginning are neighbours
-            is_added = self._shares_rows and bool(rows) and rows[-1].add(text, most=self.max_length)
-            if not is_added:
-                rows.append(Row(text))
+            if self._shares_rows and rows and rows[-1].add(text, most=self.max_length):
+                continue
+            rows.append(Row(text))
         return rows
 
     @torch.inference_mode()
     def _score(self, rows: Sequence["Row"]) -> dict[int, Answer]:
         """Return the answers of a batch, by the number of the request."""
-        # Padding is on the right, so no position of a row attends to it.
-        ids = pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True).to(self.device)
+        ids = self._padded([row.ids for row in rows])
         options: dict[str, torch.Tensor] = {}
-        if any(len(row.branches) > 1 for row in rows):
-            positions = pad_sequence([torch.tensor(row.positions) for row in rows], batch_first=True)
-            mask = torch.stack([row.mask(ids.shape[1]) for row in rows])
-            options["position_ids"] = positions.to(self.device)
+        num_branches = sum(len(row.branches) for row in rows)
+        if num_branches > len(rows):
+            length = ids.shape[1]
+            mask = torch.stack([row.mask(length) for row in rows])
+            options["position_ids"] = self._padded([row.positions for row in rows])
             options["attention_mask"] = mask[:, None].to(self.device)
         branches: list[Branch] = []
         places: list[tuple[int, int]] = []
         for number, row in enumerate(rows):
+            branches += row.branches
             for branch in row.branches:
-                branches.append(branch)
-                places += [(number, column) for column in branch.columns]
-        targets_of = [torch.tensor(branch.targets, device=self.device) for branch in branches]
+                for column in branch.columns:
+                    places.append((number, column))
         all_logits = self._logits(ids, torch.tensor(places), **options)
-        logits_of = all_logits.split([len(targets) for targets in targets_of])
+        logits_of = all_logits.split([len(branch.targets) for branch in branches])
         answers: dict[int, Answer] = {}
-        for branch, targets, logits in zip(branches, targets_of, logits_of, strict=True):
+        for branch, logits in zip(branches, logits_of, strict=True):
+            targets = torch.tensor(branch.targets, device=self.device)
             loss = cross_entropy(logits, targets, reduction="sum")
             is_greedy = (logits.argmax(-1) == targets).all()
             answers[branch.request] = (-float(loss), bool(is_greedy))
         return answers
+
+    def _padded(self, rows: Sequence[list[int]]) -> torch.Tensor:
+        """Return rows of numbers as a tensor. Padding is on the right, so no position of a row attends to it."""
+        tensors = [torch.tensor(row) for row in rows]
+        return pad_sequence(tensors, batch_first=True).to(self.device)
 
 
 class Text(NamedTuple):
@@ -221,22 +244,30 @@ class Row:
 
     def add(self, text: Text, *, most: int) -> bool:
         """Add a text if half of it is the beginning of the row and the row then has at most `most` ids."""
-        length = len(text.ids) - 1
-        shared = len(os.path.commonprefix([self.ids[: self.trunk], text.ids[:-1]]))
-        if 2 * shared < length or len(self.ids) + length - shared > most:
+        inputs = text.ids[:-1]  # the last id has no target
+        shared = len(os.path.commonprefix([self.ids[: self.trunk], inputs]))
+        added = len(inputs) - shared
+        if shared < added or len(self.ids) + added > most:
             return False
         self._append(text, shared)
         return True
 
     def _append(self, text: Text, shared: int) -> None:
         start = len(self.ids)
-        self.ids += text.ids[shared:-1]  # the last id has no target
-        self.positions += range(shared, len(text.ids) - 1)
+        inputs = text.ids[:-1]  # the last id has no target
+        self.ids += inputs[shared:]
+        self.positions += range(shared, len(inputs))
         end = len(self.ids)
-        columns_of_text = [*range(shared), *range(start, end)]
-        columns = columns_of_text[-text.scored :]
-        targets = text.ids[-text.scored :]
-        self.branches.append(Branch(text.request, shared, start, end, columns, targets))
+        columns = [*range(shared), *range(start, end)]
+        branch = Branch(
+            request=text.request,
+            shared=shared,
+            start=start,
+            end=end,
+            columns=columns[-text.scored :],
+            targets=text.ids[-text.scored :],
+        )
+        self.branches.append(branch)
 
     def mask(self, length: int) -> torch.Tensor:
         """Return which id attends to which, of shape [length, length]."""
