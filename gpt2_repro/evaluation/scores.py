@@ -60,11 +60,10 @@ class Metric:
     def over(self, values: list[Any], documents: list[str], **changes: Any) -> "Metric":
         """Return this metric over other documents, with the value and standard error that follow from `values`."""
         assert self.aggregation is not None
-        value = statistics.aggregate(self.aggregation, np.asarray(values, dtype=np.float64))
+        measured = dataclasses.replace(self, values=values, documents=documents)
+        value = statistics.aggregate(self.aggregation, measured.array())
         measured = dataclasses.replace(
-            self,
-            values=values,
-            documents=documents,
+            measured,
             value=statistics.finite(value),
             stderr=statistics.standard_error(self.aggregation, values),
         )
@@ -92,41 +91,46 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Samples], toke
     for task in results["results"]:
         logged = sorted(samples.get(task, ()), key=lambda sample: sample["doc_id"])
         require_finite(task, logged)
-        for metric in _metrics_of_task(results, task, logged, tokenizer):
+        metrics = _metrics_of_task(results, task, logged, tokenizer)
+        lossy = _lossy(task, metrics, logged, tokenizer)
+        details = _task_details(results, task)
+        for metric in metrics:
+            metric = dataclasses.replace(metric, details=details)
+            if metric.name in OF_TEXT:
+                metric = dataclasses.replace(metric, lossy=lossy)
             scores.append(_in_blocks(metric, logged))
     return _join_groups(scores, results.get("group_subtasks", {}))
 
 
 def _metrics_of_task(results: Mapping[str, Any], task: str, samples: Samples, tokenizer: Any) -> list[Metric]:
-    metrics: list[Metric] = []
+    """Return the metrics that lm-eval computed and the project reports, and `nats_per_token`."""
+    metrics: dict[str, Metric] = {}  # by lm-eval's key
     for key, value in results["results"][task].items():
         # Keys of metrics are `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
         if "," in key and "_stderr," not in key and isinstance(value, int | float):
-            metrics.append(_metric(results, task, key, samples))
+            metrics[key] = _metric(results, task, key, samples)
 
     if task.startswith(BITS):
-        metrics = [metric for metric in metrics if metric.name == "bits_per_byte"]
-    if any(metric.name == WORDS for metric in metrics):
-        texts = [sample["arguments"][0][0] for sample in samples]
-        metrics.append(_nats_per_token(task, samples, texts, tokenizer))
-        if not has_words(texts):
-            logger.info("%s: white space does not divide the text into words, so %s is left out.", task, WORDS)
-            metrics = [metric for metric in metrics if metric.name != WORDS]
+        return [metric for metric in metrics.values() if metric.name == "bits_per_byte"]
+    words = metrics.get(f"{WORDS},none")
+    if words is None:
+        return list(metrics.values())
+    texts = [sample["arguments"][0][0] for sample in samples]
+    if not has_words(texts):
+        logger.info("%s: white space does not divide the text into words, so %s is left out.", task, WORDS)
+        del metrics[f"{WORDS},none"]
+    return [*metrics.values(), _nats_per_token(task, samples, texts, tokenizer)]
 
-    lossy = ""
-    if any(metric.name in OF_TEXT for metric in metrics):
-        texts = ["".join(sample["arguments"][0]) for sample in samples]
-        lossy = lost_text(tokenizer, texts)
-        if lossy:
-            logger.warning("%s: the tokenizer loses text, so its perplexity or bits per byte are too low.", task)
-    details = _task_details(results, task)
-    complete: list[Metric] = []
-    for metric in metrics:
-        known = dataclasses.replace(metric, details=details)
-        if metric.name in OF_TEXT:
-            known = dataclasses.replace(known, lossy=lossy)
-        complete.append(known)
-    return complete
+
+def _lossy(task: str, metrics: Sequence[Metric], samples: Samples, tokenizer: Any) -> str:
+    """Return a hash of the texts after encoding and decoding, "" if they are the same or do not matter."""
+    if not any(metric.name in OF_TEXT for metric in metrics):
+        return ""
+    texts = ["".join(sample["arguments"][0]) for sample in samples]
+    lossy = lost_text(tokenizer, texts)
+    if lossy:
+        logger.warning("%s: the tokenizer loses text, so its perplexity or bits per byte are too low.", task)
+    return lossy
 
 
 def _task_details(results: Mapping[str, Any], task: str) -> TaskDetails:
@@ -163,15 +167,20 @@ def _join_group(group: Metric, scores: Sequence[Metric], members: Sequence[str])
             parts.append(part)
             values += part.values
             documents += part.documents
-    if not values or group.value is None or not math.isclose(np.mean(values), group.value):
+    if not values or group.value is None:
         return group
-    details = TaskDetails(group.details.version, len(values), parts[0].details.data)
-    return parts[0].over(values, documents, task=group.task, value=group.value, details=details)
+    if not math.isclose(np.mean(values), group.value):
+        return group
+    first = parts[0]
+    details = TaskDetails(group.details.version, len(values), first.details.data)
+    return first.over(values, documents, task=group.task, value=group.value, details=details)
 
 
 def _in_blocks(metric: Metric, samples: Samples) -> Metric:
     """Replace few documents by their windows, because a single text has too few documents for an interval."""
-    if metric.name not in WHOLE_DOCUMENTS or not 0 < len(metric.values) < statistics.FEWEST:
+    if metric.name not in WHOLE_DOCUMENTS:
+        return metric
+    if not metric.values or len(metric.values) >= statistics.FEWEST:
         return metric
     values: list[list[float]] = []
     names: list[str] = []
@@ -183,7 +192,9 @@ def _in_blocks(metric: Metric, samples: Samples) -> Metric:
         for number, (part, scored) in enumerate(windows):
             if scored and total:
                 # The words and bytes of a window are in proportion to its tokens.
-                values.append([score * part / total, weight * scored / tokens])
+                score_of_window = score * part / total
+                weight_of_window = weight * scored / tokens
+                values.append([score_of_window, weight_of_window])
                 names.append(f"{name} {number}")
     return metric.over(values, names, value=metric.value)
 
@@ -202,38 +213,53 @@ def join_seeds(
     groups: dict[str, list[ScoredModel]] = {}
     for model, metrics in scored:
         setting = settings.get(model.name) or model.name
-        groups.setdefault(setting, []).append((model, metrics))
+        group = groups.setdefault(setting, [])
+        group.append((model, metrics))
     joined: list[ScoredModel] = []
-    for members in groups.values():
-        firsts: dict[str, ScoredModel] = {}
-        repeated: list[ScoredModel] = []
-        for model, metrics in members:
-            seed = seeds.get(model.name, model.name)
-            if seed in firsts:
-                repeated.append((model, metrics))
-                logger.warning("%s is not another seed: %s has the same seed.", model.name, firsts[seed][0].name)
-            else:
-                firsts[seed] = (model, metrics)
-        revisions = {model.revision for model, _ in firsts.values()}
-        if len(firsts) > 1 and len(revisions) == len(firsts):
-            joined.append(_joined(list(firsts.values())))
-            joined += repeated
-        else:
-            joined += members  # equal weights are not another seed
+    for group in groups.values():
+        joined += _join_setting(group, seeds)
     return joined
 
 
-def _joined(members: Sequence[ScoredModel]) -> ScoredModel:
-    models = [model for model, _ in members]
+def _join_setting(members: list[ScoredModel], seeds: Mapping[str, str]) -> list[ScoredModel]:
+    """Join the models of one setting, and return models with repeated seeds as they are."""
+    firsts: dict[str, ScoredModel] = {}  # by seed
+    repeated: list[ScoredModel] = []
+    for model, metrics in members:
+        seed = seeds.get(model.name, model.name)
+        if seed in firsts:
+            first, _ = firsts[seed]
+            logger.warning("%s is not another seed: %s has the same seed.", model.name, first.name)
+            repeated.append((model, metrics))
+        else:
+            firsts[seed] = (model, metrics)
+    revisions = {model.revision for model, _ in firsts.values()}
+    if len(firsts) == 1 or len(revisions) < len(firsts):
+        return members  # equal weights are not another seed
+    return [_mean_model(list(firsts.values())), *repeated]
+
+
+def _mean_model(members: Sequence[ScoredModel]) -> ScoredModel:
+    """Return the mean over models that differ only in the seed."""
+    first, _ = members[0]
+    names: list[str] = []
+    sources: list[str] = []
+    revisions: list[str] = []
+    metrics_of_models: list[list[Metric]] = []
+    for model, metrics in members:
+        names.append(model.name)
+        sources.append(model.source)
+        revisions.append(model.revision[:12])
+        metrics_of_models.append(metrics)
     column = dataclasses.replace(
-        models[0],
-        name=f"{models[0].name}, {len(models)} seeds",
-        source=", ".join(model.source for model in models),
-        revision="+".join(model.revision[:12] for model in models),
-        seeds=[model.name for model in models],
+        first,
+        name=f"{first.name}, {len(members)} seeds",
+        source=", ".join(sources),
+        revision="+".join(revisions),
+        seeds=names,
     )
-    metrics_of_models = [metrics for _, metrics in members]
-    return column, [_mean_over_seeds(same) for same in zip(*metrics_of_models, strict=True)]
+    means = [_mean_over_seeds(metrics) for metrics in zip(*metrics_of_models, strict=True)]
+    return column, means
 
 
 def _mean_over_seeds(metrics: Sequence[Metric]) -> Metric:
@@ -243,9 +269,12 @@ def _mean_over_seeds(metrics: Sequence[Metric]) -> Metric:
     is_complete = len(seeds) == len(metrics)
     if first.aggregation and is_complete:
         # The mean of the documents' log-probabilities: for perplexities, the geometric mean over the seeds.
-        values = np.mean([metric.array() for metric in metrics], axis=0).tolist()
+        arrays = [metric.array() for metric in metrics]
+        values = np.mean(arrays, axis=0).tolist()
         return first.over(values, first.documents, seeds=seeds)
-    mean = float(np.mean(seeds)) if is_complete else None
+    mean = None
+    if is_complete:
+        mean = float(np.mean(seeds))
     return dataclasses.replace(first, value=mean, stderr=None, values=[], seeds=seeds)
 
 
@@ -253,7 +282,9 @@ def require_finite(task: str, samples: Samples) -> None:
     """Raise RunFailed if a document has a log-probability that is not finite."""
     for sample in samples:
         for answer in sample["filtered_resps"]:
-            number = answer[0] if isinstance(answer, list | tuple) else answer
+            number = answer
+            if isinstance(answer, list | tuple):
+                number = answer[0]
             if isinstance(number, int | float) and not math.isfinite(number):
                 text = f"{task}: document {sample['doc_id']} has the log-probability {number}."
                 raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
@@ -261,15 +292,20 @@ def require_finite(task: str, samples: Samples) -> None:
 
 def _metric(results: Mapping[str, Any], task: str, key: str, samples: Samples) -> Metric:
     metric, filter_name = key.split(",", 1)
+    result = results["results"][task]
+    values: list[Any] = []
+    documents: list[str] = []
+    for sample in samples:
+        if sample["filter"] == filter_name and metric in sample:
+            values.append(sample[metric])
+            documents.append(sample["doc_hash"])
     aggregation = _aggregation(results, task, metric)
-    scored = [sample for sample in samples if sample["filter"] == filter_name and metric in sample]
-    values = [sample[metric] for sample in scored]
     if aggregation not in statistics.AGGREGATIONS or not values:
         aggregation = None
         values = []
     stderr = statistics.standard_error(aggregation, values)
     if stderr is None:
-        stderr = results["results"][task].get(f"{metric}_stderr,{filter_name}")
+        stderr = result.get(f"{metric}_stderr,{filter_name}")
     name = metric
     if task == COMPLETION:
         name = "completion"
@@ -278,12 +314,12 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Samples) -
     return Metric(
         task=task,
         name=name,
-        value=statistics.finite(results["results"][task][key]),
+        value=statistics.finite(result[key]),
         stderr=statistics.finite(stderr),
         higher_is_better=_entry(results, "higher_is_better", task).get(metric),
         aggregation=aggregation,
         values=values,
-        documents=[sample["doc_hash"] for sample in scored],
+        documents=documents,
     )
 
 
@@ -291,22 +327,39 @@ def _aggregation(results: Mapping[str, Any], task: str, metric: str) -> str | No
     """Return how lm-eval aggregates a metric over documents, or None if it is unknown or the task is a group."""
     from lm_eval.api.registry import get_metric_aggregation
 
-    for listed in _entry(results, "configs", task).get("metric_list") or ():
-        if listed["metric"] == metric:
-            return listed.get("aggregation") or getattr(get_metric_aggregation(metric), "__name__", None)
+    metric_list = _entry(results, "configs", task).get("metric_list") or ()
+    for listed in metric_list:
+        if listed["metric"] != metric:
+            continue
+        name: str | None = listed.get("aggregation")
+        if not name:
+            name = getattr(get_metric_aggregation(metric), "__name__", None)
+        return name
     return None
 
 
 def _nats_per_token(task: str, samples: Samples, texts: Sequence[str], tokenizer: Any) -> Metric:
     """Return the metric `nats_per_token`: the mean loss over all tokens."""
-    # statistics.BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
-    nats = [sample[WORDS][0] * math.log(2) for sample in samples]
-    # Without a separator, the first token of a document is only context.
-    unscored = 1 if start_id(tokenizer) is None else 0
-    tokens = [max(0, len(ids) - unscored) for ids in encode(tokenizer, texts)]
-    values = [list(pair) for pair in zip(nats, tokens, strict=True)]
-    empty = Metric(task, "nats_per_token", None, None, False, statistics.BITS_PER_BYTE)
-    return empty.over(values, [sample["doc_hash"] for sample in samples])
+    unscored = 0
+    if start_id(tokenizer) is None:
+        unscored = 1  # without a separator, the first token of a document is only context
+    values: list[list[float]] = []
+    documents: list[str] = []
+    for sample, ids in zip(samples, encode(tokenizer, texts), strict=True):
+        # statistics.BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
+        nats = sample[WORDS][0] * math.log(2)
+        tokens = max(0, len(ids) - unscored)
+        values.append([nats, tokens])
+        documents.append(sample["doc_hash"])
+    empty = Metric(
+        task=task,
+        name="nats_per_token",
+        value=None,
+        stderr=None,
+        higher_is_better=False,
+        aggregation=statistics.BITS_PER_BYTE,
+    )
+    return empty.over(values, documents)
 
 
 def compare(
@@ -372,7 +425,9 @@ def _row(
         for one in metrics:
             if one.task == metric.task and one.name == metric.name:
                 measured[model.name] = one
-    base = measured.get(baseline.name) if baseline else None
+    base = None
+    if baseline is not None:
+        base = measured.get(baseline.name)
     is_judged = settings.limit is None
 
     values: dict[str, Score] = {}
@@ -414,22 +469,26 @@ def _difference(ours: Metric, baseline: Metric) -> Difference | None:
     if ours.value is None or baseline.value is None:
         return None
     value = ours.value - baseline.value
+    unpaired = Difference(value)
     if ours.documents != baseline.documents:
         # The windows of few documents differ between tokenizers.
         ours = _per_document(ours)
         baseline = _per_document(baseline)
+    if ours.documents != baseline.documents:
+        return unpaired
     values = ours.array()
     base_values = baseline.array()
-    same_documents = ours.documents == baseline.documents
-    if same_documents and len(values) == 1 and ours.name in WHOLE_DOCUMENTS:
+    if len(values) == 1 and ours.name in WHOLE_DOCUMENTS:
         return Difference(value, verdict=statistics.too_few(1))
-    is_paired = same_documents and values.shape == base_values.shape and len(values) > 1
-    if is_paired and values.ndim > 1:
-        # Otherwise the scores are per token, and the tokenizers differ.
-        is_paired = np.allclose(values[:, 1], base_values[:, 1])
-    if ours.aggregation is None or not is_paired:
-        return Difference(value)
-    spread = statistics.seed_interval(ours.seeds, baseline.seeds)
+    if ours.aggregation is None or len(values) < 2 or values.shape != base_values.shape:
+        return unpaired
+    if values.ndim > 1 and not np.allclose(values[:, 1], base_values[:, 1]):
+        return unpaired  # the scores are per token, and the tokenizers differ
     return statistics.paired(
-        ours.name, ours.aggregation, values, base_values, higher_is_better=ours.higher_is_better, spread=spread
+        ours.name,
+        ours.aggregation,
+        values,
+        base_values,
+        higher_is_better=ours.higher_is_better,
+        spread=statistics.seed_interval(ours.seeds, baseline.seeds),
     )
