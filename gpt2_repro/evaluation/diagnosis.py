@@ -36,6 +36,11 @@ class Row(NamedTuple):
     domain: int  # index of the kind of text
     document: int  # index. Rows from the same document are not statistically independent
 
+    @property
+    def targets(self) -> int:
+        """The number of ids to predict: all but the first."""
+        return len(self.ids) - 1
+
 
 class Bucket(TypedDict):
     """A row of a table: the mean losses of a group of targets, in nats."""
@@ -75,13 +80,17 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> list[Ids]:
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
     with tempfile.TemporaryDirectory(prefix="diagnosis-") as folder:
-        write_task_files({task: source}, Path(folder))
-        fetch_data({task: source}, Path(folder))
-        (loaded,) = load_task(task, Path(folder))
-        if task == "wikitext":
-            texts = [wikitext_detokenizer(doc) for doc in loaded.eval_docs]
-        else:
-            texts = [doc["text"] for doc in loaded.eval_docs]
+        task_folder = Path(folder)
+        sources = {task: source}
+        write_task_files(sources, task_folder)
+        fetch_data(sources, task_folder)
+        (loaded,) = load_task(task, task_folder)
+        texts: list[str] = []
+        for document in loaded.eval_docs:
+            if task == "wikitext":
+                texts.append(wikitext_detokenizer(document))
+            else:
+                texts.append(document["text"])
     separator = start_id(tokenizer)
     edge: list[int] = []
     if task == "wikitext" and separator is not None:
@@ -108,10 +117,15 @@ def read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[dict[str, 
 
 def _spread(rows: Any, tokens: int) -> list[Ids]:
     """Return the ids of rows with about a number of targets, evenly chosen."""
-    targets = int((rows.lengths() - 1).sum())
-    count = math.ceil(len(rows) * tokens / max(1, targets))
+    targets_of_rows = rows.lengths() - 1
+    count = _rows_with(tokens, len(rows), int(targets_of_rows.sum()))
     chosen = evenly(range(len(rows)), count)
     return [row["input_ids"] for row in rows.__getitems__(chosen)]
+
+
+def _rows_with(tokens: int, num_rows: int, targets: int) -> int:
+    """Return the number of rows that have about `tokens` targets, if `num_rows` rows have `targets`."""
+    return math.ceil(num_rows * tokens / max(1, targets))
 
 
 def cut_rows(texts: Mapping[str, Sequence[Ids]], *, window: int, tokens: int) -> list[Row]:
@@ -123,34 +137,42 @@ def cut_rows(texts: Mapping[str, Sequence[Ids]], *, window: int, tokens: int) ->
         targets = 0
         for ids in documents:
             for start in range(0, len(ids) - 1, window):
-                row = Row(ids[start : start + window + 1], domain, number)
-                targets += len(row.ids) - 1
+                end = start + window + 1
+                row = Row(ids[start:end], domain, number)
+                targets += row.targets
                 cut.append(row)
             number += 1
-        rows += evenly(cut, math.ceil(len(cut) * tokens / max(1, targets)))
+        rows += evenly(cut, _rows_with(tokens, len(cut), targets))
     return rows
 
 
 def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:
     """Return a model's losses on each row. The model is moved to the CPU afterwards."""
     import torch
+    from torch.nn.functional import cross_entropy
+    from torch.nn.utils.rnn import pad_sequence
 
     from gpt2_repro.evaluation.hellaswag import batches_by_length
 
     model = model.float().to(device).eval()
     losses: Losses = [np.empty(0, np.float32)] * len(rows)
-    batches = batches_by_length([len(row.ids) for row in rows], POSITIONS)
+    lengths = [len(row.ids) for row in rows]
+    batches = batches_by_length(lengths, POSITIONS)
     with torch.inference_mode():
         for numbers in Progress(batches, desc=name):
+            ids_of_rows: list[torch.Tensor] = []
+            for number in numbers:
+                ids = rows[number].ids.astype(np.int64)
+                ids_of_rows.append(torch.from_numpy(ids))
             # Padding is on the right, so that no position of a row attends to it.
-            ids = [torch.from_numpy(rows[number].ids.astype(np.int64)) for number in numbers]
-            batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
-            logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
+            batch = pad_sequence(ids_of_rows, batch_first=True).to(device)
+            inputs = batch[:, :-1]
             targets = batch[:, 1:]
-            flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-            padded_losses = flat.view(len(ids), -1).cpu().numpy()
+            logits = model(input_ids=inputs, use_cache=False).logits.float()
+            flat = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+            padded_losses = flat.view(targets.shape).cpu().numpy()
             for number, row_losses in zip(numbers, padded_losses, strict=True):
-                losses[number] = row_losses[: len(rows[number].ids) - 1]
+                losses[number] = row_losses[: rows[number].targets]
     model.to("cpu")
     return losses
 
@@ -172,30 +194,43 @@ def loss_tables(
         window: the largest number of targets (ids to predict) in a row.
         counts: how often each id occurs in the training text. If None, the ids in `rows` are counted instead.
     """
-    sizes = [len(row.ids) - 1 for row in rows]
-    domain = np.repeat([row.domain for row in rows], sizes)
-    document = np.repeat([row.document for row in rows], sizes)
-    token = np.concatenate([row.ids[1:] for row in rows], dtype=np.int64)
-    position = np.concatenate([np.arange(size) for size in sizes])
-    # Only full rows, so that all positions are compared on the same rows.
-    position[np.repeat(sizes, sizes) != window] = -1
-    distance = np.concatenate([after_separator(row.ids, separator) for row in rows])
-    occurrences = np.bincount(token) if counts is None else counts
-    frequency = np.digitize(occurrences[token] * 1e6 / occurrences.sum(), list(FREQUENCIES)) - 1
-    both = np.array([np.concatenate(of_rows) for of_rows in losses], np.float64)
+    domains: list[NDArray[np.int64]] = []
+    documents: list[NDArray[np.int64]] = []
+    tokens: list[Ids] = []
+    positions: list[NDArray[np.int64]] = []
+    distances: list[NDArray[np.int64]] = []
+    for row in rows:
+        domains.append(np.full(row.targets, row.domain))
+        documents.append(np.full(row.targets, row.document))
+        tokens.append(row.ids[1:])
+        if row.targets == window:
+            positions.append(np.arange(window))
+        else:
+            # Only full rows, so that all positions are compared on the same rows.
+            positions.append(np.full(row.targets, -1))
+        distances.append(after_separator(row.ids, separator))
+    document = np.concatenate(documents)
+    token = np.concatenate(tokens, dtype=np.int64)
+    if counts is None:
+        counts = np.bincount(token)
+    per_million = counts[token] * 1e6 / counts.sum()
+    frequency = np.digitize(per_million, list(FREQUENCIES)) - 1
+    is_separator = np.where(token == separator, 0, -1)
+    both = np.array([np.concatenate(losses_of_rows) for losses_of_rows in losses], np.float64)
     return {
-        "domains": buckets(both, document, domain, names),
-        "positions": by_range(both, document, position, position_edges(window)),
+        "domains": buckets(both, document, np.concatenate(domains), names),
+        "positions": by_range(both, document, np.concatenate(positions), position_edges(window)),
         "frequencies": buckets(both, document, frequency, list(FREQUENCIES.values())),
-        "ends": buckets(both, document, np.where(token == separator, 0, -1), ["the separator"]),
-        "starts": by_range(both, document, distance, AFTER_SEPARATOR),
+        "ends": buckets(both, document, is_separator, ["the separator"]),
+        "starts": by_range(both, document, np.concatenate(distances), AFTER_SEPARATOR),
     }
 
 
 def after_separator(ids: Ids, separator: int | None) -> NDArray[np.int64]:
     """Return the distance of each id but the first from the separator before it, 0 without one."""
     index = np.arange(len(ids))
-    last = np.maximum.accumulate(np.where(ids == separator, index, -1))[:-1]
+    separators = np.where(ids == separator, index, -1)
+    last = np.maximum.accumulate(separators)[:-1]
     return np.where(last < 0, 0, index[1:] - last)
 
 
@@ -211,20 +246,20 @@ def buckets(
     """
     rows: list[Bucket] = []
     for number, label in enumerate(labels):
-        ours, baseline = losses[:, group == number]
+        is_member = group == number
+        ours, baseline = losses[:, is_member]
         if not len(ours):
             continue
-        mean, stderr, documents = clustered(ours - baseline, document[group == number])
-        rows.append(
-            Bucket(
-                label=label,
-                tokens=len(ours),
-                documents=documents,
-                ours=float(ours.mean()),
-                theirs=float(baseline.mean()),
-                difference=MeanDifference(value=mean, stderr=stderr),
-            )
+        mean, stderr, documents = clustered(ours - baseline, document[is_member])
+        bucket = Bucket(
+            label=label,
+            tokens=len(ours),
+            documents=documents,
+            ours=float(ours.mean()),
+            theirs=float(baseline.mean()),
+            difference=MeanDifference(value=mean, stderr=stderr),
         )
+        rows.append(bucket)
     return rows
 
 
@@ -250,13 +285,19 @@ def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> 
     if clusters == 1:
         return float(mean), None, clusters
     residuals = np.bincount(cluster, values) - mean * counts
-    spread = math.sqrt((residuals**2).sum() * clusters / (clusters - 1))
+    sum_of_squares = (residuals**2).sum()
+    spread = math.sqrt(sum_of_squares * clusters / (clusters - 1))
     return float(mean), spread / len(values), clusters
 
 
 def position_edges(window: int) -> list[int]:
     """Return the edges that divide the positions of a window into ranges."""
     sixteenth = max(1, window // 16)
-    doubled = [2**power for power in range(window.bit_length()) if 2**power < sixteenth]
     # Code that shifts labels inside rows of `window` ids never trains the last position, so it is a separate range.
-    return sorted({0, *doubled, *range(sixteenth, window, sixteenth), window - 1, window})
+    edges = {0, window - 1, window}
+    edge = 1
+    while edge < sixteenth:
+        edges.add(edge)
+        edge *= 2
+    edges.update(range(sixteenth, window, sixteenth))
+    return sorted(edges)
