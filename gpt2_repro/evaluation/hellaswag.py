@@ -47,18 +47,26 @@ def read_items(source: str) -> list[Item]:
             raise UserError(f"{source} does not exist. {FIX}")
         rows = read_json_lines(Path(source))
     else:
-        import datasets
+        rows = enumerate(_validation_split(source), start=1)
+    items: list[Item] = []
+    for columns in read_columns(rows, Item._fields, source):
+        endings = tuple(columns["endings"])
+        items.append(Item(columns["ctx"], endings, columns["label"]))
+    return items
 
-        check_hub()
-        try:
-            rows = enumerate(datasets.load_dataset(source, split="validation"), start=1)
-        except Exception as error:  # network, Hub, cache and builder errors have no common class
-            problem = f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}"
-            if isinstance(error, datasets.exceptions.DatasetNotFoundError):
-                raise UserError(problem) from None
-            raise RunFailed(problem) from None
-    items = read_columns(rows, Item._fields, source)
-    return [Item(item["ctx"], tuple(item["endings"]), item["label"]) for item in items]
+
+def _validation_split(name: str) -> Any:
+    """Load the validation split of a Hub dataset."""
+    import datasets
+
+    check_hub()
+    try:
+        return datasets.load_dataset(name, split="validation")
+    except Exception as error:  # network, Hub, cache and builder errors have no common class
+        problem = f"HellaSwag ({name}) cannot be loaded from the Hub: {in_a_line(error)}. {FIX}"
+        if isinstance(error, datasets.exceptions.DatasetNotFoundError):
+            raise UserError(problem) from None
+        raise RunFailed(problem) from None
 
 
 def cut(ids: list[int], targets: int, window: int) -> ScoredIds:
@@ -74,13 +82,14 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
     its own.
     """
     batches: list[list[int]] = []
+    longest = 0  # of the last batch
     longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     for number in longest_first:
-        batch = batches[-1] if batches else []
-        if batch and (len(batch) + 1) * lengths[batch[0]] <= positions:
-            batch.append(number)
+        if batches and (len(batches[-1]) + 1) * longest <= positions:
+            batches[-1].append(number)
         else:
             batches.append([number])
+            longest = lengths[number]
     return batches
 
 
@@ -94,25 +103,27 @@ class HellaSwag:
 
     def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
         self.labels = torch.tensor([item.label for item in items])
+        self.rows: list[ScoredIds] = []
         # As in lm-eval, context and ending are encoded together, and the length of the context is subtracted.
         whole_texts: list[str] = []
         for item in items:
-            whole_texts += [f"{item.ctx} {ending}" for ending in item.endings]
+            for ending in item.endings:
+                whole_texts.append(f"{item.ctx} {ending}")
         try:
             contexts = encode(tokenizer, [item.ctx for item in items])
             texts = encode(tokenizer, whole_texts)
         except UserError:
             raise UserError("The tokenizer cannot encode HellaSwag. Pass --hellaswag_steps 0.") from None
-        self.rows: list[ScoredIds] = []
         for number, text in enumerate(texts):
             context = contexts[number // ENDINGS]
-            self.rows.append(cut(text, len(text) - len(context), window))
-        if any(targets < 1 for _, targets in self.rows):
-            raise UserError("The tokenizer gives no tokens for a text of HellaSwag. Pass --hellaswag_steps 0.")
+            row, targets = cut(text, len(text) - len(context), window)
+            if targets < 1:
+                raise UserError("The tokenizer gives no tokens for a text of HellaSwag. Pass --hellaswag_steps 0.")
+            self.rows.append((row, targets))
 
     def batches(self, positions: int) -> list[list[int]]:
         """Return batches of row numbers, with at most `positions` token positions each."""
-        return batches_by_length([len(ids) - 1 for ids, _ in self.rows], positions)
+        return _batches(self.rows, positions)
 
     def score(self, losses: Tensor) -> dict[str, float]:
         """Return hellaswag_acc and hellaswag_items, or {} if one of the losses [4 * items] is not finite."""
@@ -124,6 +135,11 @@ class HellaSwag:
         right = int((chosen == self.labels).sum())
         items = len(self.labels)
         return {"hellaswag_acc": round(right / items, 6), "hellaswag_items": items}
+
+
+def _batches(rows: Sequence[ScoredIds], positions: int) -> list[list[int]]:
+    lengths = [len(ids) - 1 for ids, _ in rows]  # the last id has no target
+    return batches_by_length(lengths, positions)
 
 
 def mean_losses(
@@ -148,20 +164,26 @@ def mean_losses(
         after_batch: a function that is called after each pass.
         progress: wraps the passes, to show a progress bar.
     """
-    sum_device = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
+    sum_device = device
+    if device.type == "mps":
+        sum_device = torch.device("cpu")  # Apple GPUs have no fp64
     means = torch.zeros(len(rows), dtype=torch.float64, device=sum_device)
-    batches = batches_by_length([len(ids) - 1 for ids, _ in rows], positions)
+    batches = _batches(rows, positions)
     for first in progress(range(0, len(batches), processes)):
         # With sharded weights all ranks must run the same number of passes. Idle ranks repeat the last batch.
-        is_own = first + process < len(batches)
-        numbers = batches[first + process] if is_own else batches[-1]
+        own = first + process
+        is_own = own < len(batches)
+        numbers = batches[-1]
+        if is_own:
+            numbers = batches[own]
         ids, labels, row_of_target = _collate([rows[number] for number in numbers])
-        losses = losses_of(ids.to(device), labels.to(device)).to(sum_device).double()
+        losses = losses_of(ids.to(device), labels.to(device))
         row_of_target = row_of_target.to(sum_device)
         sums = torch.zeros(len(numbers), dtype=torch.float64, device=sum_device)
-        sums.index_add_(0, row_of_target, losses)
+        sums.index_add_(0, row_of_target, losses.to(sum_device).double())
         if is_own:
-            means[torch.tensor(numbers, device=sum_device)] = sums / row_of_target.bincount()
+            scored = torch.tensor(numbers, device=sum_device)
+            means[scored] = sums / row_of_target.bincount()
         after_batch()
     return means
 
@@ -169,10 +191,12 @@ def mean_losses(
 def _collate(rows: Sequence[ScoredIds]) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids and labels [rows, T] of a batch, and each target's row index [targets]."""
     # Padding is on the right, so no position of a row attends to padding.
-    ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
+    inputs = [torch.tensor(row[:-1]) for row, _ in rows]
+    ids = pad_sequence(inputs, batch_first=True)
     labels = torch.full_like(ids, IGNORED)
     for number, (row, targets) in enumerate(rows):
-        length = len(row) - 1
-        labels[number, length - targets : length] = torch.tensor(row[-targets:])
+        end = len(row) - 1
+        start = end - targets
+        labels[number, start:end] = torch.tensor(row[-targets:])
     row_of_target = (labels != IGNORED).nonzero()[:, 0]
     return ids, labels, row_of_target
