@@ -1,6 +1,5 @@
 """Find the documents of evaluation tasks that share a run of tokens with training data."""
 
-import itertools
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,13 +31,16 @@ NONE = np.empty(0, np.uint64)
 
 def training_data(run: Path | None) -> PreparedData:
     """Return the prepared folder that a run was trained on. Raises UserError if it is unknown, damaged or replaced."""
-    folder = None
-    if run is not None:
-        folder = RunRecord(run).recipe().get("data", {}).get("dataset_dir")
-    if run is None or not folder:
-        raise UserError("--check_overlap needs a run and its prepared folder. Pass a run directory, or leave it out.")
+    problem = "--check_overlap needs a run and its prepared folder. Pass a run directory, or leave it out."
+    if run is None:
+        raise UserError(problem)
+    record = RunRecord(run)
+    section = record.recipe().get("data", {})
+    folder = section.get("dataset_dir")
+    if not folder:
+        raise UserError(problem)
     prepared = PreparedData.read(folder)
-    trained = RunRecord(run).environment().data.get("sha256")
+    trained = record.environment().data.get("sha256")
     if trained and trained != prepared.manifest.sha256:
         raise UserError(f"{folder} was prepared again after {run} was trained. Leave out --check_overlap.")
     prepared.check_shards("train")
@@ -51,17 +53,27 @@ def overlapping_documents(prepared: PreparedData, tasks: TaskFiles) -> set[str]:
     texts: dict[str, list[str]] = {}
     for task in tasks.sources:
         texts.update(texts_of(task, tasks.folder))
-    ids = {name: encode(prepared.tokenizer, of_document) for name, of_document in texts.items()}
-    length = run_length(texts, ids)
-    total = prepared.manifest.counts["train"].row_tokens
-    return find_overlaps(ids, prepared.rows("train").pieces(), length=length, total=total)
+    ids: dict[str, list[list[int]]] = {}
+    for name, texts_of_document in texts.items():
+        ids[name] = encode(prepared.tokenizer, texts_of_document)
+    return find_overlaps(
+        ids,
+        prepared.rows("train").pieces(),
+        length=run_length(texts, ids),
+        total=prepared.manifest.counts["train"].row_tokens,
+    )
 
 
 def run_length(texts: Mapping[str, Sequence[str]], ids: Mapping[str, Sequence[Sequence[int]]]) -> int:
     """Return the tokens of a run: LENGTH, or more if these have fewer than RUN_BYTES bytes of the texts on average."""
-    num_bytes = sum(len(text.encode()) for text in itertools.chain.from_iterable(texts.values()))
-    tokens = sum(len(of_text) for of_text in itertools.chain.from_iterable(ids.values()))
-    return max(LENGTH, math.ceil(RUN_BYTES * tokens / max(1, num_bytes)))
+    num_bytes = 0
+    for texts_of_document in texts.values():
+        num_bytes += sum(len(text.encode()) for text in texts_of_document)
+    tokens = 0
+    for ids_of_document in ids.values():
+        tokens += sum(len(ids_of_text) for ids_of_text in ids_of_document)
+    length = math.ceil(RUN_BYTES * tokens / max(1, num_bytes))
+    return max(LENGTH, length)
 
 
 def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
@@ -74,7 +86,8 @@ def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
         for request in loaded.instances:
             text = json.dumps(request.doc, indent=2, default=handle_non_serializable, ensure_ascii=False)
             name = hash_string(text)  # as in lm_eval/evaluator.py (0.4.13)
-            texts.setdefault(name, []).append("".join(request.args))
+            texts_of_document = texts.setdefault(name, [])
+            texts_of_document.append("".join(request.args))
     return texts
 
 
@@ -108,11 +121,14 @@ def hashes_of(ids: NDArray[Any], length: int) -> NDArray[np.uint64]:
     while True:
         factor = np.uint64(pow(FACTOR, size, 1 << 64))
         if length & size:
-            hashes = hashes * factor + doubled[covered : covered + count]
+            end = covered + count
+            hashes = hashes * factor + doubled[covered:end]
             covered += size
         if 2 * size > length:
             return hashes
-        doubled = doubled[:-size] * factor + doubled[size:]
+        before = doubled[:-size]
+        after = doubled[size:]
+        doubled = before * factor + after
         size *= 2
 
 
@@ -136,23 +152,50 @@ def find_overlaps(
         for ids in texts:
             names.append(name)
             hashes_of_texts.append(hashes_of(np.asarray(ids), length))
-    owners = np.repeat(np.arange(len(names)), [len(hashes) for hashes in hashes_of_texts])
-    unique, numbers = np.unique(np.concatenate([NONE, *hashes_of_texts]), return_inverse=True)
-    seen = np.zeros(len(unique), bool)
-    table = np.zeros(1 << BITS, bool)
-    table[_slot(unique)] = True
+    wanted = WantedHashes(np.concatenate([NONE, *hashes_of_texts]))
+    margin = length - 1  # ids of a run after the first one
     with Progress(desc="overlap with the training data", unit="token", total=total, unit_scale=True) as bar:
         end = np.empty(0, np.uint16)  # of the array before, as a run may begin there
         for array in rows:
             trained = np.concatenate([end, array])
-            end = trained[-(length - 1) :]
+            end = trained[-margin:]
             for start in range(0, len(trained), PIECE):
-                part = hashes_of(trained[start : start + PIECE + length - 1], length)
-                part = part[table[_slot(part)]]
-                nearest = np.searchsorted(unique, part, side="right") - 1  # at most `part`; -1 is never equal
-                seen[nearest[unique[nearest] == part]] = True
+                stop = start + PIECE + margin
+                wanted.mark(hashes_of(trained[start:stop], length))
             bar.update(len(array))
-    return {names[owner] for owner in np.unique(owners[seen[numbers]])}
+    found: set[str] = set()
+    is_seen = wanted.is_seen()
+    start = 0
+    for name, hashes in zip(names, hashes_of_texts, strict=True):
+        stop = start + len(hashes)
+        if is_seen[start:stop].any():
+            found.add(name)
+        start = stop
+    return found
+
+
+class WantedHashes:
+    """Hashes of runs, and which of them were seen in training data."""
+
+    def __init__(self, hashes: NDArray[np.uint64]) -> None:
+        unique, numbers = np.unique(hashes, return_inverse=True)
+        self._unique = unique
+        self._numbers = numbers  # of each hash in `unique`
+        self._seen = np.zeros(len(unique), bool)
+        self._table = np.zeros(1 << BITS, bool)
+        self._table[_slot(unique)] = True
+
+    def mark(self, hashes: NDArray[np.uint64]) -> None:
+        """Mark the wanted hashes that are among `hashes` as seen."""
+        may_be_wanted = self._table[_slot(hashes)]
+        candidates = hashes[may_be_wanted]
+        nearest = np.searchsorted(self._unique, candidates, side="right") - 1  # at most; -1 is never equal
+        is_equal = self._unique[nearest] == candidates
+        self._seen[nearest[is_equal]] = True
+
+    def is_seen(self) -> NDArray[np.bool_]:
+        """Return for each hash whether it was seen."""
+        return self._seen[self._numbers]
 
 
 def _slot(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
