@@ -37,7 +37,9 @@ Values = NDArray[np.float64]  # [documents], or [documents, 2] with weights
 
 def finite(value: Any) -> float | None:
     """Return a finite number, or None for NaN, infinity and lm-eval's "N/A"."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def aggregate(aggregation: str, values: Values) -> float:
@@ -45,8 +47,9 @@ def aggregate(aggregation: str, values: Values) -> float:
 
     A perplexity that is too large for a float is infinite.
     """
+    columns = np.atleast_2d(values.T)
     with np.errstate(over="ignore"):
-        return float(_aggregate(aggregation, *np.atleast_2d(values.T)))
+        return float(_aggregate(aggregation, *columns))
 
 
 def _aggregate(aggregation: str, values: Values, weights: Values | None = None, *, axis: int = -1) -> Values:
@@ -95,23 +98,26 @@ def paired(
     if not math.isfinite(value):
         return None
     stderr, low, high = _interval(aggregation, ours, baseline, value)
-    if not (math.isfinite(stderr) and math.isfinite(low) and math.isfinite(high)):
+    if not np.isfinite([stderr, low, high]).all():
         return Difference(value)  # the perplexity of some resamples is too large for a float
     low = value - math.hypot(value - low, spread)
     high = value + math.hypot(high - value, spread)
 
     margin = MARGINS.get(metric.removesuffix(CLEAN), 0)
-    if aggregation != MEAN:
-        margin *= base_value
     is_binary = False
     if aggregation == MEAN:
         answers = np.concatenate([ours, baseline])
         is_binary = bool(np.isin(answers, (0, 1)).all())
+    else:
+        margin *= base_value
     change = _change(low, high, higher_is_better)
-    if is_binary and change in ("better", "worse") and not _is_significant(ours, baseline):
+    is_decided = change in ("better", "worse")
+    if is_binary and is_decided and not _is_significant(ours, baseline):
         change = "inconclusive"
-    matches = bool(margin) and -margin <= low and high <= margin
-    verdict = "matches" if matches else change
+        is_decided = False
+    verdict = change
+    if margin and -margin <= low and high <= margin:
+        verdict = "matches"
     fewest = FEWEST
     if is_binary:
         fewest = 0
@@ -119,8 +125,10 @@ def paired(
             fewest = math.ceil(3 / margin)  # by the rule of three, the interval of fewer documents exceeds the margin
     if verdict is not None and len(ours) < fewest:
         verdict = too_few(len(ours), fewest)
-    is_small = verdict == "matches" and change in ("better", "worse")
-    return Difference(value, stderr, low, high, verdict, change if is_small else None)
+    small = None
+    if verdict == "matches" and is_decided:
+        small = change
+    return Difference(value, stderr, low, high, verdict, small)
 
 
 def _interval(aggregation: str, ours: Values, baseline: Values, value: float) -> tuple[float, float, float]:
@@ -146,7 +154,9 @@ def _change(low: float, high: float, higher_is_better: bool | None) -> str | Non
     if low <= 0 <= high:
         return "inconclusive"
     is_higher = low > 0
-    return "better" if is_higher is higher_is_better else "worse"
+    if is_higher is higher_is_better:
+        return "better"
+    return "worse"
 
 
 def _is_significant(ours: Values, baseline: Values) -> bool:
@@ -155,7 +165,8 @@ def _is_significant(ours: Values, baseline: Values) -> bool:
 
     only_ours = int((ours > baseline).sum())
     only_baseline = int((baseline > ours).sum())
-    return bool(stats.binomtest(only_ours, only_ours + only_baseline).pvalue < 0.05)
+    test = stats.binomtest(only_ours, only_ours + only_baseline)
+    return bool(test.pvalue < 0.05)
 
 
 def too_few(documents: int, fewest: int = FEWEST) -> str:
@@ -173,12 +184,15 @@ def standard_error(aggregation: str | None, values: Sequence[Any]) -> float | No
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
 
-        return finite(float(mean_stderr(values)))
+        stderr = mean_stderr(values)
+        return finite(float(stderr))
     # Bootstrapped over documents. lm-eval takes minutes for a perplexity, and has none for a score weighted by length.
     array = np.asarray(values, dtype=np.float64)
-    if not math.isfinite(aggregate(aggregation, array)):
+    score = aggregate(aggregation, array)
+    if not math.isfinite(score):
         return None
-    return finite(float(_bootstrap(aggregation, array).standard_error))
+    bootstrapped = _bootstrap(aggregation, array)
+    return finite(float(bootstrapped.standard_error))
 
 
 def _bootstrap(aggregation: str, *models: Values) -> Any:
@@ -186,17 +200,24 @@ def _bootstrap(aggregation: str, *models: Values) -> Any:
     from scipy.stats import bootstrap
 
     arrays = np.concatenate([np.atleast_2d(values.T) for values in models])
-    size = len(arrays) // len(models)
+    size = len(arrays) // len(models)  # 2 for values with weights, otherwise 1
 
     def statistic(*drawn: Values, axis: int) -> Values:
-        score = _aggregate(aggregation, *drawn[:size], axis=axis)
-        if len(models) == 1:
+        ours = drawn[:size]
+        baseline = drawn[size:]
+        score = _aggregate(aggregation, *ours, axis=axis)
+        if not baseline:
             return score
-        return score - _aggregate(aggregation, *drawn[size:], axis=axis)
+        return score - _aggregate(aggregation, *baseline, axis=axis)
 
-    rng = np.random.default_rng(0)
-    batch = max(1, 1_000_000 // len(arrays[0]))  # limits memory
+    documents = len(arrays[0])
     with np.errstate(over="ignore", invalid="ignore"):  # a word may have probability 0
         return bootstrap(
-            arrays, statistic, n_resamples=RESAMPLES, batch=batch, method="percentile", paired=True, rng=rng
+            arrays,
+            statistic,
+            n_resamples=RESAMPLES,
+            batch=max(1, 1_000_000 // documents),  # limits memory
+            method="percentile",
+            paired=True,
+            rng=np.random.default_rng(0),
         )
