@@ -50,19 +50,25 @@ def _add_recipe_fields(group: Any) -> None:
     """Add the fields of the section `evaluation` of a recipe to a group of options."""
     settings = settings_of(EvaluationArguments)
     for name, default in values_of(EvaluationArguments()).items():
-        kind = positive_count if name == "max_length" else str
+        kind: Any = str
+        if name == "max_length":
+            kind = positive_count
+        nargs = None
         if isinstance(default, list):
-            group.add_argument(
-                f"--{name}", type=kind, nargs="+", help=f"{settings[name]} (default: {' '.join(default)})"
-            )
-        else:
-            group.add_argument(f"--{name}", type=kind, help=f"{settings[name]} (default: {default})")
+            nargs = "+"
+            default = " ".join(default)
+        help_text = f"{settings[name]} (default: {default})"
+        group.add_argument(f"--{name}", type=kind, nargs=nargs, help=help_text)
 
 
 def options_of_scores(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that scores depend on, apart from rounding, as JSON values."""
-    relevant = {name: value for name, value in vars(options).items() if name not in SAME_SCORES}
-    return dict(json.loads(json.dumps(relevant, default=str)))
+    relevant: dict[str, Any] = {}
+    for name, value in vars(options).items():
+        if name not in SAME_SCORES:
+            relevant[name] = value
+    text = json.dumps(relevant, default=str)
+    return dict(json.loads(text))
 
 
 def arguments_of_run(run: Path | None) -> EvaluationArguments:
@@ -84,4 +90,5 @@ def override_arguments(section: EvaluationArguments, options: argparse.Namespace
     if options.suite:
         passed["tasks"] = SUITES[options.suite]
     arguments = dataclasses.replace(section, **passed)
-    return dataclasses.replace(arguments, tasks=list(dict.fromkeys(arguments.tasks)))
+    unique = dict.fromkeys(arguments.tasks)
+    return dataclasses.replace(arguments, tasks=list(unique))

@@ -42,11 +42,11 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
     """
     from gpt2_repro.model.load import load_pair
 
-    load = load or functools.partial(load_pair, checkpoint.copy or checkpoint.source)
+    if load is None:
+        load = functools.partial(load_pair, checkpoint.copy or checkpoint.source)
     model, tokenizer = load()
     vocabulary = model.config.vocab_size
     tokens = len(tokenizer)
-    positions = max_positions(model.config)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         sizes = f"the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids"
         raise UserError(f"{checkpoint.source}: {sizes}. Pass a folder with this model and its own tokenizer files.")
@@ -61,44 +61,60 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
         is_local=bool(checkpoint.copy) or Path(checkpoint.source).exists(),
         weights=checkpoint.weights,
     )
+    positions = max_positions(model.config)
     setting, seeds = _setting_of(checkpoint)
-    return OpenedModel(column, load, positions, checkpoint.window(positions), setting, seeds)
+    return OpenedModel(
+        column=column,
+        load=load,
+        positions=positions,
+        window=checkpoint.window(positions),
+        setting=setting,
+        seeds=seeds,
+    )
 
 
 def _setting_of(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return a text that is the same for models that differ only in the seed, and the seeds of a model."""
-    if not checkpoint.record or not checkpoint.record.environment.run_identity:
+    record = checkpoint.record
+    if not record or not record.environment.run_identity:
         return checkpoint.name, checkpoint.name
-    identity = checkpoint.record.environment.run_identity
-    seed = identity.get("seed")
-    data_seed = identity.get("data_seed")
+    settings = dict(record.environment.run_identity)
+    seed = settings.pop("seed", None)
+    data_seed = settings.pop("data_seed", None)
     if data_seed is None:
         data_seed = seed
-    settings = {key: value for key, value in identity.items() if not key.endswith("seed")}
-    kind = checkpoint.name.partition("(")[0]  # such as checkpoint-100 or final
-    setting = json.dumps([kind, checkpoint.record.step, settings], sort_keys=True, default=str)
+    kind, _, _ = checkpoint.name.partition("(")  # such as checkpoint-100 or final
+    setting = json.dumps([kind, record.step, settings], sort_keys=True, default=str)
     return setting, json.dumps([seed, data_seed])
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
     """Return a model's revision: a hash of its weights, configuration and tokenizer with its special tokens."""
-    ignored = ("_name_or_path", "dtype", "n_ctx")  # exports have n_ctx, checkpoints do not
-    config = {key: value for key, value in model.config.to_dict().items() if key not in ignored}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    digest = hashlib.sha256()
+    config = model.config.to_dict()
+    for key in ("_name_or_path", "dtype", "n_ctx"):  # exports have n_ctx, checkpoints do not
+        config.pop(key, None)
+    digest.update(_json_bytes(config))
     for name, weight in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
-        digest.update(weight.detach().cpu().contiguous().numpy().data)
+        array = weight.detach().cpu().contiguous().numpy()
+        digest.update(f"{name} {array.shape}".encode())
+        digest.update(array.data)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend:
         digest.update(backend.to_str().encode())
         ids = []
     else:
-        digest.update(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
+        digest.update(_json_bytes(tokenizer.get_vocab()))
         ids = encode(tokenizer, [PROBE])
     # The token before a document, the tokens that are added to all text, and the ids of a tokenizer without a backend.
-    roles = [tokenizer.special_tokens_map, start_id(tokenizer), tokenizer("")["input_ids"]]
-    digest.update(json.dumps([roles, ids], sort_keys=True, default=str).encode())
+    added = tokenizer("")["input_ids"]
+    roles = [tokenizer.special_tokens_map, start_id(tokenizer), added]
+    digest.update(_json_bytes([roles, ids]))
     return digest.hexdigest()
+
+
+def _json_bytes(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, default=str).encode()
 
 
 def common_window(models: Sequence[OpenedModel], requested: int, *, explicit: bool) -> int:
@@ -113,12 +129,14 @@ def common_window(models: Sequence[OpenedModel], requested: int, *, explicit: bo
     name = shortest.column.name
     window = min(requested, shortest.window)
     most = smallest.positions
-    if window < requested and not explicit:
-        text = "Window: %d tokens instead of %d, because %s was trained on shorter rows."
-        logger.warning(text, window, requested, name)
-    elif window < requested:
+    if not explicit:
+        if window < requested:
+            text = "Window: %d tokens instead of %d, because %s was trained on shorter rows."
+            logger.warning(text, window, requested, name)
+        return window
+    if window < requested:
         logger.warning("Window: %d tokens. %s: positions after %d are untrained.", requested, name, window)
-    if requested > most and explicit:
+    if requested > most:
         sizes = f"--max_length {requested} is more than the {most} positions of {smallest.column.name}"
         raise UserError(f"{sizes}. Pass --max_length {most} or less.")
-    return requested if explicit else window
+    return requested
