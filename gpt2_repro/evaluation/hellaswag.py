@@ -164,10 +164,7 @@ def mean_losses(
         after_batch: a function that is called after each pass.
         progress: wraps the passes, to show a progress bar.
     """
-    sum_device = device
-    if device.type == "mps":
-        sum_device = torch.device("cpu")  # Apple GPUs have no fp64
-    means = torch.zeros(len(rows), dtype=torch.float64, device=sum_device)
+    means = torch.zeros(len(rows), dtype=torch.float64, device=_sum_device(device))
     batches = _batches(rows, positions)
     for first in progress(range(0, len(batches), processes)):
         # With sharded weights all ranks must run the same number of passes. Idle ranks repeat the last batch.
@@ -176,16 +173,30 @@ def mean_losses(
         numbers = batches[-1]
         if is_own:
             numbers = batches[own]
-        ids, labels, row_of_target = _collate([rows[number] for number in numbers])
-        losses = losses_of(ids.to(device), labels.to(device))
-        row_of_target = row_of_target.to(sum_device)
-        sums = torch.zeros(len(numbers), dtype=torch.float64, device=sum_device)
-        sums.index_add_(0, row_of_target, losses.to(sum_device).double())
+        of_batch = batch_means([rows[number] for number in numbers], losses_of, device)
         if is_own:
-            scored = torch.tensor(numbers, device=sum_device)
-            means[scored] = sums / row_of_target.bincount()
+            means[torch.tensor(numbers, device=means.device)] = of_batch
         after_batch()
     return means
+
+
+def batch_means(
+    rows: Sequence[ScoredIds], losses_of: Callable[[Tensor, Tensor], Tensor], device: torch.device
+) -> Tensor:
+    """Return the mean loss of each row's scored ids in nats per token, of shape [rows], in one forward pass."""
+    ids, labels, row_of_target = _collate(rows)
+    losses = losses_of(ids.to(device), labels.to(device))
+    sum_device = _sum_device(device)
+    row_of_target = row_of_target.to(sum_device)
+    sums = torch.zeros(len(rows), dtype=torch.float64, device=sum_device)
+    sums.index_add_(0, row_of_target, losses.to(sum_device).double())
+    return sums / row_of_target.bincount()
+
+
+def _sum_device(device: torch.device) -> torch.device:
+    if device.type == "mps":
+        return torch.device("cpu")  # Apple GPUs have no fp64
+    return device
 
 
 def _collate(rows: Sequence[ScoredIds]) -> tuple[Tensor, Tensor, Tensor]:

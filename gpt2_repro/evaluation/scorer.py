@@ -1,19 +1,14 @@
 """Score text with lm-eval, with the ids that text has in rows, and without logits that no score needs."""
 
-import functools
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 
-from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.cli import Progress
-from gpt2_repro.evaluation.hellaswag import ScoredIds, batches_by_length, cut, mean_losses
+from gpt2_repro.evaluation.hellaswag import ScoredIds, batches_by_length, cut
+from gpt2_repro.evaluation.passes import Answer, Row, Text, mean_losses_of, score_rows
 from gpt2_repro.tokenization import encode, start_id
 
 
@@ -21,7 +16,6 @@ NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 # Architectures whose attention takes any mask, so that texts with a common beginning can share a row.
 SHARING = ("gpt2", "llama", "mixtral", "starcoder2", "arcee", "qwen3", "exaone4")
 Pair = tuple[Any, list[int], list[int]]  # a cache key of lm-eval, the ids of a context, and the ids to score
-Answer = tuple[float, bool]  # a log-probability, and whether greedy decoding gives the scored ids
 
 
 def added_start(tokenizer: Any) -> list[int]:
@@ -96,27 +90,16 @@ class Scorer(HFLM):
             context, continuation = request.args
             before, after = self._encode_pair(context, continuation)
             rows.append(cut(before + after, len(after), self.max_length))
-        # The code of the score during training. The metric acc does not need to know if an ending is the greedy one.
-        bar = functools.partial(Progress, desc="score", unit="pass", hidden=disable_tqdm)
-        means = mean_losses(rows, self._losses, positions=self.positions, device=self.device, progress=bar)
-        return [(-mean, False) for mean in means.tolist()]
-
-    @torch.inference_mode()
-    def _losses(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the losses of the labels that are not -100, of shape [targets]."""
-        targets = labels != IGNORED
-        logits = self._logits(ids, targets.nonzero())
-        return cross_entropy(logits, labels[targets], reduction="none")
-
-    def _logits(self, ids: torch.Tensor, places: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Return the logits after the ids with the row and column numbers `places` [n, 2], of shape [n, vocabulary]."""
-        row, column = places.to(self.device).T
-
-        def select(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            return inputs[0][row, column]
-
-        with self.model.get_output_embeddings().register_forward_pre_hook(select):
-            return self.model(input_ids=ids, use_cache=False, **options).logits.float()
+        answers: list[Answer] = [(0.0, False)] * len(rows)
+        batches = batches_by_length([len(ids) - 1 for ids, _ in rows], self.positions)
+        with Progress(total=len(rows), desc="score", unit="text", hidden=disable_tqdm) as bar:
+            for numbers in batches:
+                means = mean_losses_of(self.model, [rows[number] for number in numbers])
+                for number, mean in zip(numbers, means, strict=True):
+                    # The metric acc does not need to know if an ending is the greedy one.
+                    answers[number] = (-mean, False)
+                    bar.update()
+        return answers
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         pairs: list[Pair] = []
@@ -151,12 +134,12 @@ class Scorer(HFLM):
         with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm) as bar:
             for numbers in batches_by_length(lengths, self.positions):
                 batch = [rows[number] for number in numbers]
-                for request, answer in self._score(batch).items():
+                for request, answer in score_rows(self.model, batch).items():
                     answers[request] = answer
                     bar.update()
         return answers
 
-    def _texts(self, requests: Sequence[Pair]) -> list["Text"]:
+    def _texts(self, requests: Sequence[Pair]) -> list[Text]:
         """Return the texts of the requests that have something to score."""
         texts: list[Text] = []
         for number, (_, before, after) in enumerate(requests):
@@ -170,7 +153,7 @@ class Scorer(HFLM):
                 texts.append(Text(ids, scored, number))
         return texts
 
-    def _rows(self, texts: Sequence["Text"]) -> list["Row"]:
+    def _rows(self, texts: Sequence[Text]) -> list[Row]:
         """Return rows of texts. Texts with a common beginning share a row if the architecture allows it."""
         rows: list[Row] = []
         for text in sorted(texts):  # texts with a common beginning are neighbours
@@ -178,100 +161,3 @@ class Scorer(HFLM):
                 continue
             rows.append(Row(text))
         return rows
-
-    @torch.inference_mode()
-    def _score(self, rows: Sequence["Row"]) -> dict[int, Answer]:
-        """Return the answers of a batch, by the number of the request."""
-        ids = self._padded([row.ids for row in rows])
-        options: dict[str, torch.Tensor] = {}
-        num_branches = sum(len(row.branches) for row in rows)
-        if num_branches > len(rows):
-            length = ids.shape[1]
-            mask = torch.stack([row.mask(length) for row in rows])
-            options["position_ids"] = self._padded([row.positions for row in rows])
-            options["attention_mask"] = mask[:, None].to(self.device)
-        branches: list[Branch] = []
-        places: list[tuple[int, int]] = []
-        for number, row in enumerate(rows):
-            branches += row.branches
-            for branch in row.branches:
-                for column in branch.columns:
-                    places.append((number, column))
-        all_logits = self._logits(ids, torch.tensor(places), **options)
-        logits_of = all_logits.split([len(branch.targets) for branch in branches])
-        answers: dict[int, Answer] = {}
-        for branch, logits in zip(branches, logits_of, strict=True):
-            targets = torch.tensor(branch.targets, device=self.device)
-            loss = cross_entropy(logits, targets, reduction="sum")
-            is_greedy = (logits.argmax(-1) == targets).all()
-            answers[branch.request] = (-float(loss), bool(is_greedy))
-        return answers
-
-    def _padded(self, rows: Sequence[list[int]]) -> torch.Tensor:
-        """Return rows of numbers as a tensor. Padding is on the right, so no position of a row attends to it."""
-        tensors = [torch.tensor(row) for row in rows]
-        return pad_sequence(tensors, batch_first=True).to(self.device)
-
-
-class Text(NamedTuple):
-    """The ids of a text, of which the last `scored` ids are scored."""
-
-    ids: list[int]
-    scored: int
-    request: int  # its number
-
-
-class Branch(NamedTuple):
-    """A text in a row. Its beginning is that of the row, and the rest are the ids from `start` to `end`."""
-
-    request: int  # its number
-    shared: int  # ids of the beginning of the row
-    start: int
-    end: int
-    columns: list[int]  # of the row; the logits after these ids are for the targets
-    targets: list[int]
-
-
-class Row:
-    """A text, and other texts that branch off from it. Common beginnings are computed once."""
-
-    def __init__(self, text: Text) -> None:
-        self.ids: list[int] = []
-        self.positions: list[int] = []
-        self.branches: list[Branch] = []
-        self._append(text, 0)
-        self.trunk = len(self.ids)
-
-    def add(self, text: Text, *, most: int) -> bool:
-        """Add a text if half of it is the beginning of the row and the row then has at most `most` ids."""
-        inputs = text.ids[:-1]  # the last id has no target
-        shared = len(os.path.commonprefix([self.ids[: self.trunk], inputs]))
-        added = len(inputs) - shared
-        if shared < added or len(self.ids) + added > most:
-            return False
-        self._append(text, shared)
-        return True
-
-    def _append(self, text: Text, shared: int) -> None:
-        start = len(self.ids)
-        inputs = text.ids[:-1]  # the last id has no target
-        self.ids += inputs[shared:]
-        self.positions += range(shared, len(inputs))
-        end = len(self.ids)
-        columns = [*range(shared), *range(start, end)]
-        branch = Branch(
-            request=text.request,
-            shared=shared,
-            start=start,
-            end=end,
-            columns=columns[-text.scored :],
-            targets=text.ids[-text.scored :],
-        )
-        self.branches.append(branch)
-
-    def mask(self, length: int) -> torch.Tensor:
-        """Return which id attends to which, of shape [length, length]."""
-        seen = torch.tril(torch.ones(length, length, dtype=torch.bool))
-        for branch in self.branches:
-            seen[branch.start : branch.end, branch.shared : branch.start] = False
-        return seen
