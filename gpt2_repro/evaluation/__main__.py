@@ -19,7 +19,6 @@ import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.errors import BadCheckpoint, UserError
@@ -27,8 +26,8 @@ from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, options_of_scores, override_arguments, parse_options
 from gpt2_repro.evaluation.comparison import UNTRAINED, ComparedModel, EvaluationSettings
 from gpt2_repro.evaluation.follow import follow
-from gpt2_repro.evaluation.harness import choose_device, score_models
-from gpt2_repro.evaluation.models import OpenedModel, common_window, open_model
+from gpt2_repro.evaluation.harness import choose_devices, score_models
+from gpt2_repro.evaluation.models import OpenedModel, common_window, load_untrained, open_model
 from gpt2_repro.evaluation.overlap import add_clean, overlapping_documents, training_data
 from gpt2_repro.evaluation.scores import ScoredModel, compare, join_seeds
 from gpt2_repro.evaluation.tasks import open_tasks
@@ -79,7 +78,8 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
     arguments = override_arguments(arguments_of_run(run), options)
     reference = _find_baseline(arguments.baseline, checkpoints[0])
     prepared = training_data(run) if options.check_overlap else None
-    device = choose_device(options.device)
+    devices = choose_devices(options.device, options.processes)
+    device = devices[0].partition(":")[0] if len(devices) > 1 else devices[0]
     # A temporary folder, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         tasks = open_tasks(options, arguments.tasks, run, Path(folder))
@@ -96,7 +96,7 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
         output.check_output(output_dir)
 
         # --- Scores
-        scored = score_models(models, tasks, settings, output_dir / "lm_eval", cached=not options.no_cache)
+        scored = score_models(models, tasks, settings, devices, output_dir / "lm_eval", cached=not options.no_cache)
 
         # --- Table
         settings_of = {model.column.name: model.setting for model in models}
@@ -150,7 +150,7 @@ def _open_models(
     if reference.name not in [model.column.name for model in models]:
         load = None
         if reference.name == UNTRAINED:
-            load = functools.partial(_load_untrained, checkpoints[0].source)
+            load = functools.partial(load_untrained, checkpoints[0].source, SEED)
         try:
             models.append(open_model(reference, load))
         except UserError as error:
@@ -166,14 +166,6 @@ def _open_model(checkpoint: Checkpoint) -> OpenedModel:
         return open_model(checkpoint)
     except UserError as error:
         raise BadCheckpoint(str(error)) from None
-
-
-def _load_untrained(source: str) -> tuple[Any, Any]:
-    """Return an untrained model with the architecture of `source`, and its tokenizer."""
-    from gpt2_repro.model.load import load_pair, untrained_like
-
-    model, tokenizer = load_pair(source)
-    return untrained_like(model, seed=SEED), tokenizer
 
 
 if __name__ == "__main__":

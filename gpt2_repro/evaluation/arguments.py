@@ -18,7 +18,7 @@ from gpt2_repro.run_record.layout import RECIPE
 
 
 # Options that do not change the scores, apart from rounding.
-SAME_SCORES = ("checkpoints", "follow", "no_cache", "output_dir", "device", "batch_size")
+SAME_SCORES = ("checkpoints", "follow", "no_cache", "output_dir", "device", "processes", "batch_size")
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
@@ -37,7 +37,9 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")
     parser.add_argument("--limit", type=positive_count, metavar="N", help="Smoke test of N documents per task.")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation, or evaluations/NAME.")
-    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N or mps. Default: the first GPU, if any.")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N or mps. Default: cuda (all GPUs), if any.")
+    processes = "Processes that share the texts. Default: one per GPU; on CPUs one."
+    parser.add_argument("--processes", type=positive_count, metavar="N", help=processes)
     parser.add_argument("--batch_size", type=positive_count, metavar="N", help="Windows per pass. GPU: 32, CPU: 1.")
     options = parser.parse(argv)
     if options.tasks is not None:

@@ -1,5 +1,6 @@
 """Score models on tasks with lm-evaluation-harness."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware
-from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.models import OpenedModel
 from gpt2_repro.evaluation.output import LIBRARIES, file_name, try_write
 from gpt2_repro.evaluation.scores import COMPLETION, Metric, ScoredModel, read_scores
 from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, one_line_errors, task_index
+from gpt2_repro.evaluation.workers import Passes, Workers, start_workers
 from gpt2_repro.files import from_json, read_object, to_json
 
 
@@ -69,18 +71,63 @@ def choose_device(name: str | None) -> str:
     return name
 
 
+def choose_devices(name: str | None, processes: int | None) -> list[str]:
+    """Return the device of each process that scores.
+
+    Args:
+        name: None or "cuda" for all GPUs, or a device such as "cuda:1" or "cpu".
+        processes: the number of processes. By default one per GPU, or one.
+
+    Raises UserError if a device does not work, or if there are fewer GPUs than processes.
+    """
+    import torch
+
+    device = choose_device(name)
+    if device != "cuda":
+        if processes not in (None, 1) and device != "cpu":
+            raise UserError(f"--processes {processes} needs --device cuda or --device cpu, instead of {device}.")
+        return [device] * (processes or 1)
+    gpus = torch.cuda.device_count()
+    processes = processes or gpus
+    if processes > gpus:
+        raise UserError(f"--processes {processes}, but there are only {gpus} GPUs. Pass at most {gpus}.")
+    if processes == 1:
+        return [device]
+    return [f"cuda:{number}" for number in range(processes)]
+
+
 def score_models(
-    models: Sequence[OpenedModel], tasks: TaskFiles, settings: EvaluationSettings, output: Path, *, cached: bool
+    models: Sequence[OpenedModel],
+    tasks: TaskFiles,
+    settings: EvaluationSettings,
+    devices: Sequence[str],
+    output: Path,
+    *,
+    cached: bool,
 ) -> list[ScoredModel]:
-    """Score all models on all tasks, and write lm-eval's results to `output`.
+    """Score all models on all tasks on all devices, and write lm-eval's results to `output`.
 
     If `cached` is true, scores in .cache/evaluation are reused, and new scores are added there.
     """
-    return [(model.column, _score_model(model, tasks, settings, output, cached=cached)) for model in models]
+    scored: list[ScoredModel] = []
+    with contextlib.ExitStack() as stack:
+        workers: Workers | None = None
+        if len(devices) > 1:
+            workers = stack.enter_context(start_workers(devices))
+        for model in models:
+            metrics = _score_model(model, tasks, settings, workers, output, cached=cached)
+            scored.append((model.column, metrics))
+    return scored
 
 
 def _score_model(
-    model: OpenedModel, tasks: TaskFiles, settings: EvaluationSettings, output: Path, *, cached: bool
+    model: OpenedModel,
+    tasks: TaskFiles,
+    settings: EvaluationSettings,
+    workers: Workers | None,
+    output: Path,
+    *,
+    cached: bool,
 ) -> list[Metric]:
     name = model.column.name
     load = functools.cache(model.load)
@@ -95,7 +142,8 @@ def _score_model(
         else:
             logger.info("%s: scoring on %s: model %r", task, settings.device, name)
             network, tokenizer = load()
-            results, measured = score_task(network, tokenizer, task, tasks.folder, settings)
+            passes = workers.passes_of(model) if workers else None
+            results, measured = score_task(network, tokenizer, task, tasks.folder, settings, passes)
             stored = {
                 "key": dataclasses.asdict(key),
                 "results": results,
@@ -113,21 +161,44 @@ def _score_model(
     return scores
 
 
-def score_task(model: Any, tokenizer: Any, task: str, folder: Path, settings: EvaluationSettings) -> Results:
+def score_task(
+    model: Any,
+    tokenizer: Any,
+    task: str,
+    folder: Path,
+    settings: EvaluationSettings,
+    passes: Passes | None = None,
+) -> Results:
     """Score a model in fp32 on one task, and move the model to the CPU afterwards.
 
-    The tasks in `folder` (see `write_task_files`) replace lm-eval's tasks of the same names.
+    Args:
+        folder: its tasks (see `write_task_files`) replace lm-eval's tasks of the same names.
+        passes: scores the batches in other processes. Without it, this process scores them.
 
-    Raises UserError if the data of the task cannot be loaded, and RunFailed for scores that are not finite.
+    Raises UserError if the data of the task cannot be loaded, and RunFailed for scores that are not finite, and if the
+    memory of a device is too small.
     """
-    model.float().to(settings.device).eval()
-    results, samples = evaluate_model(model, tokenizer, task, folder, settings)
+    import torch
+
+    model.float().eval()
+    if passes is None:
+        model.to(settings.device)
+    try:
+        results, samples = evaluate_model(model, tokenizer, task, folder, settings, passes)
+    except torch.OutOfMemoryError:
+        fix = f"Pass a --batch_size below {settings.batch_size}."
+        raise RunFailed(f"{task}: the memory of the device is too small. {fix}") from None
     model.to("cpu")  # frees the device for the next model
     return results, read_scores(results, samples, tokenizer)
 
 
 def evaluate_model(
-    model: Any, tokenizer: Any, task: str, folder: Path, settings: EvaluationSettings
+    model: Any,
+    tokenizer: Any,
+    task: str,
+    folder: Path,
+    settings: EvaluationSettings,
+    passes: Passes | None = None,
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return lm-eval's results as JSON values, and its scored samples of each task (see `score_task`)."""
     from lm_eval import evaluator
@@ -143,6 +214,8 @@ def evaluate_model(
         max_length=settings.max_length,
         batch_size=settings.batch_size,
         per_token=task == COMPLETION,
+        passes=passes,
+        generation_device=settings.device,
     )
     with one_line_errors(task):
         index = task_index(folder, task)

@@ -73,6 +73,14 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
     )
 
 
+def load_untrained(source: str, seed: int) -> tuple[Any, Any]:
+    """Return an untrained model with the architecture of `source`, and its tokenizer."""
+    from gpt2_repro.model.load import load_pair, untrained_like
+
+    model, tokenizer = load_pair(source)
+    return untrained_like(model, seed=seed), tokenizer
+
+
 def _setting_of(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return a text that is the same for models that differ only in the seed, and the seeds of a model."""
     record = checkpoint.record

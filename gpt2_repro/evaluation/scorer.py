@@ -9,6 +9,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from gpt2_repro.cli import Progress
 from gpt2_repro.evaluation.hellaswag import ScoredIds, batches_by_length, cut
 from gpt2_repro.evaluation.passes import Answer, Row, Text, mean_losses_of, score_rows
+from gpt2_repro.evaluation.workers import Passes, passes_of
 from gpt2_repro.tokenization import encode, start_id
 
 
@@ -54,10 +55,21 @@ class Scorer(HFLM):
     Args:
         positions: the largest number of tokens in a forward pass, with padding (0: `batch_size` full windows).
         per_token: whether the options of an item are ranked by their mean log-probability per token.
+        passes: scores batches of texts in other processes. By default, this process scores them.
+        generation_device: the device that generates text. By default, that of the model.
     """
 
-    def __init__(self, positions: int = 0, per_token: bool = False, **options: Any):
+    def __init__(
+        self,
+        positions: int = 0,
+        per_token: bool = False,
+        passes: Passes | None = None,
+        generation_device: str | None = None,
+        **options: Any,
+    ):
         super().__init__(**options)
+        self._passes = passes or passes_of(self.model)
+        self._generation_device = generation_device
         self.positions = positions or self.max_length * self.batch_size
         self.per_token = per_token
         self._start = added_start(self.tokenizer)
@@ -91,10 +103,10 @@ class Scorer(HFLM):
             before, after = self._encode_pair(context, continuation)
             rows.append(cut(before + after, len(after), self.max_length))
         answers: list[Answer] = [(0.0, False)] * len(rows)
-        batches = batches_by_length([len(ids) - 1 for ids, _ in rows], self.positions)
+        numbers_of = batches_by_length([len(ids) - 1 for ids, _ in rows], self.positions)
+        batches = [[rows[number] for number in numbers] for numbers in numbers_of]
         with Progress(total=len(rows), desc="score", unit="text", hidden=disable_tqdm) as bar:
-            for numbers in batches:
-                means = mean_losses_of(self.model, [rows[number] for number in numbers])
+            for numbers, means in zip(numbers_of, self._passes(mean_losses_of, batches), strict=True):
                 for number, mean in zip(numbers, means, strict=True):
                     # The metric acc does not need to know if an ending is the greedy one.
                     answers[number] = (-mean, False)
@@ -129,15 +141,23 @@ class Scorer(HFLM):
         """Return the log-probability of each continuation, and whether greedy decoding gives it."""
         texts = self._texts(requests)
         rows = self._rows(texts)
-        lengths = [len(row.ids) for row in rows]
         answers: list[Answer] = [(0.0, True)] * len(requests)
+        numbers_of = batches_by_length([len(row.ids) for row in rows], self.positions)
+        batches = [[rows[number] for number in numbers] for numbers in numbers_of]
         with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm) as bar:
-            for numbers in batches_by_length(lengths, self.positions):
-                batch = [rows[number] for number in numbers]
-                for request, answer in score_rows(self.model, batch).items():
+            for answers_of_batch in self._passes(score_rows, batches):
+                for request, answer in answers_of_batch.items():
                     answers[request] = answer
                     bar.update()
         return answers
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        # Generated texts come from one device. No task of this project needs them.
+        if self._generation_device is not None:
+            self.model.to(self._generation_device)
+            self._device = self.model.device
+        texts: list[str] = super().generate_until(requests, disable_tqdm)
+        return texts
 
     def _texts(self, requests: Sequence[Pair]) -> list[Text]:
         """Return the texts of the requests that have something to score."""
