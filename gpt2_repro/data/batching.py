@@ -24,19 +24,27 @@ def collate_rows(
         num_rows: number of rows in the batch (default: len(rows)). Extra rows contain only padding.
         length: T (default: one less than the length of the longest row).
     """
+    if num_rows is None:
+        num_rows = len(rows)
     if length is None:
-        length = max(len(row["input_ids"]) for row in rows) - 1
-    shape = (num_rows or len(rows), length)
+        longest = max(len(row["input_ids"]) for row in rows)
+        length = longest - 1
+    shape = (num_rows, length)
     inputs = np.zeros(shape, np.int64)
     targets = np.full(shape, IGNORED, np.int64)
     for number, row in enumerate(rows):
         ids = row["input_ids"]
-        inputs[number, : len(ids) - 1] = ids[:-1]
-        targets[number, : len(ids) - 1] = ids[1:]
+        count = len(ids) - 1
+        inputs[number, :count] = ids[:-1]
+        targets[number, :count] = ids[1:]
     labels = torch.from_numpy(targets)
     # The Trainer expects `labels`. There is no attention_mask: attention is causal, so padding does not influence any
     # target, and with a mask the flash attention kernel could not be used.
-    return {"input_ids": torch.from_numpy(inputs), "labels": labels, "shift_labels": labels}
+    return {
+        "input_ids": torch.from_numpy(inputs),
+        "labels": labels,
+        "shift_labels": labels,
+    }
 
 
 class EpochSampler(Sampler[int]):
@@ -61,10 +69,12 @@ class EpochSampler(Sampler[int]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.num_rows // self.rows_per_step * self.rows_per_step
+        steps = self.num_rows // self.rows_per_step
+        return steps * self.rows_per_step
 
     def __iter__(self) -> Iterator[int]:
-        rows = itertools.chain.from_iterable(window.tolist() for window in self.windows())
+        lists = (window.tolist() for window in self.windows())
+        rows = itertools.chain.from_iterable(lists)
         return itertools.islice(rows, len(self))
 
     def windows(self) -> Iterator[np.ndarray]:
@@ -73,13 +83,15 @@ class EpochSampler(Sampler[int]):
         Rows after the last complete step are included.
         """
         rng = np.random.default_rng([self.seed, self.epoch])
-        blocks = np.arange(math.ceil(self.num_rows / self.BLOCK))
+        num_blocks = math.ceil(self.num_rows / self.BLOCK)
+        blocks = np.arange(num_blocks)
         if self.shuffle:
             blocks = rng.permutation(blocks)
         per_window = self.WINDOW // self.BLOCK
-        for start in range(0, len(blocks), per_window):
-            first_rows = blocks[start : start + per_window, None] * self.BLOCK
-            rows = (first_rows + np.arange(self.BLOCK)).ravel()
+        for start in range(0, num_blocks, per_window):
+            window = blocks[start : start + per_window]
+            first_rows = window * self.BLOCK
+            rows = np.add.outer(first_rows, np.arange(self.BLOCK)).ravel()
             rows = rows[rows < self.num_rows]
             if self.shuffle:
                 rows = rng.permutation(rows)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 
 # Concatenated ids of rows or documents [ids], and the length of each [rows].
@@ -21,10 +22,13 @@ def pack_rows(pieces: Iterable[Block], sequence_length: int) -> Iterator[Block]:
     for ids, _ in pieces:
         if len(rest):
             ids = np.concatenate([rest, ids])
-        rows = max(0, len(ids) - 1) // sequence_length
+        targets = max(0, len(ids) - 1)
+        rows = targets // sequence_length
         if rows:
-            windows = np.lib.stride_tricks.sliding_window_view(ids, sequence_length + 1)[::sequence_length]
-            yield windows[:rows].ravel(), np.full(rows, sequence_length + 1)
+            row_length = sequence_length + 1
+            windows = sliding_window_view(ids, row_length)
+            complete = windows[::sequence_length][:rows]
+            yield complete.ravel(), np.full(rows, row_length)
         rest = ids[rows * sequence_length :]
 
 
@@ -48,9 +52,11 @@ def pack_windows(pieces: Iterable[Block], sequence_length: int, *, min_length: i
         numbers = np.arange(rows.sum()) - np.repeat(first_rows, rows)  # of each row within its document
         first_targets = numbers * sequence_length
         starts = np.repeat(first_ids, rows) + first_targets
-        lengths = np.minimum(np.repeat(targets, rows) - first_targets, sequence_length) + 1
+        remaining = np.repeat(targets, rows) - first_targets
+        lengths = np.minimum(remaining, sequence_length) + 1
         # For each id of the rows: its position in `ids`.
-        shifts = starts - (np.cumsum(lengths) - lengths)
+        places = np.cumsum(lengths) - lengths  # of the first id of each row among the ids of the rows
+        shifts = starts - places
         positions = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
         yield ids[positions], lengths
 
@@ -60,17 +66,21 @@ def in_blocks(pieces: Iterable[Block], rows_per_block: int) -> Iterator[Block]:
     waiting: list[Block] = []
     rows = 0
     for piece in pieces:
+        _, lengths_of_piece = piece
         waiting.append(piece)
-        rows += len(piece[1])
-        if rows >= rows_per_block:
-            ids, lengths = _join(waiting)
-            ends = np.concatenate([[0], np.cumsum(lengths)])
-            whole = rows // rows_per_block * rows_per_block
-            for first in range(0, whole, rows_per_block):
-                last = first + rows_per_block
-                yield ids[ends[first] : ends[last]], lengths[first:last]
-            waiting = [(ids[ends[whole] :], lengths[whole:])]
-            rows -= whole
+        rows += len(lengths_of_piece)
+        if rows < rows_per_block:
+            continue
+        ids, lengths = _join(waiting)
+        edges = np.concatenate([[0], np.cumsum(lengths)])
+        first = 0
+        while rows >= rows_per_block:
+            last = first + rows_per_block
+            yield ids[edges[first] : edges[last]], lengths[first:last]
+            first = last
+            rows -= rows_per_block
+        rest = ids[edges[first] :]
+        waiting = [(rest, lengths[first:])]
     if rows:
         yield _join(waiting)
 

@@ -23,21 +23,26 @@ def reference_losses(train: Block, validation: Block, vocab_size: int) -> dict[s
     """
     from scipy import sparse
 
-    context, target = _pairs(*train)
+    ids, lengths = train
+    context, target = _pairs(ids, lengths)
     counts = np.bincount(target, minlength=vocab_size)
-    unigram = (counts + 1) / (counts.sum() + vocab_size)
+    smoothed = counts + 1
+    unigram = smoothed / (counts.sum() + vocab_size)
     ones = np.ones(len(target), np.int64)
     shape = (vocab_size, vocab_size)
-    pairs = sparse.coo_array((ones, (context, target)), shape).tocsr()  # adds up equal pairs
+    entries = sparse.coo_array((ones, (context, target)), shape)
+    pairs = entries.tocsr()  # adds up equal pairs
     context_counts = pairs.sum(axis=1)
     followers = np.diff(pairs.indptr)
 
-    context, target = _pairs(*validation)
+    ids, lengths = validation
+    context, target = _pairs(ids, lengths)
     of_unigram = unigram[target]
     # Witten-Bell: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where n(v) is the number of different ids after v.
     # A context without counts gets the probability of the unigram model.
     weight = np.maximum(followers[context], 1)
-    of_bigram = (pairs[context, target] + weight * of_unigram) / (context_counts[context] + weight)
+    expected = pairs[context, target] + weight * of_unigram
+    of_bigram = expected / (context_counts[context] + weight)
     return {
         "unigram": float(-np.log(of_unigram).mean()),
         "bigram": float(-np.log(of_bigram).mean()),
@@ -47,6 +52,7 @@ def reference_losses(train: Block, validation: Block, vocab_size: int) -> dict[s
 def _pairs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of adjacent ids within rows as two arrays of shape [targets]."""
     ends = np.cumsum(lengths)
+    starts = ends - lengths
     contexts = np.delete(ids, ends - 1)
-    targets = np.delete(ids, ends - lengths)
+    targets = np.delete(ids, starts)
     return contexts.astype(np.int64), targets.astype(np.int64)

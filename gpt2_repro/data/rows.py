@@ -1,5 +1,6 @@
 """Read the rows of a split as views of memory-mapped files."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,32 @@ if TYPE_CHECKING:
 
 
 VERIFY = f"Copy or prepare the data again. To check all files, run `{PREPARE} --verify"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    """Consecutive rows of one file."""
+
+    ids: np.ndarray  # of all rows
+    edges: np.ndarray | range  # [rows + 1]: the row i has the ids from edges[i] to edges[i + 1]
+
+    def joined(self) -> np.ndarray:
+        """Return the concatenated ids of the rows."""
+        first = self.edges[0]
+        end = self.edges[-1]
+        return self.ids[first:end]
+
+    def without_repetitions(self, before: int) -> np.ndarray:
+        """Return the ids of the rows, without the first id of a row if it equals the id before it.
+
+        `before` is the id before the first row.
+        """
+        starts = np.asarray(self.edges[:-1])
+        first_ids = self.ids[starts]
+        last_ids = self.ids[starts[1:] - 1]
+        ids_before = np.concatenate([[before], last_ids])
+        repeated = starts[first_ids == ids_before]
+        return np.delete(self.joined(), repeated - self.edges[0])
 
 
 class Rows:
@@ -36,21 +63,21 @@ class Rows:
         """
         self._dataset = dataset
         self._largest_id = largest_id
-        # For each chunk: all its ids, and the boundaries of its rows.
-        self._chunks: list[tuple[np.ndarray, np.ndarray | range]] = []
+        self._chunks: list[_Chunk] = []
         counts = [0]
         for chunk in dataset.data.column("input_ids").chunks:
             if not len(chunk):
                 continue
             counts.append(len(chunk))
-            size = getattr(chunk.type, "list_size", 0)
-            if size:  # all rows have this length
+            row_length = getattr(chunk.type, "list_size", 0)
+            edges: np.ndarray | range
+            if row_length:  # all rows have this length
                 ids = chunk.flatten().to_numpy()
-                ends = range(0, (len(chunk) + 1) * size, size)
+                edges = range(0, len(ids) + 1, row_length)
             else:
                 ids = chunk.values.to_numpy()
-                ends = chunk.offsets.to_numpy()
-            self._chunks.append((ids, ends))
+                edges = chunk.offsets.to_numpy()
+            self._chunks.append(_Chunk(ids, edges))
         self._starts = np.cumsum(counts)
 
     def __reduce__(self) -> tuple[type["Rows"], tuple["Dataset", int | None]]:
@@ -71,29 +98,39 @@ class Rows:
 
         Raises IndexError if a row number is out of range, and UserError if a row is damaged.
         """
-        places = np.asarray(keys, dtype=np.int64)
-        if len(places) and not 0 <= places.min() <= places.max() < len(self):
-            raise IndexError(f"Rows are numbered from 0 to {len(self) - 1}, not {places.min()} to {places.max()}.")
-        of_chunk = np.searchsorted(self._starts, places, side="right") - 1
-        inside = places - self._starts[of_chunk]
+        numbers = np.asarray(keys, dtype=np.int64)
+        if not len(numbers):
+            return []
+        lowest = numbers.min()
+        highest = numbers.max()
+        if lowest < 0 or highest >= len(self):
+            raise IndexError(f"Rows are numbered from 0 to {len(self) - 1}, not {lowest} to {highest}.")
+        of_chunk = np.searchsorted(self._starts, numbers, side="right") - 1
+        in_chunk = numbers - self._starts[of_chunk]
         rows = []
-        for chunk, place in zip(of_chunk.tolist(), inside.tolist(), strict=True):
-            ids, ends = self._chunks[chunk]
-            rows.append({"input_ids": ids[ends[place] : ends[place + 1]]})
-        largest = self._largest_id
-        if largest is not None and any(row["input_ids"].max() > largest for row in rows):
-            folder = Path(self._dataset.cache_files[0]["filename"]).parents[1]
-            problem = f"{folder} is damaged: a row has a token id above {largest:,}"
-            raise UserError(f"{problem}. {VERIFY} --dataset_dir {folder}`.")
+        for chunk_number, number in zip(of_chunk.tolist(), in_chunk.tolist(), strict=True):
+            chunk = self._chunks[chunk_number]
+            edges = chunk.edges
+            ids = chunk.ids[edges[number] : edges[number + 1]]
+            if self._largest_id is not None and ids.max() > self._largest_id:
+                self._report_damage()
+            rows.append({"input_ids": ids})
         return rows
+
+    def _report_damage(self) -> None:
+        file = Path(self._dataset.cache_files[0]["filename"])
+        folder = file.parents[1]
+        problem = f"{folder} is damaged: a row has a token id above {self._largest_id:,}"
+        raise UserError(f"{problem}. {VERIFY} --dataset_dir {folder}`.")
 
     def first(self, targets: int) -> "Rows":
         """Return rows from the start until they have at least `targets` targets.
 
         The targets of a row are all its ids except the first. If `targets` is 0, all rows are returned.
         """
-        ends = np.cumsum(self.lengths() - 1)
-        if not 0 < targets <= ends[-1]:
+        targets_of_rows = self.lengths() - 1
+        ends = np.cumsum(targets_of_rows)
+        if targets <= 0 or targets > ends[-1]:
             return self
         count = int(np.searchsorted(ends, targets)) + 1
         # `select` with a range creates no indices mapping, but `select` with single rows would.
@@ -101,22 +138,19 @@ class Rows:
 
     def lengths(self) -> np.ndarray:
         """Return an array of shape [rows] with the number of ids of each row."""
-        lengths = [np.diff(ends) for _, ends in self._chunks]
+        lengths = [np.diff(chunk.edges) for chunk in self._chunks]
         return np.concatenate([np.empty(0, np.int64), *lengths])
 
     def pieces(self) -> Iterator[np.ndarray]:
         """Yield the ids of consecutive rows. An id that ends a row and begins the next one is left out once."""
-        last = -1
-        for ids, ends in self._chunks:
-            starts = np.asarray(ends[:-1])
-            before = np.concatenate([[last], ids[starts[1:] - 1]])
-            repeated = starts[ids[starts] == before]
-            last = int(ids[ends[-1] - 1])
-            yield np.delete(ids[ends[0] : ends[-1]], repeated - ends[0])
+        before = -1
+        for chunk in self._chunks:
+            yield chunk.without_repetitions(before)
+            before = int(chunk.joined()[-1])
 
     def joined(self) -> Block:
         """Return two arrays: the concatenated ids of all rows, and the rows' lengths."""
-        ids_of_chunks = [ids[ends[0] : ends[-1]] for ids, ends in self._chunks]
+        ids_of_chunks = [chunk.joined() for chunk in self._chunks]
         return np.concatenate(ids_of_chunks), self.lengths()
 
 
