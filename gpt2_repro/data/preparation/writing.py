@@ -1,6 +1,5 @@
 """Write the files of a prepared folder: rows, tokenizer, validation text, manifest."""
 
-import functools
 import hashlib
 import itertools
 import json
@@ -18,7 +17,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
 from gpt2_repro.data.preparation.splits import DocumentCounts, Group
-from gpt2_repro.data.preparation.staging import EXAMPLES, PartSummary
+from gpt2_repro.data.preparation.staging import EXAMPLES
 from gpt2_repro.data.prepared import fingerprint_of, request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
@@ -61,58 +60,81 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
         _write_validation_text(folder / "text", groups, encoder)
     names = {"splits": sorted(counts)}
     (folder / SPLITS).write_text(json.dumps(names), encoding="utf-8")  # for load_from_disk
-    (folder / "tokenizer").mkdir()
+    tokenizer = folder / "tokenizer"
+    tokenizer.mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree would hide a full disk in shutil.Error
-        shutil.copyfile(path, folder / "tokenizer" / path.name)
+        shutil.copyfile(path, tokenizer / path.name)
     losses = None
     if counts["train"].tokens <= MAX_TOKENS:
         train = open_rows(folder / "train").joined()
         validation = open_rows(folder / "validation").joined()
         losses = reference_losses(train, validation, encoder.vocab_size)
-    files: dict[str, str] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix != ".arrow":
-            files[str(path.relative_to(folder))] = sha256_of(path)
-    largest_ids: list[int] = []
-    for of_split in shards.values():
-        largest_ids += [shard.largest_id for shard in of_split]
-    packages = sorted({*PACKAGES, encoder.engine})
+    largest_id = 0
+    split_hashes: dict[str, str] = {}
+    for split, shards_of_split in shards.items():
+        split_hashes[split] = split_hash(shards_of_split)
+        for shard in shards_of_split:
+            largest_id = max(largest_id, shard.largest_id)
     manifest = Manifest(
         request=request_of(args),
         source=sources.training.description,
         validation_sets=sources.described()["validation_sets"],
-        tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
+        tokenizer_sha256=sha256_of(tokenizer / "tokenizer.json"),
         vocab_size=encoder.vocab_size,
-        largest_id=max(largest_ids),
+        largest_id=largest_id,
         bytes_per_token=encoder.dtype.itemsize,
         counts=counts,
         read=_count_read(groups),
-        sha256={split: split_hash(of_split) for split, of_split in shards.items()},
+        sha256=split_hashes,
         shards=shards,
-        files=files,
-        versions={name: version(name) for name in packages},
+        files=_hash_other_files(folder),
+        versions=_versions(encoder),
         reference_losses=losses,
         tokens_by_source=tokens_by_source,
         encoding=ENCODING,
     )
     # Written last: the manifest marks the folder as complete.
-    write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
+    content = json.dumps(manifest.to_json(), indent=2)
+    write_whole(folder / MANIFEST, content + "\n")
     sync_folder(folder)
+
+
+def _hash_other_files(folder: Path) -> dict[str, str]:
+    """Return the sha256 of each file in a folder and its subfolders that has no rows."""
+    hashes: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix != ".arrow":
+            name = str(path.relative_to(folder))
+            hashes[name] = sha256_of(path)
+    return hashes
+
+
+def _versions(encoder: Encoder) -> dict[str, str]:
+    """Return the versions of the packages on which the rows depend."""
+    packages = {*PACKAGES, encoder.engine}
+    return {name: version(name) for name in sorted(packages)}
 
 
 def _count_read(groups: Sequence[Group]) -> ReadCounts:
     """Return the counts over all files, for any split."""
-    summaries: list[PartSummary] = []
+    documents = 0
+    text_bytes = 0
+    longest = 0
+    bad = 0
     bad_examples: list[str] = []
     for group in groups:
         for part in group.stream.parts:
-            summaries.append(part.summary)
-            bad_examples += part.summary.bad_examples
+            summary = part.summary
+            documents += summary.documents
+            text_bytes += summary.text_bytes
+            longest = max(longest, summary.longest)
+            bad += summary.bad
+            bad_examples += summary.bad_examples
     return ReadCounts(
-        documents=sum(summary.documents for summary in summaries),
-        text_bytes=sum(summary.text_bytes for summary in summaries),
-        longest_document_tokens=max(summary.longest for summary in summaries),
-        bad_documents=sum(summary.bad for summary in summaries),
+        documents=documents,
+        text_bytes=text_bytes,
+        longest_document_tokens=longest,
+        bad_documents=bad,
         bad_examples=bad_examples[:EXAMPLES],
     )
 
@@ -129,15 +151,17 @@ def _write_split(
             rows = pack_windows(pieces, length, min_length=args.min_length)
             row_length = None
             option = "min_length"
+            fewest_targets = args.min_length
         else:
             rows = pack_rows(pieces, length)
             row_length = length + 1
             option = "sequence_length"
+            fewest_targets = length
         # The rows of each record batch depend only on the recipe, so files are reproducible bit by bit.
         blocks = in_blocks(rows, max(1, BLOCK_IDS // length))
         shards = write_rows(folder, blocks, encoder.dtype, row_length)
     if not shards:
-        few = f"The {split} split has {counted.tokens:,} tokens, but a row needs {getattr(args, option) + 1:,}"
+        few = f"The {split} split has {counted.tokens:,} tokens, but a row needs {fewest_targets + 1:,}"
         raise UserError(f"{few}. Pass more text, another --split or size of the split, or a smaller --{option}.")
     largest = max(shard.largest_id for shard in shards)
     if largest >= encoder.vocab_size:
@@ -152,7 +176,9 @@ def _count_split(shards: Sequence[Shard], counted: DocumentCounts, args: DataArg
     """Return the counts of a split for the manifest."""
     targets = sum(shard.targets for shard in shards)
     # The first id of the split (concat) or of each document (wrap) is not a target.
-    first_ids = counted.documents if args.packing == "wrap" else 1
+    first_ids = 1
+    if args.packing == "wrap":
+        first_ids = counted.documents
     return SplitCounts(
         documents=counted.documents,
         empty_documents=counted.empty_documents,
@@ -168,56 +194,64 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encod
     folder.mkdir()
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
         for group in groups:
-            if "validation" in group.splits:
-                for text in _validation_texts(group, encoder):
-                    out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+            if "validation" not in group.splits:
+                continue
+            for text in _validation_texts(group, encoder):
+                line = json.dumps({"text": text}, ensure_ascii=False)
+                out.write(line + "\n")
 
 
 def _validation_texts(group: Group, encoder: Encoder) -> Iterator[str]:
     """Yield the documents of the split `validation` in order."""
-
-    @functools.lru_cache(1)
-    def texts_of(part: int) -> list[str]:
-        return group.stream.parts[part].texts()
-
+    number_of_part = -1
     for span in group.spans():
         if span.split != "validation":
             continue
-        texts = texts_of(span.part)
-        whole_lengths = group.stream.parts[span.part].lengths()
+        if span.part != number_of_part:
+            number_of_part = span.part
+            part = group.stream.parts[number_of_part]
+            texts = part.texts()
+            lengths = part.lengths()
         for number, length in enumerate(span.lengths.tolist(), start=span.first_document):
             text = texts[number]
-            if length != whole_lengths[number]:  # only the beginning of the document is held out
+            if length != lengths[number]:  # only the beginning of the document is held out
                 text = encoder.cut(text, length)
             yield text
 
 
 def _read(group: Group, split: str, args: DataArguments, bar: Progress) -> Iterator[Block]:
     """Yield the ids and lengths of the documents of a split, a few million ids at a time."""
-    step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
-    shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
-    part = -1
+    number_of_part = -1
     for span in group.spans():
         if span.split != split:
             continue
-        if span.part != part:
-            part = span.part
-            ids = group.stream.parts[part].ids()
-        ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
+        if span.part != number_of_part:
+            number_of_part = span.part
+            ids = group.stream.parts[number_of_part].ids()
+        edges = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
         while first < len(span.lengths):
-            fitting = np.searchsorted(ends, ends[first] + PIECE_TOKENS, side="right")
+            fitting = np.searchsorted(edges, edges[first] + PIECE_TOKENS, side="right")
             last = max(first + 1, int(fitting) - 1)
-            start = ends[first]
-            stop = ends[last]
+            piece = ids[edges[first] : edges[last]]
             if last > first + 1:
-                yield ids[start:stop], span.lengths[first:last]
-            else:  # a longer document is cut at the boundary of rows, so the rows stay the same
-                for place in range(start, stop - shared, step):
-                    piece = ids[place : min(place + step + shared, stop)]
-                    yield piece, np.array([len(piece)])
-            bar.update(int(stop - start))
+                yield piece, span.lengths[first:last]
+            else:
+                yield from _cut_document(piece, args)
+            bar.update(len(piece))
             first = last
+
+
+def _cut_document(ids: np.ndarray, args: DataArguments) -> Iterator[Block]:
+    """Cut a long document at the boundaries of its rows, so that the rows stay the same."""
+    rows = max(1, PIECE_TOKENS // args.sequence_length)
+    step = rows * args.sequence_length
+    shared = 0
+    if args.packing == "wrap":
+        shared = 1  # the last id of a row is the first id of the document's next row
+    for start in range(0, len(ids) - shared, step):
+        piece = ids[start : start + step + shared]
+        yield piece, np.array([len(piece)])
 
 
 def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> list[Shard]:
@@ -232,20 +266,27 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
     """
     from datasets import Dataset, Features, List, Value, disable_progress_bars
 
-    length = -1 if row_length is None else row_length
-    features = Features({"input_ids": List(Value(dtype.name), length=length)})
+    length = -1
+    example = [0]
+    if row_length is not None:
+        length = row_length
+        example = [0] * row_length
+    ids = List(Value(dtype.name), length=length)
+    features = Features({"input_ids": ids})
     # `datasets` writes the metadata of the folder. save_to_disk would need all rows as a dataset, so it is called with
     # a single row, whose file is then deleted.
     disable_progress_bars()
-    row = [0] * (row_length or 1)
-    Dataset.from_dict({"input_ids": [row]}, features, split=folder.name).save_to_disk(folder)
+    dataset = Dataset.from_dict({"input_ids": [example]}, features, split=folder.name)
+    dataset.save_to_disk(folder)
     for path in folder.glob("*.arrow"):
         path.unlink()
     shards: list[Shard] = []
     remaining = iter(blocks)
     for block in remaining:
-        of_shard = itertools.chain([block], itertools.islice(remaining, SHARD_BLOCKS - 1))
-        shards.append(_write_shard(folder / f"data-{len(shards):05d}.arrow", of_shard, features.arrow_schema))
+        others = itertools.islice(remaining, SHARD_BLOCKS - 1)
+        path = folder / f"data-{len(shards):05d}.arrow"
+        shard = _write_shard(path, itertools.chain([block], others), features.arrow_schema)
+        shards.append(shard)
     path = folder / "state.json"
     state = read_object(path)
     state["_data_files"] = [{"filename": shard.name} for shard in shards]
@@ -270,12 +311,15 @@ def _write_shard(path: Path, blocks: Iterable[Block], schema: pa.Schema) -> Shar
             rows += len(lengths)
             targets += len(ids) - len(lengths)
             largest = max(largest, int(ids.max()))
+            values = pa.array(ids)
             if pa.types.is_fixed_size_list(field.type):
-                column = pa.FixedSizeListArray.from_arrays(pa.array(ids), field.type.list_size)
+                column = pa.FixedSizeListArray.from_arrays(values, field.type.list_size)
             else:
-                ends = np.concatenate([[0], np.cumsum(lengths)])
-                column = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(ids))
+                edges = np.concatenate([[0], np.cumsum(lengths)])
+                column = pa.ListArray.from_arrays(pa.array(edges, pa.int32()), values)
             column = column.cast(field.type, safe=False)
-            writer.write_batch(pa.record_batch([column], schema=schema))
+            batch = pa.record_batch([column], schema=schema)
+            writer.write_batch(batch)
     sync(path)
-    return Shard(path.name, rows, targets, largest, path.stat().st_size, sha256_of(path))
+    size = path.stat().st_size
+    return Shard(path.name, rows, targets, largest, size, sha256_of(path))
