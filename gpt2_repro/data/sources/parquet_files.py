@@ -1,7 +1,6 @@
 """Divide Parquet files into parts of complete row groups, and read their text."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +18,10 @@ def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> lis
     """
     with reading(path), pyarrow.parquet.ParquetFile(path) as table:
         _check_column(table.schema_arrow, path, form.text_column)
-        metadata = table.metadata
-        sizes = [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
+        sizes: list[int] = []
+        for number in range(table.metadata.num_row_groups):
+            row_group = table.metadata.row_group(number)
+            sizes.append(row_group.total_byte_size)
     parts: list[Part] = []
     total = max(1, sum(sizes))
     start = 0
@@ -28,7 +29,8 @@ def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> lis
     for stop, size_of_group in enumerate(sizes, 1):
         held += size_of_group
         if held >= part_bytes or stop == len(sizes):
-            parts.append(ParquetPart(str(path), form, start, stop, int(held / total * size)))
+            size_in_file = int(held / total * size)
+            parts.append(ParquetPart(str(path), form, start, stop, size_in_file))
             start = stop
             held = 0
     return parts
@@ -54,13 +56,15 @@ class ParquetPart(Part):
             rows = [table.metadata.row_group(group).num_rows for group in range(self.stop)]
             rows_before = sum(rows[: self.start])
             rows_of_part = sum(rows[self.start :])
-            numbers = itertools.count(rows_before + 1)
             # Aim for batches of a megabyte, under the assumption that the text has the size of the part in the file.
-            per_batch = min(1000, max(1, rows_of_part * 2**20 // max(1, self.size)))
+            rows_per_megabyte = rows_of_part * 2**20 // max(1, self.size)
+            per_batch = min(1000, max(1, rows_per_megabyte))
             groups = list(range(self.start, self.stop))
+            number = rows_before
             for records in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
                 batch = Batch([])
-                for text, number in zip(records.column(0), numbers, strict=False):
+                for text in records.column(0):
+                    number += 1
                     try:
                         batch.documents.append(text.as_py() or "")
                     except UnicodeDecodeError:
@@ -72,9 +76,12 @@ def _check_column(fields: pa.Schema, path: Path, column: str) -> None:
     """Raise UserError if a file does not have exactly one text column with this name."""
     names: list[str] = []
     for field in fields:
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        kind = field.type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
         if kind in (pa.string(), pa.large_string(), pa.string_view()):
             names.append(field.name)
-    if names.count(column) != 1:
+    count = names.count(column)
+    if count != 1:
         fix = f"Pass --text_column with one of: {', '.join(names)}."
-        raise UserError(f"{path} has {names.count(column)} text columns `{column}`. {fix}")
+        raise UserError(f"{path} has {count} text columns `{column}`. {fix}")

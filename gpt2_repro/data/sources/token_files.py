@@ -72,7 +72,9 @@ class TokenPart(Part):
             raise UserError(f"{self.name} has a header or an end of equal ids or patterns. {fix}")
         used = np.unique(ids)
         # Half of the ids have a low byte below 128, but most letters and the ids of characters are below 128.
-        if top > 1024 and len(used) >= 256 and (used & 255 < 128).mean() > 0.75:
+        low_bytes = used & 255
+        has_letters = (low_bytes < 128).mean() > 0.75
+        if top > 1024 and len(used) >= 256 and has_letters:
             fix = "Pass text as a .txt file, and save ids as uint16."
             raise UserError(f"{self.name} has text or integers of 8 bits. {fix}")
         # A small vocabulary, such as the ids of characters, uses nearly all of its ids.
@@ -89,20 +91,24 @@ class TokenPart(Part):
         if end_of_text is None or separator == "none":
             return np.array([self.tokens])
         ids = self.ids()
-        places = [np.empty(0, np.int64)]
+        separators = [np.empty(0, np.int64)]
         for start in range(0, self.tokens, CHUNK):
-            places.append(np.flatnonzero(ids[start : start + CHUNK] == end_of_text) + start)
-        edges = np.concatenate(places)
+            chunk = ids[start : start + CHUNK]
+            separators.append(np.flatnonzero(chunk == end_of_text) + start)
+        boundaries = np.concatenate(separators)
         if separator == "after":
-            edges += 1
+            boundaries += 1
         # If the file begins in the middle of a document, the rest of this document counts as a document.
-        lengths = np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
+        edges = np.unique(np.concatenate([[0], boundaries, [self.tokens]]))
+        lengths = np.diff(edges)
         samples = ids[::MOST_EQUAL]
-        repeated = np.flatnonzero(samples[1:] == samples[:-1]) * MOST_EQUAL
-        if any(np.ptp(ids[start : start + MOST_EQUAL]) == 0 for start in repeated):
-            raise UserError(f"{self.name} has {MOST_EQUAL:,} equal ids in a row. Save only the ids of the text.")
+        equal_samples = np.flatnonzero(samples[1:] == samples[:-1])
+        for place in equal_samples * MOST_EQUAL:
+            if np.ptp(ids[place : place + MOST_EQUAL]) == 0:
+                raise UserError(f"{self.name} has {MOST_EQUAL:,} equal ids in a row. Save only the ids of the text.")
         empty = np.cumsum(lengths == 1)
-        if (empty[MOST_EQUAL:] - empty[:-MOST_EQUAL]).max(initial=0) > 0.9 * MOST_EQUAL:
+        empty_in_a_row = empty[MOST_EQUAL:] - empty[:-MOST_EQUAL]
+        if empty_in_a_row.max(initial=0) > 0.9 * MOST_EQUAL:
             raise UserError(f"{self.name} has long sequences of empty documents. Save only the ids of the text.")
         return lengths[lengths > 0]
 
@@ -111,8 +117,9 @@ def read_header(path: Path) -> TokenPart:
     """Read the header of a token file and return the location of its ids."""
     size = path.stat().st_size
     start = np.fromfile(path, "<u4", count=4)
-    words = [*start.tolist(), 0, 0, 0, 0][:4]
-    magic, version, tokens, _ = words
+    words = np.zeros(4, int)
+    words[: len(start)] = start
+    magic, version, tokens, _ = words.tolist()
     damage = f"{path} with {size:,} bytes is cut off or does not have"
     if magic == MAGIC:
         if version != VERSION:
@@ -121,8 +128,10 @@ def read_header(path: Path) -> TokenPart:
             raise UserError(f"{damage} the {tokens:,} uint16 ids. Download it again.")
         return TokenPart(str(path), HEADER_BYTES, tokens, size)
     # litdata has the number of samples and the places where these end, of which the last is the size of the file.
-    is_sampled = np.fromfile(path, "<u4", count=1, offset=4 * (magic + 1)).tolist() == [size]
-    if is_sampled or _counts_the_rest(words, size) or re.match(FOREIGN, start.tobytes()):
+    last_end = np.fromfile(path, "<u4", count=1, offset=4 * (magic + 1))
+    is_sampled = last_end.tolist() == [size]
+    is_foreign = re.match(FOREIGN, start.tobytes()) is not None
+    if is_sampled or is_foreign or _counts_the_rest(words.tolist(), size):
         raise UserError(f"{path} has an unsupported header. Pass raw uint16 ids or shards with magic {MAGIC}.")
     if size % 2:
         raise UserError(f"{damage} the {size // 2:,} uint16 ids. Download it again.")
@@ -132,8 +141,11 @@ def read_header(path: Path) -> TokenPart:
 def _counts_the_rest(words: list[int], size: int) -> bool:
     """Return whether one of the first words of a file is the number of ids or bytes after a header."""
     for word in words:
-        if word and any(size - width * word in HEADERS for width in (1, 2, 4, 8)):
-            return True
+        if not word:
+            continue
+        for width in (1, 2, 4, 8):
+            if size - width * word in HEADERS:
+                return True
     return False
 
 
@@ -141,11 +153,14 @@ def _are_halves(ids: np.ndarray, *, is_text: bool) -> bool:
     """Return whether every second id is the high half of a wider id."""
     # At most 15, because vocabularies have less than 2**20 ids. Ids without text can have small numbers there, but not
     # only 0.
-    limit = 16 if is_text else 1
+    limit = 1
+    if is_text:
+        limit = 16
     even = ids[0::2]
     odd = ids[1::2]
     for low, high in ((even, odd), (odd, even)):
-        if high.max() < limit and low.mean() > 16 * high.max():
+        largest = high.max()
+        if largest < limit and low.mean() > 16 * largest:
             return True
     return False
 
@@ -154,16 +169,21 @@ def _is_periodic(end: np.ndarray) -> bool:
     """Return whether the last ids of a file, if they are enough, repeat a short pattern."""
     if len(end) < MOST_EQUAL:
         return False
-    return any(np.array_equal(end[period:], end[:-period]) for period in range(1, MOST_PERIOD + 1))
+    for period in range(1, MOST_PERIOD + 1):
+        if np.array_equal(end[period:], end[:-period]):
+            return True
+    return False
 
 
 def _are_floats(ids: np.ndarray) -> bool:
     """Return whether the bytes of ids are floats with whole numbers. Read as floats, ids are small fractions."""
-    whole = ids[: len(ids) // 4 * 4]
+    rest = len(ids) % 4
+    whole = ids[: len(ids) - rest]
     with np.errstate(invalid="ignore"):  # infinity and NaN
         for kind in ("<f2", "<f4", "<f8"):
             floats = whole.view(kind)
-            if (floats % 1 == 0).all() and floats.min(where=floats > 0, initial=2048) < 2048:
+            are_whole = (floats % 1 == 0).all()
+            if are_whole and floats.min(where=floats > 0, initial=2048) < 2048:
                 return True
     return False
 
@@ -174,8 +194,9 @@ def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray
     Args:
         offset: number of bytes in the file before the ids.
     """
-    # An empty range cannot be mapped.
-    return np.memmap(path, dtype, "r", offset, (tokens,)) if tokens else np.empty(0, dtype)
+    if not tokens:
+        return np.empty(0, dtype)  # an empty range cannot be mapped
+    return np.memmap(path, dtype, "r", offset, (tokens,))
 
 
 def separator_shown(first: TokenPart, last: TokenPart, end_of_text: int) -> str | None:
@@ -183,8 +204,10 @@ def separator_shown(first: TokenPart, last: TokenPart, end_of_text: int) -> str 
 
     Return None if this is unknown. `first` and `last` are the first and the last token file of a source.
     """
-    if first.tokens and first.ids()[0] == end_of_text:
+    first_ids = first.ids()[:1]
+    last_ids = last.ids()[-1:]
+    if end_of_text in first_ids:
         return "before"
-    if last.tokens and last.ids()[-1] == end_of_text:
+    if end_of_text in last_ids:
         return "after"
     return None  # for example, llm.c's training shards begin and end in the middle of documents
