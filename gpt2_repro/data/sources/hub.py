@@ -37,18 +37,20 @@ class Repository:
         self._api = HfApi()
         self._listing = functools.partial(hub_errors, f"list {name} on the Hub")
         with self._listing():
-            self.revision = str(self._api.dataset_info(name, revision=revision).sha)
+            info = self._api.dataset_info(name, revision=revision)
+        self.revision = str(info.sha)
         self.where: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision}
 
     def files(self, pattern: str, form: TextForm) -> list[SourceFile]:
         """Return the files whose paths match a pattern, sorted by path."""
-        folder = pattern.rpartition("/")[0] or None
+        folder, _, _ = pattern.rpartition("/")
         with self._listing():
-            tree = self._api.list_repo_tree(self.name, folder, recursive=folder is not None, **self.where)
-            paths = sorted(entry.path for entry in tree if fnmatch.fnmatch(entry.path, pattern))
-        if not paths:
+            tree = self._api.list_repo_tree(self.name, folder or None, recursive=bool(folder), **self.where)
+            paths = [entry.path for entry in tree]
+        matching = sorted(fnmatch.filter(paths, pattern))
+        if not matching:
             raise UserError(f"{self.name} has no files {pattern} at revision {self.revision}. Pass another --source.")
-        return self._files(paths, form)
+        return self._files(matching, form)
 
     def resolve(self, config: str | None, split: str, form: TextForm) -> list[SourceFile]:
         """Return the files of a split, as found by the `datasets` library."""
@@ -57,30 +59,35 @@ class Repository:
 
         with self._listing():
             try:
-                splits = load_dataset_builder(self.name, config, revision=self.revision).config.data_files or {}
+                builder = load_dataset_builder(self.name, config, revision=self.revision)
             except (ValueError, RuntimeError, DataFilesNotFoundError, DatasetNotFoundError) as error:
                 fix = f"Pass another config (:CONFIG), or --source {self.name}@refs/convert/parquet, the Parquet copy."
                 raise UserError(f"{self.name} cannot be opened ({in_a_line(error)}). {fix}") from None
+        splits = builder.config.data_files or {}
         if split not in splits:
             raise UserError(f"{self.name} has no split {split!r}. Set --source_split to one of: {', '.join(splits)}.")
-        paths = [url.split(f"@{self.revision}/", 1)[1] for url in splits[split]]
-        for path in paths:
+        paths: list[str] = []
+        for url in splits[split]:
+            _, _, path = url.partition(f"@{self.revision}/")
             if kind_of(Path(path)) not in KINDS:
                 raise UserError(f"{path} of {self.name} is not a {', '.join(KINDS)} file. Pass another dataset.")
+            paths.append(path)
         return self._files(paths, form)
 
     def _files(self, paths: list[str], form: TextForm) -> list[SourceFile]:
-        with self._listing():
-            infos: dict[str, Any] = {}
-            for start in range(0, len(paths), MOST_PATHS):
-                group = paths[start : start + MOST_PATHS]
-                for info in self._api.get_paths_info(self.name, group, **self.where):
-                    infos[info.path] = info
+        infos: dict[str, Any] = {}
+        for start in range(0, len(paths), MOST_PATHS):
+            group = paths[start : start + MOST_PATHS]
+            with self._listing():
+                answer = self._api.get_paths_info(self.name, group, **self.where)
+            for info in answer:
+                infos[info.path] = info
         form = dataclasses.replace(form, verbatim=True)  # the ids must equal those of other projects
         files: list[SourceFile] = []
         for path in paths:
-            sha256 = getattr(infos[path].lfs, "sha256", None)
-            files.append(HubFile(path, infos[path].size, sha256, self, form, self.name))
+            info = infos[path]
+            sha256 = getattr(info.lfs, "sha256", None)
+            files.append(HubFile(path, info.size, sha256, self, form, self.name))
         return files
 
 
@@ -105,25 +112,36 @@ class HubFile(SourceFile):
         if self.path is not None:
             return
         repository = self.repository
-        is_cached = isinstance(try_to_load_from_cache(repository.name, self.name, **repository.where), str)
-        folder = None if is_cached else repository.folder
+        where = repository.where
+        folder = repository.folder
+        cached = try_to_load_from_cache(repository.name, self.name, **where)
+        if isinstance(cached, str):
+            folder = None
         with hub_errors(f"fetch {self.name} of {repository.name}"):
-            path = Path(hf_hub_download(repository.name, self.name, local_dir=folder, **repository.where))
-        is_other = self.sha256 is not None and sha256_of(path) != self.sha256
-        if path.stat().st_size != self.size or is_other:
+            path = Path(hf_hub_download(repository.name, self.name, local_dir=folder, **where))
+        if not self._is_complete(path):
             path.resolve().unlink()  # in the cache, the blob that the path links to
             path.unlink(missing_ok=True)
             raise UserError(f"{self.name} of {repository.name} was damaged in the download. Run the command again.")
         self.path = path
 
+    def _is_complete(self, path: Path) -> bool:
+        """Return whether a downloaded file has the size and the hash that the Hub lists."""
+        if path.stat().st_size != self.size:
+            return False
+        return self.sha256 is None or sha256_of(path) == self.sha256
+
     def parts(self) -> list[Part]:
         assert self.path is not None
-        return LocalFile(str(self.path), self.size, self.form).parts()
+        file = LocalFile(str(self.path), self.size, self.form)
+        return file.parts()
 
     def drop(self) -> None:
         folder = self.repository.folder
+        if folder is None or self.path is None:
+            return
         # Token files are kept until the rows are cut, because their ids are not copied.
-        if folder and self.path and self.path.suffix != TOKENS and self.path.is_relative_to(folder):
+        if self.path.suffix != TOKENS and self.path.is_relative_to(folder):
             self.path.unlink(missing_ok=True)
 
 
@@ -139,10 +157,11 @@ def hub_errors(what: str, fix: str = CHECK) -> Iterator[None]:
     """
     from huggingface_hub import errors as hub
 
+    of_hub = (hub.HTTPError, hub.EntryNotFoundError, hub.HFValidationError)
     try:
         yield
-    except (hub.HTTPError, hub.EntryNotFoundError, hub.HFValidationError, OSError) as error:
-        remote = hub.HTTPError, hub.EntryNotFoundError, hub.HFValidationError, ConnectionError, TimeoutError
-        if not isinstance(error, remote) and error.errno is not None:
+    except (*of_hub, OSError) as error:
+        is_remote = isinstance(error, (*of_hub, ConnectionError, TimeoutError))
+        if not is_remote and error.errno is not None:
             raise  # error of the local disk, such as a full disk
         raise UserError(f"Cannot {what} ({hub_reason(error)}). {fix}") from None

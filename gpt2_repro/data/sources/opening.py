@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.sources.base import Source, TextForm
+from gpt2_repro.data.sources.base import Source, SourceFile, TextForm
 from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of, local_source, paths_of
 from gpt2_repro.data.sources.presets import BY_LANGUAGE, OTHER_SOURCES, PRESETS
@@ -32,7 +32,9 @@ class Sources:
 
     def described(self) -> dict[str, Any]:
         """Return the descriptions of all sources."""
-        sets = {name: source.description for name, source in self.validation_sets.items()}
+        sets: dict[str, Any] = {}
+        for name, source in self.validation_sets.items():
+            sets[name] = source.description
         return {"training": self.training.description, "validation_sets": sets}
 
     def changed(self) -> list[int]:
@@ -41,7 +43,8 @@ class Sources:
         for source in [self.training, *self.validation_sets.values()]:
             for file in [*source.files, *source.validation_files]:
                 if isinstance(file, LocalFile):
-                    times.append(Path(file.name).stat().st_mtime_ns)
+                    status = Path(file.name).stat()
+                    times.append(status.st_mtime_ns)
         return times
 
 
@@ -56,17 +59,22 @@ class SourceOpener:
 
     def open_all(self) -> Sources:
         """Open all sources in the recipe section `data:`."""
+        args = self.args
+        split_of_sets = "all"
+        if args.split == "source":
+            split_of_sets = "source"
         sets: dict[str, Source] = {}
-        for text in self.args.validation_sets:
+        for text in args.validation_sets:
             name, _, source = text.partition("=")
-            if not re.fullmatch(r"[a-z0-9_]+", name) or not source or name in sets:
+            is_name = re.fullmatch(r"[a-z0-9_]+", name)
+            if not is_name or not source or name in sets:
                 raise UserError(f"--validation_sets {text!r} is not NAME=SOURCE with a new NAME of a-z, 0-9 and _.")
-            sets[name] = self.open(source, split="source" if self.args.split == "source" else "all")
-        if self.args.data_files:
-            form = TextForm(self.args.text_column)
-            training = local_source("files", self.args.data_files, form, split=self.args.split)
+            sets[name] = self.open(source, split=split_of_sets)
+        if args.data_files:
+            form = TextForm(args.text_column)
+            training = local_source("files", args.data_files, form, split=args.split)
         else:
-            training = self.open(self.args.source, split=self.args.split)
+            training = self.open(args.source, split=args.split)
         return Sources(training, sets)
 
     def open(self, text: str, *, split: str) -> Source:
@@ -75,17 +83,26 @@ class SourceOpener:
         `#COLUMN` at the end of `text` selects the text column. `split` is that of `local_source`.
         """
         name, _, column = text.partition("#")
-        form = TextForm(column or self.args.text_column)
+        form = TextForm(self.args.text_column)
+        if column:
+            form = TextForm(column)
         if name in PRESETS:
             return self._open_preset(name)
         if name == "tiny-shakespeare":
-            train = Shakespeare(0, TRAINING, str(self.folder))
-            validation = Shakespeare(TRAINING, CHARACTERS, str(self.folder))
+            folder = str(self.folder)
+            train = Shakespeare(0, TRAINING, folder)
+            validation = Shakespeare(TRAINING, CHARACTERS, folder)
             return Source({"name": name}, [train], [validation])
         if name == "embedded":
-            return Source({"name": name, "python": sysconfig.get_python_version()}, [PythonDocumentation()], [])
-        if kind_of(Path(name)) in (*KINDS, TOKENS) or paths_of(name):
+            described = {"name": name, "python": sysconfig.get_python_version()}
+            return Source(described, [PythonDocumentation()], [])
+        kind = kind_of(Path(name))
+        if kind in KINDS or kind == TOKENS or paths_of(name):
             return local_source(name, [name], form, split=split)
+        return self._open_hub_dataset(name, form)
+
+    def _open_hub_dataset(self, name: str, form: TextForm) -> Source:
+        """Open OWNER/NAME[:CONFIG][@REVISION], or a short name of BY_LANGUAGE with a language."""
         short, colon, language = name.partition(":")
         hub_id = BY_LANGUAGE.get(short, short) + colon + language
         match = _HUB_ID.fullmatch(hub_id)
@@ -94,15 +111,16 @@ class SourceOpener:
             raise UserError(f"Unknown source {name!r}. {hint} For a Hub dataset, pass OWNER/NAME.")
         hub = self._repository(match["name"], match["revision"])
         config = match["config"]
-        hub_split = self.args.source_split
+        split = self.args.source_split
         described = {
             "name": name,
             "repository": hub.name,
             "config": config,
-            "split": hub_split,
+            "split": split,
             "revision": hub.revision,
         }
-        return Source(described, hub.resolve(config, hub_split, form), [])
+        files = hub.resolve(config, split, form)
+        return Source(described, files, [])
 
     def _open_preset(self, name: str) -> Source:
         preset = PRESETS[name]
@@ -114,8 +132,12 @@ class SourceOpener:
             "files": preset.train,
             "revision": hub.revision,
         }
-        validation = hub.files(preset.validation, form) if preset.validation else []
-        return Source(described, hub.files(preset.train, form), validation)
+        validation: list[SourceFile] = []
+        if preset.validation:
+            validation = hub.files(preset.validation, form)
+        train = hub.files(preset.train, form)
+        return Source(described, train, validation)
 
-    def _repository(self, name: str, revision: str | None = None) -> Repository:
-        return Repository(name, self.revisions.get(name, revision), self.downloads)
+    def _repository(self, name: str, requested: str | None = None) -> Repository:
+        revision = self.revisions.get(name, requested)
+        return Repository(name, revision, self.downloads)
