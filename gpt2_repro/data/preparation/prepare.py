@@ -50,7 +50,8 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
     if args.source == "files" and not args.data_files:
         raise UserError("No text was passed. Pass --data_files with your files, folders or globs.")
     staging = target.with_name(target.name + ".staging")
-    if _is_prepared(target, overwrite=options.overwrite) and not options.overwrite:
+    is_prepared = _is_prepared(target, overwrite=options.overwrite)
+    if is_prepared and not options.overwrite:
         return _finished(staging, args)
     with contextlib.ExitStack() as locks:
         if target.exists():
@@ -62,7 +63,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
                 fix = "Pass the same options to resume it, or delete the folder."
                 recorded = read_object(staging / REQUEST)["request"]
                 check_request(recorded, request_of(args), f"{staging} has a preparation that was started", fix)
-            if not (staging / "folder" / MANIFEST).is_file():
+            if not _is_complete(staging):
                 _build(staging, args, options)
             _publish(staging, target)
         except UserError:
@@ -85,15 +86,18 @@ def _is_prepared(target: Path, *, overwrite: bool) -> bool:
     if not target.exists():
         return False
     manifest = read_object(target / MANIFEST)
+    is_ours = "request" in manifest
     known = {MANIFEST}
     for file in manifest.get("files", ()):
-        known.add(Path(file).parts[0])
+        first_part = Path(file).parts[0]
+        known.add(first_part)
     names = [target.name]
     if target.is_dir():
         names = [path.name for path in target.iterdir()]
     for name in names:
-        would_be_lost = overwrite and name not in known and not name.startswith(".")
-        if "request" not in manifest or would_be_lost:
+        is_known = name in known or name.startswith(".")
+        would_be_lost = overwrite and not is_known
+        if not is_ours or would_be_lost:
             raise UserError(f"{target} is not only a prepared folder: it has {name}. Pass another --dataset_dir.")
     return bool(names)
 
@@ -124,12 +128,16 @@ def _changed_files(data: PreparedData, args: DataArguments) -> list[Path]:
     """
     source = data.manifest.source
     known: set[tuple[str, int]] = set()
-    for file in [*source.get("files", []), *source.get("unused_files", [])]:
-        known.add((file["path"], file["bytes"]))
+    for key in ("files", "unused_files"):
+        for file in source.get(key, []):
+            known.add((file["path"], file["bytes"]))
     changed: list[Path] = []
     for pattern in args.data_files:
         for path in paths_of(pattern):
-            if path.is_file() and (str(path), path.stat().st_size) not in known:
+            if not path.is_file():
+                continue
+            size_on_disk = path.stat().st_size
+            if (str(path), size_on_disk) not in known:
                 changed.append(path)
     return changed
 
@@ -144,23 +152,32 @@ def _staging_lock(staging: Path) -> Iterator[None]:
         staging.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{staging} cannot be created ({error.strerror}). Pass another --dataset_dir.") from None
-    with exclusive_lock(staging, f"Another process is preparing {staging.with_suffix('')}. Wait for it or stop it."):
-        known = [f".{REQUEST}."]
+    message = f"Another process is preparing {staging.with_suffix('')}. Wait for it or stop it."
+    with exclusive_lock(staging, message):
+        known: tuple[str, ...] = (f".{REQUEST}.",)
         if "request" in read_object(staging / REQUEST):
             known += STAGED
         for path in staging.iterdir():
-            if not path.name.startswith(tuple(known)):
+            if not path.name.startswith(known):
                 problem = f"{staging} has an unknown file {path.name}"
                 raise UserError(f"{problem}. Move the file or pass another --dataset_dir.")
         yield
 
 
 def _has_tokens(staging: Path) -> bool:
-    return (staging / "folder" / MANIFEST).is_file() or any(staging.glob(f"{STREAMS}/*/*.json"))
+    if _is_complete(staging):
+        return True
+    return any(staging.glob(f"{STREAMS}/*/*.json"))
+
+
+def _is_complete(staging: Path) -> bool:
+    """Return whether only the publication of the finished folder is missing."""
+    return (staging / "folder" / MANIFEST).is_file()
 
 
 def _has_downloads(staging: Path) -> bool:
-    return any(path.is_file() for path in (staging / "downloads").rglob("*"))
+    downloads = staging / "downloads"
+    return any(path.is_file() for path in downloads.rglob("*"))
 
 
 def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> None:
@@ -193,14 +210,19 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
     if recorded_request != request and not _has_tokens(staging):
         recorded = {}
     revisions: dict[str, str] = {}
+    recorded_training = recorded.get("training", {})
     recorded_sets = recorded.get("validation_sets", {})
-    for source in [recorded.get("training", {}), *recorded_sets.values()]:
+    for source in [recorded_training, *recorded_sets.values()]:
         if "revision" in source:
-            revisions[source["repository"]] = source["revision"]
-    downloads = None if options.keep_downloads else staging / "downloads"
-    sources = SourceOpener(args, staging / "downloads", downloads, revisions).open_all()
+            repository = source["repository"]
+            revisions[repository] = source["revision"]
+    downloads = staging / "downloads"
+    downloads_of_hub = None if options.keep_downloads else downloads
+    opener = SourceOpener(args, downloads, downloads_of_hub, revisions)
+    sources = opener.open_all()
     check_split(args, sources)
-    opened = {**sources.described(), "changed": sources.changed()}
+    opened = sources.described()
+    opened["changed"] = sources.changed()
     if recorded == opened:
         logger.info("resuming the interrupted preparation in %s", staging)
         return sources
@@ -214,7 +236,8 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
 
 def _empty(staging: Path, *, keep: str = REQUEST) -> None:
     """Delete everything in the staging folder except its marker and the file or folder `keep`."""
-    for path in list(staging.iterdir()):
+    paths = list(staging.iterdir())
+    for path in paths:
         if path.name in (REQUEST, keep):
             continue
         if path.is_dir() and not path.is_symlink():
@@ -239,12 +262,15 @@ def _text_for_tokenizer(source: Source, args: DataArguments) -> Iterator[str]:
     total = _text_bytes(files)
     if not needs_all_text:
         total = min(total, TRAINING_BYTES)
+    leaves_out_validation = args.split == "hash" and not needs_all_text
     with Progress(total=total, desc="read for the tokenizer", unit="B", unit_scale=True, unit_divisor=1000) as bar:
         for file in files:
             for document in _documents(file):
-                if needs_all_text or args.split != "hash" or not is_held_out(document, args):
-                    yield document
-                    bar.update(len(document.encode()))
+                if leaves_out_validation and is_held_out(document, args):
+                    continue
+                yield document
+                text_bytes = len(document.encode())
+                bar.update(text_bytes)
 
 
 def _warn_of_losses(source: Source, args: DataArguments, encoder: Encoder) -> None:
@@ -268,7 +294,8 @@ def _text_bytes(files: Iterable[SourceFile]) -> float:
     """Return the bytes of text in files; for compressed files, an estimate."""
     total = 0.0
     for file in files:
-        total += file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0)
+        suffix = Path(file.name).suffix
+        total += file.size * TEXT_PER_BYTE.get(suffix, 1.0)
     return total
 
 
@@ -288,34 +315,47 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
 
 def _disk_bytes(stream: Stream, args: DataArguments, itemsize: int) -> float:
     """Estimate the disk space for the staged tokens, the rows and the downloads of a stream."""
-    bytes_per_token = 1 if args.tokenizer == "char" else BYTES_PER_TOKEN
-    token_files = [file for file in stream.files if file.name.endswith(TOKENS)]
-    text_files = [file for file in stream.files if not file.name.endswith(TOKENS)]
-    tokens = _text_bytes(text_files) / bytes_per_token
-    tokens += sum(file.size / itemsize for file in token_files)
+    bytes_per_token = BYTES_PER_TOKEN
+    if args.tokenizer == "char":
+        bytes_per_token = 1
     copies = 2
-    if any(isinstance(file, LocalFile) for file in token_files):
-        copies = 1  # local token files are not copied
+    text_files: list[SourceFile] = []
+    downloads = 0
+    tokens = 0.0
+    for file in stream.files:
+        is_local = isinstance(file, LocalFile)
+        if not is_local:
+            downloads += file.size
+        if not file.name.endswith(TOKENS):
+            text_files.append(file)
+            continue
+        tokens += file.size / itemsize
+        if is_local:
+            copies = 1  # local token files are not copied
+    tokens += _text_bytes(text_files) / bytes_per_token
     needed = copies * itemsize * min(tokens, stream.limit)
     if args.validation_text and args.split == "hash":  # downloads are kept, to read them again
-        needed += sum(file.size for file in stream.files if not isinstance(file, LocalFile))
+        needed += downloads
     return needed
 
 
 def _check_tokens(sources: Sources, args: DataArguments, encoder: Encoder) -> None:
     """Raise UserError if local token files do not match --tokenizer or --separator."""
+    is_text = not args.tokenizer.startswith("none:")
     for source in [sources.training, *sources.validation_sets.values()]:
-        for part in [*_local_tokens(source.validation_files), *_local_tokens(source.files)]:
-            part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
+        for part in _local_tokens([*source.validation_files, *source.files]):
+            part.check(encoder.vocab_size, is_text=is_text)
     parts = _local_tokens(sources.training.files)
     if not parts or encoder.end_of_text is None:
         return
-    first_ids = parts[0].ids()[:CHECKED_IDS]
+    first = parts[0]
+    last = parts[-1]
+    first_ids = first.ids()[:CHECKED_IDS]
     if encoder.end_of_text not in first_ids:
-        logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", parts[0].name)
-    shown = separator_shown(parts[0], parts[-1], encoder.end_of_text)
+        logger.warning("%s begins without end-of-text ids. Is it from another tokenizer?", first.name)
+    shown = separator_shown(first, last, encoder.end_of_text)
     if shown not in (None, args.separator):
-        raise UserError(f"{parts[0].name} has end-of-text ids {shown} each document. Pass --separator {shown}.")
+        raise UserError(f"{first.name} has end-of-text ids {shown} each document. Pass --separator {shown}.")
 
 
 def _local_tokens(files: Iterable[SourceFile]) -> list[TokenPart]:
@@ -323,7 +363,8 @@ def _local_tokens(files: Iterable[SourceFile]) -> list[TokenPart]:
     parts: list[TokenPart] = []
     for file in files:
         if isinstance(file, LocalFile) and file.name.endswith(TOKENS):
-            parts.append(read_header(Path(file.name)))
+            part = read_header(Path(file.name))
+            parts.append(part)
     return parts
 
 

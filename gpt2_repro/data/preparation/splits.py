@@ -9,6 +9,7 @@ import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.staging import StagedPart, Stream, stage
+from gpt2_repro.data.sources.base import Source, SourceFile
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.data.sources.token_files import TOKENS
 from gpt2_repro.errors import UserError
@@ -50,23 +51,30 @@ class _Documents:
 
     def first(self, count: int) -> "_Documents":
         """Return the first `count` documents."""
-        return _Documents(self.numbers[:count], self.first_tokens[:count], self.lengths[:count], self.held_out[:count])
+        return _Documents(
+            numbers=self.numbers[:count],
+            first_tokens=self.first_tokens[:count],
+            lengths=self.lengths[:count],
+            held_out=self.held_out[:count],
+        )
 
     def with_cut(self, place: int) -> "_Documents":
         """Cut the document in two that contains the token `place` of its part, but does not begin with it."""
-        index = int(np.searchsorted(self.first_tokens, place)) - 1
-        if index < 0:
+        following = int(np.searchsorted(self.first_tokens, place))
+        if following == 0:
             return self
-        rest = self.first_tokens[index] + self.lengths[index] - place
+        index = following - 1
+        end = self.first_tokens[index] + self.lengths[index]
+        rest = end - place
         if rest <= 0:
             return self
-        lengths = np.insert(self.lengths, index + 1, rest)
+        lengths = np.insert(self.lengths, following, rest)
         lengths[index] -= rest
         return _Documents(
-            numbers=np.insert(self.numbers, index + 1, self.numbers[index]),
-            first_tokens=np.insert(self.first_tokens, index + 1, place),
+            numbers=np.insert(self.numbers, following, self.numbers[index]),
+            first_tokens=np.insert(self.first_tokens, following, place),
             lengths=lengths,
-            held_out=np.insert(self.held_out, index + 1, False),
+            held_out=np.insert(self.held_out, following, False),
         )
 
 
@@ -94,12 +102,15 @@ class Group:
             changes = np.flatnonzero(np.diff(held_out)) + 1
             edges = [0, *changes.tolist(), len(held_out)]
             for first, last in itertools.pairwise(edges):  # documents of the same split
+                split = self.splits[-1]
+                if held_out[first]:
+                    split = self.splits[0]
                 yield DocumentSpan(
                     part=index,
                     first_document=int(documents.numbers[first]),
                     first_token=int(documents.first_tokens[first]),
                     lengths=documents.lengths[first:last],
-                    split=self.splits[0] if held_out[first] else self.splits[-1],
+                    split=split,
                 )
 
     def _documents(self, part: StagedPart, before: int) -> _Documents:
@@ -107,9 +118,13 @@ class Group:
         lengths = part.lengths()
         first_tokens = np.cumsum(lengths) - lengths
         positions = before + first_tokens
-        held_out = part.held_out() if self.head is None else positions < self.head
+        if self.head is None:
+            held_out = part.held_out()
+        else:
+            held_out = positions < self.head
+        numbers = np.arange(len(lengths))
         used = int(np.searchsorted(positions, self.stream.limit))
-        documents = _Documents(np.arange(len(lengths)), first_tokens, lengths, held_out).first(used)
+        documents = _Documents(numbers, first_tokens, lengths, held_out).first(used)
         if self.cut and self.head and before < self.head:
             return documents.with_cut(round(self.head) - before)
         return documents
@@ -119,9 +134,9 @@ class Group:
         counts = {split: DocumentCounts() for split in self.splits}
         for span in self.spans():
             of_split = counts[span.split]
-            empty = int((span.lengths == 0).sum())
-            of_split.documents += len(span.lengths) - empty
-            of_split.empty_documents += empty
+            with_text = int(np.count_nonzero(span.lengths))
+            of_split.documents += with_text
+            of_split.empty_documents += len(span.lengths) - with_text
             of_split.tokens += int(span.lengths.sum())
         return counts
 
@@ -129,9 +144,11 @@ class Group:
         """Count the tokens of each source per split."""
         counts: dict[str, dict[str, int]] = {split: {} for split in self.splits}
         for span in self.spans():
+            part = self.stream.parts[span.part]
+            source = part.file.source
             of_split = counts[span.split]
-            source = self.stream.parts[span.part].file.source
-            of_split[source] = of_split.get(source, 0) + int(span.lengths.sum())
+            of_split.setdefault(source, 0)
+            of_split[source] += int(span.lengths.sum())
         return counts
 
 
@@ -140,11 +157,12 @@ def check_split(args: DataArguments, sources: Sources) -> None:
     source = sources.training
     name = source.description["name"]
     has_tokens = any(file.name.endswith(TOKENS) for file in source.files)
+    has_validation = bool(source.validation_files)
     if not source.files:
         raise UserError(f"{name} has only validation files. Pass training files too.")
-    if args.split == "source" and not source.validation_files:
+    if args.split == "source" and not has_validation:
         raise UserError(f"{name} has no validation files (`val` in the name). Pass --split head or hash.")
-    if args.split == "head" and has_tokens and source.validation_files:
+    if args.split == "head" and has_tokens and has_validation:
         raise UserError(f"{name} has validation files. Pass --split source to use them.")
     if args.split == "hash" and has_tokens:
         raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or head.")
@@ -152,21 +170,27 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         raise UserError(f"{name} has tokens, so there is no text to save. Pass --validation_text false.")
     trained = {file.identity() for file in source.files}
     for set_name, validation in sources.validation_sets.items():
-        for file in validation.validation_files or validation.files:
+        for file in _files_of_set(validation):
             if file.identity() in trained:
-                problem = f"The validation set {set_name!r} has text that is also in the training sources"
-                raise UserError(f"{problem}.")
+                raise UserError(f"The validation set {set_name!r} has text that is also in the training sources.")
+
+
+def _files_of_set(source: Source) -> list[SourceFile]:
+    """Return the files of a validation set: the validation files of its source, or all if none are named so."""
+    return source.validation_files or source.files
 
 
 def groups_of(sources: Sources, args: DataArguments) -> list[Group]:
     """Return which files are tokenized for which splits."""
-    train = Stream("train", sources.training.files, args.max_tokens or np.inf)
+    training = sources.training
+    train = Stream("train", training.files, args.max_tokens or np.inf)
     groups = [Group(SPLITS, train)]
     if args.split == "source":
-        own = Stream("validation", sources.training.validation_files)
-        groups = [Group(["validation"], own), Group(["train"], train)]
+        validation = Stream("validation", training.validation_files)
+        groups = [Group(["validation"], validation), Group(["train"], train)]
     for name, source in sources.validation_sets.items():
-        stream = Stream(f"validation_{name}", source.validation_files or source.files, args.validation_tokens)
+        files = _files_of_set(source)
+        stream = Stream(f"validation_{name}", files, args.validation_tokens)
         groups.append(Group([stream.name], stream))
     return groups
 
@@ -180,11 +204,14 @@ def stage_group(group: Group, staging: Path, args: DataArguments, options: Prepa
 
 def _choose_validation(group: Group, args: DataArguments) -> None:
     """Set the rule by which --split head or hash divides a group into validation and training."""
-    tokens = sum(part.summary.tokens for part in group.stream.parts)
+    tokens = 0
+    documents = 0
+    for part in group.stream.parts:
+        tokens += part.summary.tokens
+        documents += part.summary.documents
     total = min(group.stream.limit, tokens)
     if args.split == "hash":
         group.head = None
-        documents = sum(part.summary.documents for part in group.stream.parts)
         if documents <= FEW_DOCUMENTS and _has_small_split(group, args):
             group.head = round(args.validation_fraction * total)
             group.cut = True
