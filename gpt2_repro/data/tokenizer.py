@@ -98,7 +98,9 @@ def count_characters(documents: Iterable[str]) -> "Tokenizer":
     characters = sorted(found)
     if not characters:
         raise UserError("--tokenizer char found no text in the source.")
-    vocabulary = {character: place for place, character in enumerate(characters)}
+    vocabulary: dict[str, int] = {}
+    for number, character in enumerate(characters):
+        vocabulary[character] = number
     tokenizer = Tokenizer(models.WordLevel(vocabulary, ""))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -127,37 +129,48 @@ def obtain_tokenizer(args: DataArguments, folder: Path, texts: Callable[[], Iter
     partial.mkdir(parents=True)
     name = args.tokenizer
     file = partial / "tokenizer.json"
-    kind, _, size = name.partition(":")
-    if kind == "train":
-        size = size or str(_suitable_vocab_size(text_bytes))
-        if not size.isdecimal() or int(size) < 257:
-            raise UserError(f"--tokenizer {name} must end with a number from 257 (256 bytes and end-of-text).")
-        logger.info("training a BPE tokenizer with at most %s ids", size)
-        train_tokenizer(training_text(texts()), int(size)).save(str(file))
-    elif kind == "none":
-        if not size.isdecimal() or int(size) < 2:
-            raise UserError(f"--tokenizer {name} must end with the number of ids, such as none:512.")
-        number_tokenizer(int(size)).save(str(file))
-    elif name == "char":
-        count_characters(texts()).save(str(file))
-    else:
+    tokenizer = _make_tokenizer(name, texts, text_bytes)
+    if tokenizer is None:
         copy_tokenizer(name, partial)
+    else:
+        tokenizer.save(str(file))
     try:
         description, config = for_rows(partial, separator=args.separator)
     except Exception as error:  # `tokenizers` raises plain Exception
         raise UserError(f"The tokenizer {name} is invalid ({in_a_line(error)}). Pass another --tokenizer.") from None
-    if description != read_files(partial)[0]:
+    saved_description, _ = read_files(partial)
+    if description != saved_description:
         write_whole(file, json.dumps(description, ensure_ascii=False))
     config = {"model_max_length": args.sequence_length} | config
     write_whole(partial / CONFIG, json.dumps(config, indent=2) + "\n")
     partial.rename(folder)
 
 
+def _make_tokenizer(name: str, texts: Callable[[], Iterable[str]], text_bytes: float) -> "Tokenizer | None":
+    """Return the tokenizer for `train`, `train:SIZE`, `none:SIZE` and `char`, or None for other names."""
+    if name == "char":
+        return count_characters(texts())
+    kind, _, size = name.partition(":")
+    if kind == "train":
+        if not size:
+            size = str(_suitable_vocab_size(text_bytes))
+        if not size.isdecimal() or int(size) < 257:
+            raise UserError(f"--tokenizer {name} must end with a number from 257 (256 bytes and end-of-text).")
+        logger.info("training a BPE tokenizer with at most %s ids", size)
+        pieces = training_text(texts())
+        return train_tokenizer(pieces, int(size))
+    if kind == "none":
+        if not size.isdecimal() or int(size) < 2:
+            raise UserError(f"--tokenizer {name} must end with the number of ids, such as none:512.")
+        return number_tokenizer(int(size))
+    return None
+
+
 def _suitable_vocab_size(text_bytes: float) -> int:
     """Return the largest power of two from 512 to 32,768 with at least 400 bytes of text per id."""
-    vocab_size = 512
-    while vocab_size < 32_768 and text_bytes >= 400 * 2 * vocab_size:
-        vocab_size *= 2
+    vocab_size = 32_768
+    while vocab_size > 512 and text_bytes < 400 * vocab_size:
+        vocab_size //= 2
     return vocab_size
 
 
@@ -166,13 +179,13 @@ def training_text(documents: Iterable[str]) -> Iterator[str]:
     words: set[str] = set()
     text_bytes = 0
     distinct_bytes = 0
-    pieces = itertools.chain.from_iterable(_pieces(document) for document in documents)
-    for piece in pieces:
+    pieces = map(_pieces, documents)
+    for piece in itertools.chain.from_iterable(pieces):
         yield piece
         text_bytes += len(piece.encode())
         new = set(WORD.findall(piece)) - words
-        distinct_bytes += len("".join(new).encode())
         words |= new
+        distinct_bytes += len("".join(new).encode())
         if text_bytes >= TRAINING_BYTES or distinct_bytes >= DISTINCT_BYTES:
             logger.info("the tokenizer is trained on only the first %.0f MB of the text", text_bytes / 1e6)
             break
@@ -183,8 +196,10 @@ def _pieces(document: str) -> Iterator[str]:
     """Divide a document into pieces of about PIECE characters, or of LONGEST_WORD if one of its words is longer."""
     start = 0
     while start < len(document):
+        stop = len(document)
         end = END_OF_WORD.search(document, start + PIECE)
-        stop = end.start() if end else len(document)
+        if end:
+            stop = end.start()
         piece = document[start:stop]
         # The training time grows with the square of the length of a word.
         if LONG_WORD.search(piece):
@@ -230,19 +245,24 @@ class Encoder:
         from tokenizers import Tokenizer, pre_tokenizers
 
         description, config = read_files(folder)
-        vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        vocabulary = tokenizer.get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
-        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+        self.dtype: np.dtype[Any] = np.dtype(np.uint16)
+        if self.vocab_size > 2**16:
+            self.dtype = np.dtype(np.uint32)
         self.separator = separator
         self.end_of_text: int | None = None
         if separator != "none":
-            self.end_of_text = vocabulary.get(separator_token(config) or "")
+            token = separator_token(config)
+            self.end_of_text = vocabulary.get(token or "")
             if self.end_of_text is None:
                 raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
         plain = without_special_tokens(description)
         # Special tokens of several characters do not occur in text, and no other id depends on them.
         added = description.get("added_tokens", [])
-        if all(token.get("special") and len(token["content"]) > 1 for token in added):
+        are_special = [token.get("special") and len(token["content"]) > 1 for token in added]
+        if all(are_special):
             plain["added_tokens"] = []
         unknown_token = plain["model"].get("unk_token")
         is_byte_level = '"ByteLevel"' in json.dumps(plain.get("pre_tokenizer"))
@@ -277,12 +297,12 @@ class Encoder:
         ids, lengths = self._plain(documents)
         if self.end_of_text is None:
             return ids, lengths
-        ends = np.cumsum(lengths)
-        places = ends
+        places = np.cumsum(lengths)
         if self.separator == "before":
-            places = ends - lengths
+            places -= lengths
         has_text = lengths > 0
-        return np.insert(ids, places[has_text], self.end_of_text), lengths + has_text
+        with_separators = np.insert(ids, places[has_text], self.end_of_text)
+        return with_separators, lengths + has_text
 
     def cut(self, text: str, length: int) -> str:
         """Return the beginning of a document that has `length` ids, including a separator before it."""
@@ -292,7 +312,8 @@ class Encoder:
             tokens -= 1
         if tokens >= len(offsets):
             return text
-        return text[: offsets[tokens][0]]
+        stop, _ = offsets[tokens]
+        return text[:stop]
 
     def round_trip(self, text: str) -> RoundTrip:
         """Encode a text with `tokenizers`, and decode its ids."""
@@ -308,21 +329,24 @@ class Encoder:
         for document in documents:
             text = document[:50_000]
             ids, _ = self._plain([text])
-            if ids.tolist() != self._reference.encode(text, add_special_tokens=False).ids:
+            expected = self._reference.encode(text, add_special_tokens=False)
+            if ids.tolist() != expected.ids:
                 raise UserError(f"{self.engine} encodes {text[:40]!r} of {source} wrongly. Pass --encoder tokenizers.")
 
     def _plain(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         try:
             if self.engine == "fastokens":
-                content, ends = self._fast.encode_batch_flat(documents)
-                lengths = np.diff(np.frombuffer(ends, np.uint64).astype(np.int64))
-                return np.frombuffer(content, np.uint32).astype(self.dtype), lengths
+                content, edges = self._fast.encode_batch_flat(documents)
+                ids = np.frombuffer(content, np.uint32).astype(self.dtype)
+                lengths = np.diff(np.frombuffer(edges, np.uint64).astype(np.int64))
+                return ids, lengths
             encoded = self._reference.encode_batch_fast(documents, add_special_tokens=False)
         except Exception as error:  # `tokenizers` raises plain Exception
             raise UserError(f"The --tokenizer cannot encode a text ({in_a_line(error)}). Pass another.") from None
         arrays = [np.array(document.ids, dtype=self.dtype) for document in encoded]
         ids = np.concatenate([np.empty(0, self.dtype), *arrays])
-        return ids, np.array([len(array) for array in arrays], int)
+        lengths = np.array([len(array) for array in arrays], int)
+        return ids, lengths
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:

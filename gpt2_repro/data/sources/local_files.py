@@ -2,7 +2,6 @@
 
 import dataclasses
 import glob
-import itertools
 import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -59,13 +58,13 @@ class LocalFile(SourceFile):
             kind = ".txt"
         if kind == ".json" and not is_json_array(path):
             kind = ".jsonl"
-        step = max(1, self.size)
-        if kind == ".jsonl" and path.suffix not in COMPRESSIONS:
-            step = PART_BYTES
+        if kind != ".jsonl" or path.suffix in COMPRESSIONS:
+            return [TextPart(self.name, kind, self.form, 0, self.size, self.size)]
         parts: list[Part] = []
-        for start in range(0, max(1, self.size), step):
-            stop = min(start + step, self.size)
-            parts.append(TextPart(self.name, kind, self.form, start, stop, stop - start))
+        for start in range(0, max(1, self.size), PART_BYTES):
+            stop = min(start + PART_BYTES, self.size)
+            part = TextPart(self.name, kind, self.form, start, stop, stop - start)
+            parts.append(part)
         return parts
 
 
@@ -89,28 +88,37 @@ def paths_of(pattern: str) -> list[Path]:
     if pattern and Path(pattern).exists():
         return [Path(pattern)]
     if "**" in pattern:
-        _files_below(Path(pattern.partition("**")[0]))  # glob skips folders that cannot be read
+        folder, _, _ = pattern.partition("**")
+        _files_below(Path(folder))  # glob skips folders that cannot be read
     return [Path(match) for match in glob.glob(pattern, recursive=True)]
 
 
 def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Return the files in order, with consecutive small text files of one source joined."""
-    limit = min(PART_BYTES, sum(file.size for file in files) // FEW_PARTS)
-    groups: list[list[SourceFile]] = []
+    total = sum(file.size for file in files)
+    limit = min(PART_BYTES, total // FEW_PARTS)
+    joined: list[SourceFile] = []
+    group: list[SourceFile] = []
     group_size = 0
     for file in files:
         size = limit + 1
         if isinstance(file, LocalFile) and kind_of(Path(file.name)) != TOKENS:
             size = file.size
         group_size += size
-        if not groups or group_size > limit or groups[-1][-1].source != file.source:
-            groups.append([])
+        if group and (group_size > limit or group[-1].source != file.source):
+            joined.append(_join(group))
+            group = []
             group_size = size
-        groups[-1].append(file)
-    joined: list[SourceFile] = []
-    for group in groups:
-        joined.append(group[0] if len(group) == 1 else JoinedFiles(group))
+        group.append(file)
+    if group:
+        joined.append(_join(group))
     return joined
+
+
+def _join(files: Sequence[SourceFile]) -> SourceFile:
+    if len(files) == 1:
+        return files[0]
+    return JoinedFiles(files)
 
 
 def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: str) -> Source:
@@ -125,21 +133,23 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
     """
     found = _find(patterns)
     for file in found:
-        if kind_of(file.path) not in KINDS and file.path.suffix != TOKENS:
+        is_text = kind_of(file.path) in KINDS
+        if not is_text and not file.has_tokens:
             raise UserError(f"{file.path} is not a file of {', '.join(KINDS)} (also as .gz, .zst) or .bin.")
     with_train = {file.pattern for file in found if file.split == TRAIN}
     source = Source({"name": name, "files": []}, [], [])
     unused: list[_Found] = []
     for file in found:
+        path = str(file.path)
         size = file.path.stat().st_size
-        local = LocalFile(str(file.path), size, form, _source_of(file, patterns))
-        described = {"path": str(file.path), "bytes": size}
+        described = {"path": path, "bytes": size}
         if _is_unused(file, with_train, split):
             unused.append(file)
             source.description.setdefault("unused_files", []).append(described)
             continue
         source.description["files"].append(described)
-        if file.split == VALIDATION and (split == "source" or file.path.suffix == TOKENS):
+        local = LocalFile(path, size, form, _source_of(file, patterns))
+        if file.split == VALIDATION and (split == "source" or file.has_tokens):
             source.validation_files.append(local)
         else:
             source.files.append(local)
@@ -156,7 +166,7 @@ def _is_unused(file: "_Found", with_train: Collection[str], split: str) -> bool:
     if split == "all":
         return False
     used = {None, TRAIN}
-    if split == "source" or file.path.suffix == TOKENS:
+    if split == "source" or file.has_tokens:
         used.add(VALIDATION)
     if file.split in used:
         return False
@@ -183,6 +193,10 @@ class _Found:
     pattern: str
     split: str | None  # that its name or folder names
 
+    @property
+    def has_tokens(self) -> bool:
+        return self.path.suffix == TOKENS
+
     def __str__(self) -> str:
         if Path(self.pattern) == self.path:
             return self.pattern
@@ -203,7 +217,8 @@ def _find(patterns: Sequence[str]) -> list[_Found]:
             raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} file.")
         base = _fixed_part(pattern)
         for path in files:
-            file = _Found(path, pattern, split_of(path.relative_to(base)))
+            split = split_of(path.relative_to(base))
+            file = _Found(path, pattern, split)
             status = path.stat()
             identity = (status.st_dev, status.st_ino)  # equal for all links to a file
             if identity in found:
@@ -219,7 +234,12 @@ def _fixed_part(pattern: str) -> Path:
         return path
     if path.exists():
         return path.parent
-    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    fixed: list[str] = []
+    for part in path.parts:
+        if glob.has_magic(part):
+            break
+        fixed.append(part)
+    return Path(*fixed)
 
 
 def _source_of(file: _Found, patterns: Sequence[str]) -> str:
@@ -267,7 +287,8 @@ def _files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real_path)
+        visible = [name for name in sorted(folders) if not name.startswith(".")]
         # os.walk visits the folders that remain in this list.
-        folders[:] = [name for name in sorted(folders) if not name.startswith(".") and not name.endswith(".staging")]
+        folders[:] = [name for name in visible if not name.endswith(".staging")]
         found += [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
     return found
