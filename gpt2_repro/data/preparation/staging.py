@@ -91,11 +91,13 @@ class StagedPart:
 
     def lengths(self) -> np.ndarray:
         """Return an array of shape [documents]: tokens per document, with separators."""
-        return np.load(self.stem.with_suffix(".npz"))["lengths"].astype(np.int64)
+        arrays = np.load(self.stem.with_suffix(".npz"))
+        return arrays["lengths"].astype(np.int64)
 
     def held_out(self) -> np.ndarray:
         """Return which documents --split hash holds out: a bool array of shape [documents]."""
-        return np.load(self.stem.with_suffix(".npz"))["held_out"]
+        arrays = np.load(self.stem.with_suffix(".npz"))
+        return arrays["held_out"]
 
     def texts(self) -> list[str]:
         """Read the documents of the part again."""
@@ -116,8 +118,10 @@ class Stream:
 
 def is_held_out(document: str, args: DataArguments) -> bool:
     """Return whether --split hash puts a document into validation."""
-    digest = hashlib.blake2b(document.encode(), digest_size=8, key=args.split_seed.to_bytes(8, "little")).digest()
-    return int.from_bytes(digest, "little") < args.validation_fraction * 2**64
+    key = args.split_seed.to_bytes(8, "little")
+    digest = hashlib.blake2b(document.encode(), digest_size=8, key=key).digest()
+    number = int.from_bytes(digest, "little")
+    return number < args.validation_fraction * 2**64
 
 
 @functools.lru_cache(maxsize=1)
@@ -142,7 +146,8 @@ def stage_part(
 ) -> None:
     """Tokenize one part of a source file, and write the temporary files `stem`.*."""
     tokenizer = staging / "tokenizer"
-    encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
+    status = (tokenizer / "tokenizer.json").stat()
+    encoder = _encoder(tokenizer, status.st_mtime_ns, args.separator, options.encoder)
     if isinstance(part, TokenPart):
         tokenized = _locate_tokens(part, encoder, args)
     else:
@@ -151,9 +156,11 @@ def stage_part(
         partial.replace(stem.with_suffix(".ids"))
     lengths = tokenized.lengths
     longest = int(lengths.max(initial=0))
-    length_dtype = np.uint32 if longest < 2**32 else np.uint64
+    stored_lengths = lengths.astype(np.uint64)
+    if longest < 2**32:
+        stored_lengths = lengths.astype(np.uint32)
     content = io.BytesIO()  # np.savez to a real file would report a full disk as an error without errno
-    np.savez(content, lengths=lengths.astype(length_dtype), held_out=tokenized.held_out)
+    np.savez(content, lengths=stored_lengths, held_out=tokenized.held_out)
     write_whole(stem.with_suffix(".npz"), content.getvalue())
     summary = PartSummary(
         tokens=int(lengths.sum()),
@@ -271,7 +278,8 @@ def _parts(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[Sta
         bytes_before_next += file.size
         parts: Sequence[Part | None]
         if note.is_file():
-            parts = [None] * json.loads(note.read_text(encoding="utf-8"))["parts"]
+            recorded = json.loads(note.read_text(encoding="utf-8"))
+            parts = [None] * recorded["parts"]
         else:
             fetch(index)
             downloads[index].get()
@@ -282,11 +290,16 @@ def _parts(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[Sta
             parts = file.parts()
         for number, part in enumerate(parts):
             stem = note.with_name(f"{note.stem}-{number:05d}")
-            size = part.size if part else file.size // len(parts)
-            unread = None if stem.with_suffix(".json").is_file() else part
+            size = file.size // len(parts)
+            if part:
+                size = part.size
+            unread = part
+            if stem.with_suffix(".json").is_file():
+                unread = None
             done = None
             if part and number == len(parts) - 1:
-                done = functools.partial(write_whole, note, json.dumps({"name": file.name, "parts": len(parts)}))
+                content = json.dumps({"name": file.name, "parts": len(parts)})
+                done = functools.partial(write_whole, note, content)
             yield StagedPart(stem, file, number, size, unread, done)
 
 
@@ -310,8 +323,10 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
             for part in itertools.islice(parts, 2 * num_proc + 1 - len(queue)):
                 # The first call starts the workers. They inherit the mask: only the main process handles Ctrl-C.
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                future = None
                 try:
-                    future = executor.submit(work, part.unread, part.stem) if part.unread else None
+                    if part.unread:
+                        future = executor.submit(work, part.unread, part.stem)
                 finally:
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 queue.append((part, future))

@@ -55,7 +55,9 @@ class TextPart(Part):
             try:
                 text = self._text_of(item)
                 text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
-                yield text if verbatim else text.replace("\r\n", "\n"), ""
+                if not verbatim:
+                    text = text.replace("\r\n", "\n")
+                yield text, ""
             except (ValueError, RecursionError) as error:
                 yield None, f"{self._place(number)} {in_a_line(error)}"
 
@@ -73,7 +75,9 @@ class TextPart(Part):
             raise ValueError("has too many or too few fields")
         column = self.form.text_column
         if not isinstance(value, dict) or column not in value:
-            keys = ", ".join(value)[:200] if isinstance(value, dict) else "none, because it is not an object"
+            keys = "none, because it is not an object"
+            if isinstance(value, dict):
+                keys = ", ".join(value)[:200]
             raise ValueError(f"has no key `{column}` (pass --text_column). Its keys: {keys}")
         text = value[column]
         if not isinstance(text, str | None):
@@ -150,7 +154,10 @@ class TextPart(Part):
                     if not row:
                         continue  # a blank line is not a row
                     has_all_fields = place < len(row) <= len(header)
-                    yield row[place] if has_all_fields else None, line
+                    if has_all_fields:
+                        yield row[place], line
+                    else:
+                        yield None, line
         except csv.Error as error:
             raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). Check its quotes.") from None
 
