@@ -39,8 +39,10 @@ _OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 
 
 def _cudnn(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-    is_simple = attention_mask is None and query.shape[2] % 128 == 0
-    backends = [SDPBackend.CUDNN_ATTENTION, *_OTHERS] if is_simple else _OTHERS
+    backends = _OTHERS
+    length = query.shape[2]
+    if attention_mask is None and length % 128 == 0:
+        backends = [SDPBackend.CUDNN_ATTENTION, *_OTHERS]
     with sdpa_kernel(backends, set_priority=True):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
@@ -49,18 +51,20 @@ AttentionInterface.register("causal_cudnn", _cudnn)
 
 
 # Types of devices on which the softmax of the loss is a Triton kernel. Not tried with ROCm.
-TRITON_DEVICES: tuple[str, ...] = ("cuda",) if torch.version.cuda and importlib.util.find_spec("triton") else ()
+TRITON_DEVICES: tuple[str, ...] = ()
+if torch.version.cuda and importlib.util.find_spec("triton"):
+    TRITON_DEVICES = ("cuda",)
 
 
-@torch.library.custom_op("gpt2_repro::softmax_gradient", mutates_args=("logits",))
-def softmax_gradient(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-    """Replace logits by their gradient. See `softmax_kernel.replace_by_gradient`."""
+@torch.library.custom_op("gpt2_repro::cross_entropy_in_place", mutates_args=("logits",))
+def cross_entropy_in_place(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    """Return the loss of each row, and replace logits by their gradient. See `softmax_kernel.replace_by_gradient`."""
     from gpt2_repro.model import softmax_kernel  # imports Triton, which is only there with CUDA
 
     return softmax_kernel.replace_by_gradient(logits, labels, vocab_size)
 
 
-@softmax_gradient.register_fake
+@cross_entropy_in_place.register_fake
 def _losses(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
     return logits.new_empty(len(logits), dtype=torch.float32)
 
@@ -75,7 +79,8 @@ def launch_softmax_kernel(config: PreTrainedConfig, device: torch.device, dtype:
     logits = torch.zeros(1, config.vocab_size, dtype=dtype, device=device)
     labels = torch.zeros(1, dtype=torch.long, device=device)
     try:
-        softmax_gradient(logits, labels, config.true_vocab_size).item()  # a host sync: launches are asynchronous
+        losses = cross_entropy_in_place(logits, labels, config.true_vocab_size)
+        losses.item()  # a host sync: launches are asynchronous
     # Triton raises errors of many kinds: RuntimeError without a compiler, CalledProcessError without Python.h, PTXASError
     # for GPUs before sm_70, OSError for a cache that cannot be written.
     except Exception as error:
@@ -100,27 +105,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden: list[Tensor] = []
         grad_weight: Tensor | None = None
         trains = any(ctx.needs_input_grad)
-        # Not on a CPU, where torch.mm has no out_dtype.
-        unrounded = {"out_dtype": torch.float32} if hidden.is_cuda and FP32_PRODUCTS else {}
-        for part, target in zip(hidden.split(chunk), labels.split(chunk), strict=True):
-            if trains and hidden.device.type in TRITON_DEVICES:
-                gradient = part @ weight.T
-                losses = softmax_gradient(gradient, target, vocab_size)
-            else:
-                losses, gradient = _softmax(part, weight, target, vocab_size, trains)
+        for hidden_chunk, label_chunk in zip(hidden.split(chunk), labels.split(chunk), strict=True):
+            losses, grad_logits = _cross_entropy(hidden_chunk, weight, label_chunk, vocab_size, trains)
             # Not in place: torch 2.11 compiles an output that was changed in place without its gradients.
             total = total + losses.sum()
-            if gradient is not None:
-                grad_hidden.append(gradient @ weight)
-                if part.dtype == torch.float16 and not unrounded:  # the sums can exceed the range of fp16
-                    gradient = gradient.float()
-                    part = part.float()
-                product = torch.mm(gradient.T, part, **unrounded).float()
-                grad_weight = product if grad_weight is None else grad_weight.add_(product)
-            del gradient  # otherwise it stays in memory while the next chunk is computed
+            if grad_logits is not None:
+                grad_hidden.append(grad_logits @ weight)
+                product = _fp32_product(grad_logits.T, hidden_chunk)
+                if grad_weight is None:
+                    grad_weight = product
+                else:
+                    grad_weight.add_(product)
+            del grad_logits  # otherwise it stays in memory while the next chunk is computed
         if grad_weight is not None:
             # A sum over all tokens can exceed the range of fp16. It is rounded after it is scaled.
-            saved_dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
+            saved_dtype = weight.dtype
+            if saved_dtype == torch.float16:
+                saved_dtype = torch.float32
             ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(saved_dtype))
         return total
 
@@ -128,25 +129,47 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grad_outputs[0]
-        return grad_hidden * scale, (grad_weight * scale).to(grad_hidden.dtype), None, None, None
+        scaled_weight = (grad_weight * scale).to(grad_hidden.dtype)
+        return grad_hidden * scale, scaled_weight, None, None, None
 
 
-def _softmax(part: Tensor, weight: Tensor, labels: Tensor, vocab: int, trains: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the losses of rows in fp32 [rows], and the gradient of their logits [rows, padded vocabulary]."""
-    counted = (labels != IGNORED).unsqueeze(1)
+def _cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, trains: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the losses of rows in fp32 [rows], and the gradient of their logits [rows, padded vocabulary].
+
+    Without `trains`, the gradient is None.
+    """
+    if trains and hidden.device.type in TRITON_DEVICES:
+        logits = hidden @ weight.T
+        losses = cross_entropy_in_place(logits, labels, vocab_size)
+        return losses, logits  # these are the gradients now
+    is_target = (labels != IGNORED).unsqueeze(1)
     target = labels.clamp_min(0).unsqueeze(1)
-    odds = (part @ weight.T).float()  # the product is freed here; as an argument, it could live until the return
-    odds[:, vocab:] = -torch.inf
-    logit = odds.gather(1, target)
-    largest = odds.amax(dim=1, keepdim=True)
-    # One pass of exponentials serves the loss and its gradient.
-    odds = odds.sub_(largest).exp_()
-    normalizer = odds.sum(dim=1, keepdim=True)
-    losses = (normalizer.log() - (logit - largest)).masked_fill(~counted, 0.0)
+    logits = (hidden @ weight.T).float()  # the product is freed here; as an argument, it could live until the return
+    logits[:, vocab_size:] = -torch.inf
+    target_logit = logits.gather(1, target)
+    largest = logits.amax(dim=1, keepdim=True)
+    # One pass of exponentials, in the memory of the logits, serves the loss and its gradient.
+    exponentials = logits.sub_(largest).exp_()
+    normalizer = exponentials.sum(dim=1, keepdim=True)
+    losses = normalizer.log() - (target_logit - largest)
+    losses = losses.masked_fill(~is_target, 0.0)
     if not trains:
         return losses, None
-    gradient = _minus_one_at(odds.div_(normalizer), target)
-    return losses, gradient.mul_(counted).to(part.dtype)
+    probabilities = exponentials.div_(normalizer)
+    grad_logits = _minus_one_at(probabilities, target).mul_(is_target)
+    return losses, grad_logits.to(hidden.dtype)
+
+
+def _fp32_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of two matrices in fp32."""
+    if left.is_cuda and FP32_PRODUCTS:  # on a CPU, torch.mm has no out_dtype
+        return torch.mm(left, right, out_dtype=torch.float32)
+    if left.dtype == torch.float16:  # the sums can exceed the range of fp16
+        left = left.float()
+        right = right.float()
+    return torch.mm(left, right).float()
 
 
 def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
@@ -158,7 +181,8 @@ def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
         # A scatter would force the compiler to store all probabilities in fp32 first.
         ids = torch.arange(probabilities.shape[1], device=target.device)
         return torch.where(ids == target, probabilities - 1, probabilities)
-    return probabilities.scatter_add_(1, target, torch.full_like(target, -1, dtype=probabilities.dtype))
+    minus_one = torch.full_like(target, -1, dtype=probabilities.dtype)
+    return probabilities.scatter_add_(1, target, minus_one)
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int) -> Tensor:
@@ -174,7 +198,9 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
         vocab_size: the number of ids without padding. Padding ids are excluded from the softmax.
     """
     device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     if not torch.is_grad_enabled():
         # A parameter still has requires_grad, so the loss would compute a gradient.
         hidden = hidden.detach()
@@ -184,7 +210,9 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
 
 def chunk_size(weight: Tensor) -> int:
     """Return the number of tokens whose logits are computed at a time."""
-    memory = torch.cuda.get_device_properties(weight.device).total_memory if weight.is_cuda else 0
+    memory = 0
+    if weight.is_cuda:
+        memory = torch.cuda.get_device_properties(weight.device).total_memory
     return tokens_per_chunk(len(weight), memory)
 
 
@@ -197,14 +225,16 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
         attention: arguments of the model's forward, from `Documents.attention`.
     """
     balances = model.balance_loss is not None and torch.is_grad_enabled()
-    routers = {"output_router_logits": True} if balances else {}
-    outputs = model.base_model(input_ids=input_ids, use_cache=False, **routers, **attention)
+    if balances:
+        attention["output_router_logits"] = True
+    outputs = model.base_model(input_ids=input_ids, use_cache=False, **attention)
     hidden = outputs.last_hidden_state.flatten(0, 1)
     head = model.get_output_embeddings().weight
     loss = chunked_cross_entropy(hidden, head, shift_labels.flatten(), vocab_size=model.config.true_vocab_size)
     if balances:
         # The load-balancing loss contributes to the gradient, but not to the returned value.
-        balance = model.balance_loss(outputs) * (shift_labels != IGNORED).sum()
+        num_targets = (shift_labels != IGNORED).sum()
+        balance = model.balance_loss(outputs) * num_targets
         loss = loss + (balance - balance.detach())
     return loss
 
@@ -218,9 +248,11 @@ def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tenso
     vocab_size = model.config.true_vocab_size
     losses: list[Tensor] = []
     chunk = chunk_size(weight)
-    for part, target in zip(hidden[is_target].split(chunk), shift_labels[is_target].split(chunk), strict=True):
-        logits = (part @ weight.T)[:, :vocab_size].float()
-        losses.append(torch.nn.functional.cross_entropy(logits, target, reduction="none"))
+    hidden_chunks = hidden[is_target].split(chunk)
+    label_chunks = shift_labels[is_target].split(chunk)
+    for hidden_chunk, labels in zip(hidden_chunks, label_chunks, strict=True):
+        logits = (hidden_chunk @ weight.T)[:, :vocab_size].float()
+        losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
         del logits  # as in _ChunkedCrossEntropy
     return torch.cat(losses)
 
@@ -256,8 +288,11 @@ def _forward(
     denominator = num_items_in_batch
     if denominator is None:
         denominator = (shift_labels != IGNORED).sum()
-    attention = self.documents.attention(self, input_ids) if self.documents else {}
-    return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels, **attention) / denominator)
+    attention = {}
+    if self.documents:
+        attention = self.documents.attention(self, input_ids)
+    loss = self.summed_loss(input_ids, shift_labels, **attention)
+    return CausalLMOutput(loss=loss / denominator)
 
 
 def make_pretraining(
@@ -291,7 +326,8 @@ def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
     The returned function takes the base model's output, which must contain router logits. The result is None if the
     architecture has no such loss, or if the loss has the coefficient 0.
     """
-    function = getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)
+    module = sys.modules[type(model).__module__]
+    function = getattr(module, "load_balancing_loss_func", None)
     coefficient = getattr(model.config, "router_aux_loss_coef", 0)
     if function is None or not coefficient:
         return None
@@ -300,8 +336,13 @@ def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
     if hasattr(torch._dynamo.config, recomputed):  # torch 2.9 does not have it
         # The hooks need not run again when blocks are recomputed.
         setattr(torch._dynamo.config, recomputed, True)
-    # Fedus et al. 2021, arXiv:2101.03961
-    return lambda outputs: coefficient * function(outputs.router_logits, *experts_of(model.config))
+    experts, chosen = experts_of(model.config)
+
+    def balance(outputs: Any) -> Tensor:
+        """Return the loss of Fedus et al. 2021, arXiv:2101.03961."""
+        return coefficient * function(outputs.router_logits, experts, chosen)
+
+    return balance
 
 
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -332,7 +373,8 @@ def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrai
         model = AutoModelForCausalLM.from_config(padded, dtype=torch.float32)
     in_fp32 = {name: weight.float() for name, weight in weights.items()}
     missing, extra = model.load_state_dict(in_fp32, strict=False)
-    wrong = {*missing, *extra} - set(model.all_tied_weights_keys)
+    wrong = {*missing, *extra}
+    wrong.difference_update(model.all_tied_weights_keys)
     if wrong:
         raise ValueError(f"Weights are missing or unknown to this architecture: {sorted(wrong)[:3]}.")
     model.tie_weights()
@@ -350,7 +392,8 @@ def save_plain(model: PreTrainedModel, folder: Path) -> None:
         model.config.n_ctx = model.config.n_positions
     generation = model.generation_config
     positions = max_positions(model.config)
-    if generation.max_length is None and generation.max_new_tokens is None and positions < NO_LIMIT:
+    has_length = generation.max_length is not None or generation.max_new_tokens is not None
+    if not has_length and positions < NO_LIMIT:
         # Otherwise a pipeline of transformers generates 256 tokens, more than the positions of a small model.
         generation.max_length = positions
     model.save_pretrained(folder)

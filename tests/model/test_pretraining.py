@@ -88,7 +88,7 @@ def test_the_loss_of_large_logits_is_not_cancelled(kernel: str, size: float) -> 
 
         losses = replace_by_gradient(logits.clone(), labels, VOCABULARY)
     else:
-        losses = pretraining._softmax(logits, torch.eye(PADDED), labels, VOCABULARY, True)[0].flatten()
+        losses = pretraining._cross_entropy(logits, torch.eye(PADDED), labels, VOCABULARY, True)[0].flatten()
     assert losses.dtype == torch.float32
     assert torch.allclose(losses.double(), expected, rtol=1e-6, atol=1e-6)
 
@@ -96,10 +96,10 @@ def test_the_loss_of_large_logits_is_not_cancelled(kernel: str, size: float) -> 
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from gpt2_repro.model.softmax_kernel import BLOCK, WARPS, softmax_gradient_kernel
+from gpt2_repro.model.softmax_kernel import BLOCK, WARPS, cross_entropy_kernel
 types = {"logits_pointer": "*bf16", "labels": "*i64", "losses": "*fp32", "stride": "i32"}
 constants = {"vocab_size": 50257, "padded_size": 50304, "BLOCK": BLOCK}
-source = ASTSource(softmax_gradient_kernel, {**types, **dict.fromkeys(constants, "constexpr")}, constants)
+source = ASTSource(cross_entropy_kernel, {**types, **dict.fromkeys(constants, "constexpr")}, constants)
 for capability in (75, 90):
     assert compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS}).asm["cubin"]
 """

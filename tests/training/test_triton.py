@@ -103,7 +103,7 @@ def test_a_launch_that_fails(fail, requested: bool | None, tiny, monkeypatch: py
     expected = trains(tiny)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(softmax_kernel, "softmax_gradient_kernel", FailingKernel(fail))
+    monkeypatch.setattr(softmax_kernel, "cross_entropy_kernel", FailingKernel(fail))
     args = arguments(compiled=requested is None)
     with caplog.at_level(logging.WARNING):
         building.check_triton(args, tiny.config, requested=requested)
@@ -113,7 +113,7 @@ def test_a_launch_that_fails(fail, requested: bool | None, tiny, monkeypatch: py
 
 @pytest.mark.parametrize("fail", FAILURES)
 def test_torch_compile_that_was_requested_is_refused(fail, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(softmax_kernel, "softmax_gradient_kernel", FailingKernel(fail))
+    monkeypatch.setattr(softmax_kernel, "cross_entropy_kernel", FailingKernel(fail))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(UserError, match="--torch_compile false"):
@@ -122,8 +122,8 @@ def test_torch_compile_that_was_requested_is_refused(fail, tiny, monkeypatch: py
 
 def test_triton_without_a_driver(tiny, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     """The kernel is launched by Triton itself, and not by its interpreter as in other tests."""
-    compiled = JITFunction(softmax_kernel.softmax_gradient_kernel.fn)
-    monkeypatch.setattr(softmax_kernel, "softmax_gradient_kernel", compiled)
+    compiled = JITFunction(softmax_kernel.cross_entropy_kernel.fn)
+    monkeypatch.setattr(softmax_kernel, "cross_entropy_kernel", compiled)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     args = arguments(compiled=True)
     building.check_triton(args, tiny.config, requested=None)
@@ -162,7 +162,7 @@ def test_the_trial_compiles_the_kernel_of_the_run(tiny, monkeypatch: pytest.Monk
 
             return launch
 
-    monkeypatch.setattr(softmax_kernel, "softmax_gradient_kernel", Recorded(no_headers))
+    monkeypatch.setattr(softmax_kernel, "cross_entropy_kernel", Recorded(no_headers))
     args = arguments(compiled=True)
     building.check_triton(args, tiny.config, requested=None)
     trains(tiny)
