@@ -3,7 +3,6 @@
 import logging
 import os
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from gpt2_repro.model.architecture import scale_residual_weights
 from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.initial_weights import start_from
-from gpt2_repro.model.pretraining import make_pretraining
+from gpt2_repro.model.pretraining import make_pretraining, sum_biases_by_row
 from gpt2_repro.model.size import gpt2_parameters
 
 
@@ -72,37 +71,6 @@ def _check_memory(config: PreTrainedConfig) -> None:
         size = f"{parameters / 1e6:,.0f} M parameters needs about {needed / 1e9:,.0f} GB of memory"
         fix = "Pass a smaller --n_layer or --n_embd."
         raise UserError(f"A model with {size}. This machine has {memory / 1e9:.0f} GB. {fix}")
-
-
-class _BiasGradient(torch.autograd.Function):
-    """Pass a projection through, and sum the gradient of its bias over the positions of a row first."""
-
-    @staticmethod
-    def forward(ctx: Any, projection: Tensor, bias: Tensor) -> Tensor:
-        ctx.dtype = bias.dtype
-        return projection.view_as(projection)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        per_row = gradients[0].sum(1, dtype=torch.float32)
-        return gradients[0], per_row.sum(0).to(ctx.dtype)
-
-
-def _project(self: Any, inputs: Tensor) -> Tensor:
-    """Replace the forward of transformers' Conv1D."""
-    projection = torch.addmm(self.bias.detach(), inputs.view(-1, inputs.shape[-1]), self.weight)
-    return _BiasGradient.apply(projection.view(*inputs.shape[:-1], self.nf), self.bias)
-
-
-def sum_biases_by_row(model: PreTrainedModel) -> None:
-    """Sum the bias gradients of a GPT-2 where they are computed.
-
-    On GPUs inductor (torch 2.13) splits a sum over all positions in a way that cannot be fused. So it writes the
-    gradient of GELU, and of queries, keys and values, and reads it again. A sum over the positions of a row is fused.
-    """
-    for block in model.base_model.h:
-        for projection in (block.attn.c_attn, block.mlp.c_fc):
-            projection.forward = MethodType(_project, projection)
 
 
 def compile_loss(model: PreTrainedModel, *, backend: Any = "inductor") -> None:

@@ -320,6 +320,37 @@ def make_pretraining(
     return model
 
 
+class _BiasGradient(torch.autograd.Function):
+    """Pass a projection through, and sum the gradient of its bias over the positions of a row first."""
+
+    @staticmethod
+    def forward(ctx: Any, projection: Tensor, bias: Tensor) -> Tensor:
+        ctx.dtype = bias.dtype
+        return projection.view_as(projection)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        per_row = gradients[0].sum(1, dtype=torch.float32)
+        return gradients[0], per_row.sum(0).to(ctx.dtype)
+
+
+def _project(self: Any, inputs: Tensor) -> Tensor:
+    """Replace the forward of transformers' Conv1D."""
+    projection = torch.addmm(self.bias.detach(), inputs.view(-1, inputs.shape[-1]), self.weight)
+    return _BiasGradient.apply(projection.view(*inputs.shape[:-1], self.nf), self.bias)
+
+
+def sum_biases_by_row(model: PreTrainedModel) -> None:
+    """Sum the bias gradients of a GPT-2 where they are computed.
+
+    On GPUs inductor (torch 2.13) splits a sum over all positions in a way that cannot be fused. So it writes the
+    gradient of GELU, and of queries, keys and values, and reads it again. A sum over the positions of a row is fused.
+    """
+    for block in model.base_model.h:
+        for projection in (block.attn.c_attn, block.mlp.c_fc):
+            projection.forward = MethodType(_project, projection)
+
+
 def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
     """Return a function that computes the load-balancing loss of a mixture of experts.
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import accelerate.optimizer
 import torch
-from accelerate.utils import extract_model_from_parallel
+from accelerate import PartialState
+from accelerate.utils import DistributedType, extract_model_from_parallel
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -61,6 +62,12 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     import deepspeed.runtime.zero.muon.original_muon
 
     deepspeed.runtime.compiler.compile = compiler
+
+
+def allow_fsdp_on_cpu() -> None:
+    """Make accelerate use FSDP on CPU processes."""
+    # accelerate (1.15, state.py) silently ignores FSDP on CPUs.
+    PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
 def own_optimizer(

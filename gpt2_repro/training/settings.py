@@ -188,8 +188,8 @@ def to_training_arguments(settings: TrainingSection, plan: BatchPlan) -> "Pretra
     # Imports of several seconds.
     from transformers import TrainingArguments
 
-    from gpt2_repro.training.engine import keep_freed_memory, prepare_deepspeed
-    from gpt2_repro.training.sharded import allow_fsdp_on_cpu, build_whole
+    from gpt2_repro.training.engine import allow_fsdp_on_cpu, keep_freed_memory, prepare_deepspeed
+    from gpt2_repro.training.sharded import build_whole
     from gpt2_repro.training.tracking import check_reporting
     from gpt2_repro.training.trainer import PretrainingArguments
 

@@ -4,8 +4,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import PartialState
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed import fsdp
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -49,12 +47,6 @@ def fix_weight_decay(optimizer: Any, weight_decay: float) -> None:
     # DeepSpeed drops a group without weights. An OLMo model has only matrices.
     for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=False):
         group["weight_decay"] = decay
-
-
-def allow_fsdp_on_cpu() -> None:
-    """Make accelerate use FSDP on CPU processes."""
-    # accelerate (1.15, state.py) silently ignores FSDP on CPUs.
-    PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
 def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:

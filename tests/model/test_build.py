@@ -7,7 +7,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.build import build_model, sum_biases_by_row
+from gpt2_repro.model.build import build_model
+from gpt2_repro.model.pretraining import sum_biases_by_row
 from tests.model.families import configuration
 
 

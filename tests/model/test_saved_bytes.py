@@ -14,8 +14,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from transformers import AttentionInterface
 
-from gpt2_repro.model.build import build_model, sum_biases_by_row
+from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
+from gpt2_repro.model.pretraining import sum_biases_by_row
 from gpt2_repro.planning.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.recipe import load_recipe
 from tests.commands import ROOT
