@@ -32,6 +32,10 @@ PURE = [
     *("evaluation/scores", "run_record/time_breakdown", "model/checkpoint", "run_record/environment"),
     *("planning/cost", "planning/memory", "planning/compute_optimal"),
 ]
+PATCHED = ("transformers", "accelerate", "deepspeed", "torch")
+# The files that replace functions or attributes of these packages.
+PATCHING = {"model/pretraining.py", "training/engine.py", "training/tracking.py", "training/trainer.py"}
+ADDED = {"summed_loss"}  # functions that this package adds to a model
 # The name of a file of a run directory, in a string or at the end of a path.
 RUN_FILE = re.compile(r"""["'/]((run_status|environment)\.json|(metrics|samples)\.jsonl|recipe\.yaml|checkpoint-{)""")
 
@@ -116,6 +120,70 @@ def test_upstream_libraries_stay_in_their_rooms() -> None:
     # checkpoints/ takes plain values.
     for library in ("accelerate", "transformers"):
         assert not any(path.startswith("gpt2_repro/checkpoints/") for path in importers(library))
+
+
+def imported_names(tree: ast.Module) -> dict[str, str]:
+    """Return the package of each name that a module or one of its functions imports."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                package = alias.name.partition(".")[0]
+                names[alias.asname or package] = package
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                names[alias.asname or alias.name] = str(node.module).partition(".")[0]
+    return names
+
+
+def root_of(target: ast.expr) -> str:
+    """Return the first name of an expression such as `PartialState()._shared_state["key"]`."""
+    while not isinstance(target, ast.Name):
+        target = target.func if isinstance(target, ast.Call) else target.value  # type: ignore[attr-defined]
+    return target.id
+
+
+def is_function(value: ast.expr, functions: set[str]) -> bool:
+    """Return whether a value is written as a function: a lambda, a method, a partial, or the name of a function."""
+    called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+    return (
+        isinstance(value, ast.Lambda) or called.endswith(("MethodType", "partial")) or ast.unparse(value) in functions
+    )
+
+
+def is_patch(target: ast.expr, value: ast.expr, packages: dict[str, str], functions: set[str]) -> bool:
+    """Return whether an assignment replaces a function of an object, or any attribute of a module in PATCHED.
+
+    The settings in torch's modules named `config`, and in `torch.backends`, are not counted.
+    """
+    text = ast.unparse(target)
+    root = root_of(target)
+    if ".config." in text or text.startswith("torch.backends."):
+        return False
+    if root in packages:
+        return packages[root] in PATCHED
+    is_own = (root == "self" and text.count(".") == 1) or text.rpartition(".")[2] in ADDED
+    return isinstance(target, ast.Attribute) and not is_own and is_function(value, functions)
+
+
+def patches(path: Path) -> list[str]:
+    """Return the assignments of a file that replace something of another package."""
+    tree = tree_of(path)
+    packages = imported_names(tree)
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                is_part = isinstance(target, ast.Attribute | ast.Subscript)
+                if is_part and is_patch(target, node.value, packages, functions):
+                    found.append(ast.unparse(target))
+    return found
+
+
+def test_only_four_files_patch_other_packages() -> None:
+    found = {str(path.relative_to(PACKAGE)): patches(path) for path in files() if path not in SCRIPTS}
+    assert {name for name, targets in found.items() if targets} == PATCHING, found
 
 
 @pytest.mark.parametrize("name", PURE)
