@@ -34,7 +34,8 @@ class WeightAverage(TrainerCallback):
 
     def attach(self, optimizer: Any, zero: Any) -> None:
         """Average the weights of torch's unwrapped optimizer, under DeepSpeed's `zero` or None."""
-        self._optimizer, self._zero = optimizer, zero
+        self._optimizer = optimizer
+        self._zero = zero
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.steps:
@@ -50,23 +51,27 @@ class WeightAverage(TrainerCallback):
             return
         new = [weight for weight in updated if AVERAGE not in states[weight]]
         # Older checkpoints have no count. They average from the first step.
-        averaged = group.get(AVERAGED_STEPS, steps_before)
+        averaged_before = group.get(AVERAGED_STEPS, steps_before)
         if len(new) == len(updated):
-            averaged = 0
+            averaged_before = 0
             if steps_before:
                 logger.warning("--ema_steps: the average begins at step %d.", steps_before + 1)
         for weight in new:
             states[weight][AVERAGE] = weight.detach().clone()
-        group[AVERAGED_STEPS] = averaged + 1
+        averaged = averaged_before + 1
+        group[AVERAGED_STEPS] = averaged
         averages = [states[weight][AVERAGE] for weight in updated]
-        factor = max(1 / self.steps, 1 / group[AVERAGED_STEPS])
-        get_ema_multi_avg_fn(1 - factor)(averages, updated, 0)
+        factor = max(1 / self.steps, 1 / averaged)
+        update = get_ema_multi_avg_fn(1 - factor)
+        update(averages, updated, 0)
 
     @property
     def exists(self) -> bool:
         """Whether there is an average of the weights."""
-        optimizer = self._optimizer
-        return bool(self.steps and optimizer) and all(AVERAGE in optimizer.state[weight] for weight in self._weights())
+        if not self.steps or self._optimizer is None:
+            return False
+        states = self._optimizer.state
+        return all(AVERAGE in states[weight] for weight in self._weights())
 
     def weights(self, model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
         """Return the average of each weight of `model` in fp32, by the weight's name. A collective.
@@ -76,8 +81,9 @@ class WeightAverage(TrainerCallback):
         """
         states = self._optimizer.state
         if self._zero is None:
-            averages = {name: states[weight][AVERAGE] for name, weight in model.named_parameters()}
-            return averages if keep else {}
+            if not keep:
+                return {}
+            return {name: states[weight][AVERAGE] for name, weight in model.named_parameters()}
         # DeepSpeed (0.19.8) lists the states of each weight once, in its first step, when there is no average yet.
         self._zero._hp_optimizer_states_linked = False
         self._zero._lazy_init_hp_params_optimizer_state()
@@ -111,4 +117,7 @@ class WeightAverage(TrainerCallback):
             self._zero.update_lp_params()
 
     def _weights(self) -> list[torch.Tensor]:
-        return [weight for group in self._optimizer.param_groups for weight in group["params"]]
+        weights: list[torch.Tensor] = []
+        for group in self._optimizer.param_groups:
+            weights += group["params"]
+        return weights

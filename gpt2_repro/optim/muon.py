@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +21,17 @@ def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
 
     The number is 3 for the joint weight of query, key and value in GPT-2, otherwise 1.
     """
-    blocks = next(part for part in model.base_model.modules() if isinstance(part, nn.ModuleList))
+    lists = [part for part in model.base_model.modules() if isinstance(part, nn.ModuleList)]
+    blocks = lists[0]
     pieces: dict[Tensor, int] = {}
     for name, weight in blocks.named_parameters():
         if weight.ndim != 2:
             continue  # Weights of experts are stacked in one tensor, which is not a matrix. AdamW updates it.
         # gpt_bigcode's weight of this name is (outputs, inputs), with a single head of keys and values.
         is_joint = name.endswith("c_attn.weight") and weight.shape[1] == 3 * weight.shape[0]
-        pieces[weight] = 3 if is_joint else 1
+        pieces[weight] = 1
+        if is_joint:
+            pieces[weight] = 3
     return pieces
 
 
@@ -54,12 +57,19 @@ class MuonWithAdamW(torch.optim.AdamW):
         self, params: Iterable[dict[str, Any]], *, pieces: Mapping[Tensor, int], momentum: float = 0.95, **adamw: Any
     ) -> None:
         self.momentum = momentum
-        groups = []
+        groups: list[dict[str, Any]] = []
         for group in params:
-            own = [weight for weight in group["params"] if weight in pieces]
-            rest = [weight for weight in group["params"] if weight not in pieces]
+            own: list[Tensor] = []
+            rest: list[Tensor] = []
+            matrices: list[tuple[int, int, int]] = []  # rows, columns, number of matrices
+            for weight in group["params"]:
+                if weight in pieces:
+                    own.append(weight)
+                    rows, columns = weight.shape
+                    matrices.append((rows, columns, pieces[weight]))
+                else:
+                    rest.append(weight)
             if own:
-                matrices = [(*weight.shape, pieces[weight]) for weight in own]  # rows, columns, number of matrices
                 groups.append(group | {"params": own, "by": "muon", "matrices": matrices})
             if rest:
                 groups.append(group | {"params": rest, "by": "adamw", "fused": True})
@@ -73,41 +83,55 @@ class MuonWithAdamW(torch.optim.AdamW):
         super().step()
         self.param_groups = groups
         for group in groups:
-            if group["by"] == "muon":
-                is_sharded = group["params"][0].ndim == 1
-                updates = self._part_updates(group) if is_sharded else self._updates(group)
-                self._step_muon(group, list(updates))
+            if group["by"] != "muon":
+                continue
+            is_sharded = group["params"][0].ndim == 1
+            if is_sharded:
+                updates = self._sharded_updates(group)
+            else:
+                updates = self._updates(group)
+            self._step_muon(group, updates)
 
-    def _updates(self, group: Mapping[str, Any]) -> Iterator["_Update"]:
+    def _updates(self, group: Mapping[str, Any]) -> list["_Update"]:
+        """Return the updates of a group of complete weights."""
+        updates: list[_Update] = []
         for weight, (_, _, count) in zip(group["params"], group["matrices"], strict=True):
             if weight.grad is not None:
-                update = self._average(weight)
-                yield _Update(update, count, weight, update)
+                matrix = self._average(weight)
+                updates.append(_Update(matrix, count, weight, own=matrix))
+        return updates
 
-    def _part_updates(self, group: Mapping[str, Any]) -> Iterator["_Update"]:
-        [weight] = group["params"]
-        if weight.grad is None:
-            return
-        part = self._average(weight).to(product_dtype(weight.device))
-        begin = dist.get_rank() * len(part)
-        whole = part.new_empty(dist.get_world_size() * len(part))
-        dist.all_gather_into_tensor(whole, part)
+    def _sharded_updates(self, group: Mapping[str, Any]) -> list["_Update"]:
+        """Return the updates of the matrices that overlap with this rank's part of a flat tensor. A collective."""
+        updates: list[_Update] = []
+        [part] = group["params"]
+        if part.grad is None:
+            return updates
+        average = self._average(part).to(product_dtype(part.device))
+        size = len(average)
+        part_start = dist.get_rank() * size
+        part_end = part_start + size
+        averages = average.new_empty(dist.get_world_size() * size)
+        dist.all_gather_into_tensor(averages, average)
         end = 0
         for rows, columns, count in group["matrices"]:
             start = end
             end += rows * columns
-            first = max(start, begin)
-            last = min(end, begin + len(part))
+            first = max(start, part_start)
+            last = min(end, part_end)
             if first < last:
-                matrix = whole[start:end].view(rows, columns)
-                yield _Update(matrix, count, weight[first - begin : last - begin], whole[first:last])
+                matrix = averages[start:end].view(rows, columns)
+                weight = part[first - part_start : last - part_start]
+                updates.append(_Update(matrix, count, weight, own=averages[first:last]))
+        return updates
 
     def _average(self, weight: Tensor) -> Tensor:
         """Return Nesterov's average of the gradients of `weight`."""
         state = self.state[weight]
         if "exp_avg" not in state:
             # AdamW and DeepSpeed's conversion of checkpoints expect the state of Adam.
-            state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight)}
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(weight)
             if weight.ndim == 1:
                 state["exp_avg_sq"] = torch.zeros_like(weight)
         state["step"] += 1
@@ -128,7 +152,8 @@ class MuonWithAdamW(torch.optim.AdamW):
         rate = group["lr"]
         for update in updates:
             rows, columns = update.matrix.shape
-            size = 0.2 * math.sqrt(max(rows, columns // update.pieces))  # of AdamW's updates
+            longest_side = max(rows, columns // update.pieces)
+            size = 0.2 * math.sqrt(longest_side)  # of AdamW's updates
             update.weight.mul_(1 - rate * group["weight_decay"])
             update.weight.add_(update.own, alpha=-rate * size)
 
@@ -153,7 +178,9 @@ class _Update(NamedTuple):
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype in which Muon multiplies matrices."""
     # Without bf16 instructions, a step of the demo took 6.6 s with products in bf16 and 0.9 s in fp32.
-    return torch.bfloat16 if device.type != "cpu" or cpu_multiplies_bf16() else torch.float32
+    if device.type == "cpu" and not cpu_multiplies_bf16():
+        return torch.float32
+    return torch.bfloat16
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -162,11 +189,17 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     The singular vectors do not change. This is the Newton-Schulz iteration of torch.optim.Muon, for a batch of shape
     [matrices, m, n].
     """
+    a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[1] > matrices.shape[2]
-    result = (matrices.mT if is_tall else matrices).to(product_dtype(matrices.device))
-    result = result / result.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    if is_tall:
+        matrices = matrices.mT
+    result = matrices.to(product_dtype(matrices.device))
+    norms = result.norm(dim=(1, 2), keepdim=True)
+    result = result / norms.clamp(min=1e-7)
     for _ in range(5):
         gram = result @ result.mT
-        product = torch.baddbmm(gram, gram, gram, beta=NEWTON_SCHULZ[1], alpha=NEWTON_SCHULZ[2])
-        result = torch.baddbmm(result, product, result, beta=NEWTON_SCHULZ[0])
-    return result.mT if is_tall else result
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b * gram + c * gram @ gram
+        result = torch.baddbmm(result, polynomial, result, beta=a)  # a * result + polynomial @ result
+    if is_tall:
+        return result.mT
+    return result
