@@ -49,10 +49,14 @@ def check_architecture(config: PreTrainedConfig, *, document_mask: bool = False)
     small = copy.deepcopy(config)
     small.num_hidden_layers = min(config.num_hidden_layers, _blocks_with_each_kind(config))
     small.vocab_size = VOCABULARY
-    small.bos_token_id = small.eos_token_id = None
+    small.bos_token_id = None
+    small.eos_token_id = None
+    positions = config.max_position_embeddings
     for key, size in vars(config).items():
-        if "window" in key and isinstance(size, int) and size < config.max_position_embeddings:
-            setattr(small, key, min(size, LENGTH // 2, config.max_position_embeddings // 2))  # the row shows a window
+        is_window = "window" in key and isinstance(size, int)
+        if is_window and size < positions:
+            window = min(size, LENGTH // 2, positions // 2)  # so that the row shows a window
+            setattr(small, key, window)
     small.initializer_range = 0.02  # extreme values would hide differences
     small.output_router_logits = False  # the stock loss would contain the load-balancing loss
     try:
@@ -66,28 +70,35 @@ def check_architecture(config: PreTrainedConfig, *, document_mask: bool = False)
 
 def _blocks_with_each_kind(config: PreTrainedConfig) -> int:
     """Return how many blocks, but at least 2, contain one block of each kind."""
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        kinds = getattr(config, "layers_block_type", None) or []
     blocks = 2
     for kind in kinds:
-        blocks = max(blocks, 1 + kinds.index(kind))
+        first = kinds.index(kind)
+        blocks = max(blocks, first + 1)
     return blocks
 
 
 def _difference(config: PreTrainedConfig, *, document_mask: bool) -> str | None:
     """Return what differs from transformers' own model, or None."""
     torch.manual_seed(0)
-    stock = stock_model(config, attention="eager").eval()
+    stock = stock_model(config, attention="eager")
+    stock.eval()
     stock.loss_type = stock.loss_type or "ForCausalLM"  # the same as None, without a warning in each run
     with torch.no_grad():
         for weight in stock.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.1)  # larger weights make differences visible
+            noise = torch.randn_like(weight)
+            weight.add_(noise, alpha=0.1)  # larger weights make differences visible
     # A copy of the configuration, because it contains the attention.
-    ours = stock_model(copy.deepcopy(config), attention="causal_sdpa", is_random=False).eval()
+    ours = stock_model(copy.deepcopy(config), attention="causal_sdpa", is_random=False)
+    ours.eval()
     ours.load_state_dict(stock.state_dict())
     make_pretraining(ours, vocab_size=VOCABULARY)
-    ids = torch.randint(1, VOCABULARY, (1, min(LENGTH, config.max_position_embeddings)))
+    length = min(LENGTH, config.max_position_embeddings)
+    ids = torch.randint(1, VOCABULARY, (1, length))
     with torch.no_grad():
-        expected = stock(input_ids=ids, labels=ids)
+        expected = stock(input_ids=ids, labels=ids).loss
         hidden = ours.base_model(input_ids=ids, use_cache=False).last_hidden_state
         other_ids = ids.clone()
         other_ids[:, -1] ^= 1
@@ -95,10 +106,12 @@ def _difference(config: PreTrainedConfig, *, document_mask: bool) -> str | None:
     if not torch.allclose(hidden[:, :-1], other_hidden[:, :-1], atol=1e-3):
         return "its attention is not causal"
     loss = ours(input_ids=ids[:, :-1], shift_labels=ids[:, 1:]).loss
-    if not abs(loss.item() - expected.loss.item()) <= LOSS_TOLERANCE:
-        return f"its attention or its logits differ, so its loss is {expected.loss:.4f} instead of {loss:.4f}"
+    difference = abs(loss.item() - expected.item())
+    if not difference <= LOSS_TOLERANCE:
+        return f"its attention or its logits differ, so its loss is {expected:.4f} instead of {loss:.4f}"
     experts, _ = experts_of(config)
-    if experts and not hasattr(sys.modules[type(stock).__module__], "load_balancing_loss_func"):
+    module = sys.modules[type(stock).__module__]
+    if experts and not hasattr(module, "load_balancing_loss_func"):
         return "transformers has no load-balancing loss for its experts"
     if document_mask and not _separates_documents(ours, ids, hidden):
         return "its layers mix documents, so --document_mask must be removed"

@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -142,7 +142,9 @@ def fastest(timings: Mapping[str, float | str], shape: str) -> Choice:
         return Choice("causal_sdpa", "no kernel could be timed")
     times.sort()
     best_time, best = times[0]
-    others = ", ".join(f"{name} {time:.2f}" for time, name in times[1:]) or "the only kernel"
+    others = "the only kernel"
+    if len(times) > 1:
+        others = ", ".join(f"{name} {time:.2f}" for time, name in times[1:])
     return Choice(best, f"{best_time:.2f} ms; {others}")
 
 
@@ -162,18 +164,30 @@ def time_kernels(
         rows: rows per forward pass.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in training (pretraining.py); only causal_cudnn turns it on
-    timings: dict[str, float | str] = {name: reason for name, reason in obstacles.items() if reason is not None}
+    timings: dict[str, float | str] = {}
+    usable: list[str] = []
+    for name, reason in obstacles.items():
+        if reason is None:
+            usable.append(name)
+        else:
+            timings[name] = reason
+    usable.sort()
+    if "causal_sdpa" in usable:  # first, because its results are the expected ones
+        usable.remove("causal_sdpa")
+        usable.insert(0, "causal_sdpa")
     expected: list[Tensor] = []
-    # causal_sdpa first, because its results are the expected ones.
-    for name in sorted(obstacles.keys() - timings.keys(), key=lambda name: (name != "causal_sdpa", name)):
+    for name in usable:
         try:
-            timings[name], results = _run_kernel(name, machine, config, rows)
-            expected = expected or results
+            milliseconds, results = _run_kernel(name, machine, config, rows)
+            timings[name] = milliseconds
+            if not expected:
+                expected = results
             difference = _difference(results, expected)
             if difference > MOST_DIFFERENCE:
                 timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
         except Exception as error:  # packages of kernels raise errors of their own
-            timings[name] = f"it fails on this machine ({in_a_line(error)[:200]})"
+            message = in_a_line(error)[:200]
+            timings[name] = f"it fails on this machine ({message})"
     return timings
 
 
@@ -187,7 +201,9 @@ def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int
         dtype = torch.float16
     else:
         dtype = torch.float32
-    device = "cuda" if machine.cuda else "cpu"
+    device = "cpu"
+    if machine.cuda:
+        device = "cuda"
     single = copy.deepcopy(config)
     single.num_hidden_layers = 1
     single.vocab_size = 128
@@ -203,14 +219,17 @@ def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int
     joint = torch.randn(rows, length, sum(counts), width, device=device, dtype=dtype, requires_grad=True)
     direction = torch.randn(rows, length, heads, width, device=device, dtype=dtype)
     ids = torch.arange(rows * length, device=device).view(rows, length) % 37
-    lengths = Documents(separator=0).attention(model, ids) if machine.document_mask else {}
+    lengths: dict[str, Any] = {}
+    if machine.document_mask:
+        lengths = Documents(separator=0).attention(model, ids)
     mask = lengths.pop("attention_mask", None)
-    attend = AttentionInterface()[model.config._attn_implementation]
+    attend: Any = AttentionInterface()[model.config._attn_implementation]
 
     def run() -> list[Tensor]:
         query, key, value = (part.transpose(1, 2) for part in joint.split(counts, 2))
-        out = attend(attentions[0], query, key, value, mask, dropout=0.0, scaling=width**-0.5, **lengths)[0]
-        (gradient,) = torch.autograd.grad(out, joint, direction)
+        outputs = attend(attentions[0], query, key, value, mask, dropout=0.0, scaling=width**-0.5, **lengths)
+        out = outputs[0]
+        [gradient] = torch.autograd.grad(out, joint, direction)
         return [out.detach(), *gradient.split(counts, 2)]
 
     results = run()
@@ -222,6 +241,8 @@ def _difference(results: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest difference relative to the largest expected value."""
     largest = 0.0
     for result, target in zip(results, expected, strict=True):
-        difference = (result - target).abs().max().float() / target.abs().max().float()
-        largest = max(largest, float(difference.nan_to_num(math.inf)))
+        scale = target.abs().max().float()
+        difference = (result - target).abs().max().float() / scale
+        difference = difference.nan_to_num(math.inf)
+        largest = max(largest, float(difference))
     return largest

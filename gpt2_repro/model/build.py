@@ -65,7 +65,9 @@ def _check_memory(config: PreTrainedConfig) -> None:
         vocab_size=config.vocab_size,
     )
     # fp32 weights; without a GPU also their gradients and the two moments of AdamW.
-    needed = parameters * (4 if torch.cuda.is_available() else 16)
+    needed = 4 * parameters
+    if not torch.cuda.is_available():
+        needed = 16 * parameters
     memory = total_memory()  # not the free memory: a full page cache can be emptied
     if needed > memory:
         size = f"{parameters / 1e6:,.0f} M parameters needs about {needed / 1e9:,.0f} GB of memory"
@@ -87,16 +89,21 @@ def compile_loss(model: PreTrainedModel, *, backend: Any = "inductor") -> None:
     # By default, torch (2.13) does not cache a graph with an autograd.Function or a choice of SDPA kernels, and traces
     # and partitions it again at each start. The key of the cache contains the code of both.
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
-    chosen = ("_backend_from_string", "_sdpa_kernel")
-    torch._inductor.config.unsafe_marked_cacheable_functions |= {f"torch.nn.attention.{name}": "1" for name in chosen}
+    cacheable = torch._inductor.config.unsafe_marked_cacheable_functions
+    for function in ("_backend_from_string", "_sdpa_kernel"):
+        cacheable[f"torch.nn.attention.{function}"] = "1"
+    torch._inductor.config.unsafe_marked_cacheable_functions = cacheable
     # Under DDP, torch splits the graph at each 25 MB of gradients, 14 times for 124M, so that a part is reduced while the
     # next part is computed. A single process reduces nothing.
-    torch._dynamo.config.optimize_ddp = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    torch._dynamo.config.optimize_ddp = processes > 1
     compiler = torch._dynamo.lookup_backend(backend)
     model.compiled_graphs = []
 
     def log_and_compile(graph: Any, inputs: list[Any], **options: Any) -> Any:
-        kind = "training" if torch.is_grad_enabled() else "validation"
+        kind = "validation"
+        if torch.is_grad_enabled():
+            kind = "training"
         if kind not in model.compiled_graphs:
             cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
             logger.info("compiling the %s step; compiled code is cached in %s", kind, cache)
@@ -119,7 +126,9 @@ def compile_loss(model: PreTrainedModel, *, backend: Any = "inductor") -> None:
             logger.warning(text, kernel, in_a_line(error)[:200])
             model.compiled_graphs.clear()
             model.set_attn_implementation("causal_sdpa")
-            attention = model.documents.attention(model, input_ids) if model.documents else {}
+            attention = {}
+            if model.documents:
+                attention = model.documents.attention(model, input_ids)
             return compiled(input_ids, shift_labels, **attention)
 
     model.summed_loss = compiled_loss

@@ -33,25 +33,34 @@ class Checkpoint:
     @property
     def tokens_trained(self) -> int | None:
         """Target tokens that the model was trained on, or None if unknown."""
-        return None if self.record is None else self.record.tokens
+        if self.record is None:
+            return None
+        return self.record.tokens
 
     @property
     def weights(self) -> str:
         """Which weights of a run with --ema_steps these are, or "" for other runs."""
-        return self.record.weights if self.record else ""
+        if self.record is None:
+            return ""
+        return self.record.weights
 
     def log_weights(self) -> None:
         """Log which weights of a run with --ema_steps are used. Weights that are no average cause a warning."""
         if self.record is not None and self.weights:
-            level = logging.INFO if self.record.averaged else logging.WARNING
+            level = logging.WARNING
+            if self.record.averaged:
+                level = logging.INFO
             logger.log(level, "The weights of %s are %s.", self.name, self.weights)
 
     def window(self, num_positions: int) -> int:
         """Return the sequence length of the model's run, but at most `num_positions`."""
         if self.run is None:
             return num_positions
-        length = RunRecord(self.run).recipe().get("data", {}).get("sequence_length")
-        return min(num_positions, int(length or num_positions))
+        recipe = RunRecord(self.run).recipe()
+        length = recipe.get("data", {}).get("sequence_length")
+        if not length:
+            return num_positions
+        return min(num_positions, int(length))
 
 
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
@@ -79,7 +88,8 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         return Checkpoint(name, name)
     if path.exists():
         raise UserError(f"{name} is not a run directory, a checkpoint or a model folder.")
-    if is_run(path.parent) or is_run(Path("runs", name)) or not HUB_ID.fullmatch(name) or path.parts[0] == "runs":
+    is_hub_id = HUB_ID.fullmatch(name) and path.parts[0] != "runs"
+    if is_run(path.parent) or is_run(Path("runs", name)) or not is_hub_id:
         raise UserError(f"{name} does not exist. {suggest_run(path)}")
     check_hub()
     return Checkpoint(name.rstrip("/"), name)
@@ -105,7 +115,9 @@ def suggest_run(path: Path) -> str:
         if is_run(folder) or is_run(folder.parent):
             names.append(str(folder))
     near = nearest(str(path), names)
-    return f"Did you mean {near}?" if near else ""
+    if not near:
+        return ""
+    return f"Did you mean {near}?"
 
 
 def _open_folder(folder: Path) -> Checkpoint:
@@ -113,5 +125,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     record = training_record(folder)
     if not (run / RECIPE).is_file():
         return Checkpoint(str(folder), str(folder), record=record)
-    run_name = str(run) if run.name else run.resolve().name
+    run_name = str(run)
+    if not run.name:
+        run_name = run.resolve().name
     return Checkpoint(f"{folder.name} ({run_name})", str(folder), run, record)

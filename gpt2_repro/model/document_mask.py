@@ -39,7 +39,8 @@ class Documents:
             # Lengths instead of a mask, and not position ids: transformers (5.23, _is_packed_sequence) finds documents in
             # position ids only for a single row. With lengths, transformers passes all rows to the kernel as one
             # sequence. A host sync on a GPU: the host needs the number of documents.
-            begins = starts.flatten().nonzero().squeeze(1).to(torch.int32)
+            begins = starts.flatten().nonzero()
+            begins = begins.squeeze(1).to(torch.int32)
             ends = torch.nn.functional.pad(begins, (0, 1), value=starts.numel())
             # One graph serves any number of documents.
             torch._dynamo.mark_dynamic(ends, 0)
@@ -53,8 +54,11 @@ class Documents:
             }
         device = ids.device.type
         # All layers share this float mask. SDPA would convert a bool mask in each layer and keep it for backward.
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
+        dtype = model.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         number = starts.cumsum(1)
         seen = (number[:, :, None] == number[:, None, :]).tril()
-        mask = torch.zeros(seen.shape, dtype=dtype, device=ids.device).masked_fill_(~seen, -torch.inf)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=ids.device)
+        mask.masked_fill_(~seen, -torch.inf)
         return {"attention_mask": mask.unsqueeze(1)}

@@ -16,25 +16,29 @@ from gpt2_repro.model.size import gpt2_parameters, padded_size
 # values: MAGIC, version, window, vocabulary, layers, heads, width, padded vocabulary and zeros. The tensors follow, in
 # the layout of PyTorch's Linear: one kind of tensor for all layers, then the next kind for all layers.
 MAGIC = 20240326
+HEADER_BYTES = 1024
 DTYPES = {"float32": 3, "bfloat16": 5}
 LAYER_NORM_EPSILON = 1e-5
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # the files have none; the default is 0.1
+GELU = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the first one is exact, the others are the same approximation
 BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 
 
 def require_gpt2(model: PreTrainedModel) -> None:
     """Raise UserError if llm.c would compute something else than a model."""
     config = model.config
-    if type(model) is not GPT2LMHeadModel or config.n_inner not in (None, 4 * config.n_embd):
+    is_gpt2 = type(model) is GPT2LMHeadModel
+    if not is_gpt2 or config.n_inner not in (None, 4 * config.n_embd):
         kind = type(model).__name__
         raise UserError(f"llm.c reads only GPT-2 with a feed-forward width of 4 x n_embd, not this {kind}.")
     is_scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
-    # The first one is exact, the others are the same approximation.
-    if config.activation_function not in ("gelu", "gelu_new", "gelu_pytorch_tanh") or not is_scaled:
+    has_gelu = config.activation_function in GELU
+    if not has_gelu or not is_scaled:
         raise UserError("llm.c reads only GPT-2 with GELU and the usual scale of attention.")
     if config.layer_norm_epsilon != LAYER_NORM_EPSILON:
         raise UserError(f"llm.c reads only GPT-2 with layer_norm_epsilon {LAYER_NORM_EPSILON}.")
-    if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
+    head = model.lm_head.weight
+    if not torch.equal(head, model.transformer.wte.weight):
         raise UserError("llm.c reads only GPT-2 whose output layer shares its weights with the embeddings.")
 
 
@@ -43,7 +47,9 @@ def transposed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     views: dict[str, Tensor] = {}
     for name, weight in weights.items():
         is_conv1d = ".c_" in name and name.endswith(".weight")
-        views[name] = weight.t() if is_conv1d else weight
+        views[name] = weight
+        if is_conv1d:
+            views[name] = weight.t()
     return views
 
 
@@ -55,28 +61,35 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     header = np.zeros(256, dtype=np.int32)
     header[:4] = (MAGIC, DTYPES[dtype], config.n_positions, config.vocab_size)
     header[4:8] = (config.n_layer, config.n_head, config.n_embd, padded)
+    padding = padded - config.vocab_size
+    torch_dtype = getattr(torch, dtype)
     with path.open("wb") as file:
         file.write(header.tobytes())
         for name, tensor in _tensors(model):
             if name == "wte.weight":
-                tensor = torch.nn.functional.pad(tensor, (0, 0, 0, padded - config.vocab_size))
-            values = tensor.to(getattr(torch, dtype)).contiguous()
-            file.write(values.view(torch.uint8).numpy().tobytes())
+                tensor = torch.nn.functional.pad(tensor, (0, 0, 0, padding))
+            values = tensor.to(torch_dtype).contiguous()
+            content = values.view(torch.uint8).numpy()
+            file.write(content.tobytes())
 
 
 def read_llmc(path: Path) -> PreTrainedModel:
     """Return the GPT-2 in a model file of llm.c in fp32, or raise UserError."""
     header = np.fromfile(path, dtype=np.int32, count=256)
-    if len(header) < 256 or header[0] != MAGIC or header[1] not in DTYPES.values():
+    has_header = len(header) == 256 and header[0] == MAGIC
+    if not has_header or header[1] not in DTYPES.values():
         raise UserError(f"{path} is not a model file of llm.c. Such a file starts with {MAGIC} and version 3 or 5.")
     _, version, window, vocabulary, layers, heads, width, padded = header[:8].tolist()
-    kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16
-    count = gpt2_parameters(n_layer=layers, n_embd=width, n_positions=window, vocab_size=padded)
+    dtype = torch.bfloat16
+    if version == DTYPES["float32"]:
+        dtype = torch.float32
+    parameters = gpt2_parameters(n_layer=layers, n_embd=width, n_positions=window, vocab_size=padded)
     size = path.stat().st_size
-    expected = 1024 + count * kind.itemsize
+    expected = HEADER_BYTES + parameters * dtype.itemsize
     # Before anything is allocated. Each layer needs far more bytes in the file than an empty layer in memory.
-    is_impossible = min(header[2:8]) < 1 or vocabulary > padded or width % heads or layers > width
-    if size != expected or is_impossible:
+    has_sizes = min(header[2:8]) >= 1
+    is_possible = has_sizes and vocabulary <= padded and width % heads == 0 and layers <= width
+    if size != expected or not is_possible:
         raise UserError(f"{path} is damaged: it has {size:,} bytes instead of {expected:,}, or an impossible shape.")
     config = GPT2Config(
         n_positions=window,
@@ -89,11 +102,15 @@ def read_llmc(path: Path) -> PreTrainedModel:
         **NO_DROPOUT,
     )
     model = GPT2LMHeadModel(config).eval()
-    values = torch.from_file(str(path), size=size, dtype=torch.uint8)[1024:].view(kind)
+    content = torch.from_file(str(path), size=size, dtype=torch.uint8)
+    values = content[HEADER_BYTES:].view(dtype)
     for name, tensor in _tensors(model):
-        rows = padded if name == "wte.weight" else len(tensor)
+        rows = len(tensor)
+        if name == "wte.weight":
+            rows = padded
         shape = torch.Size([rows, *tensor.shape[1:]])
-        tensor.copy_(values[: shape.numel()].reshape(shape)[: len(tensor)])
+        stored = values[: shape.numel()].reshape(shape)
+        tensor.copy_(stored[: len(tensor)])
         values = values[shape.numel() :]
     return model
 

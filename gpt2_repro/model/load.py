@@ -53,8 +53,10 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     Raises UserError if the model is quantized, cannot be loaded from safetensors, or has weights that are not finite.
     """
     file = Path(checkpoint)
+    if file.is_file() and file.suffix == ".bin":
+        return read_llmc(file)
     if file.is_file():
-        return read_llmc(file) if file.suffix == ".bin" else read_nanogpt(file)
+        return read_nanogpt(file)
     verbosity = logging.get_verbosity()
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
@@ -65,7 +67,9 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         if Path(checkpoint).is_dir():
             _check_files(Path(checkpoint))
         logging.set_verbosity_error()  # hides a table of weights that do not fit config.json
-        variant = AVERAGE_VARIANT if Path(checkpoint, AVERAGED_WEIGHTS).is_file() else None
+        variant = None
+        if Path(checkpoint, AVERAGED_WEIGHTS).is_file():
+            variant = AVERAGE_VARIANT
         model, loading = AutoModelForCausalLM.from_pretrained(
             checkpoint, config=config, variant=variant, output_loading_info=True, **SAFELY
         )
@@ -79,7 +83,8 @@ def load_model(checkpoint: str) -> PreTrainedModel:
             details = f"{problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)"
             raise UserError(f"Cannot load {checkpoint}, because its weights do not fit its config.json: {details}.")
     for name, weight in model.named_parameters():
-        if not bool(weight.isfinite().all()):
+        is_finite = bool(weight.isfinite().all())
+        if not is_finite:
             raise UserError(f"{checkpoint} has weights that are not finite ({name}).")
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
@@ -87,7 +92,9 @@ def load_model(checkpoint: str) -> PreTrainedModel:
 
 
 def _reason(checkpoint: str, error: Exception) -> str:
-    return in_a_line(error) if Path(checkpoint).exists() else hub_reason(error)
+    if Path(checkpoint).exists():
+        return in_a_line(error)
+    return hub_reason(error)
 
 
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
@@ -96,7 +103,8 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
     if not experts:
         return False
     # Trainer (5.23) would skip the experts without an error, because their names differ in checkpoint and model.
-    model.load_state_dict(AutoModelForCausalLM.from_pretrained(checkpoint, **SAFELY).state_dict())
+    stock = AutoModelForCausalLM.from_pretrained(checkpoint, **SAFELY)
+    model.load_state_dict(stock.state_dict())
     return True
 
 
@@ -129,4 +137,5 @@ def untrained_like(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
     """Return a model of the same architecture with new random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(plain_config(model.config), dtype=torch.float32).eval()
+        untrained = AutoModelForCausalLM.from_config(plain_config(model.config), dtype=torch.float32)
+    return untrained.eval()

@@ -37,20 +37,31 @@ def open_nanogpt(path: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
     try:
         with torch.serialization.safe_globals([(_BuildConfig, "__main__.GPTConfig")]):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # nanoGPT's GELU is exact. build-nanogpt has GPT-2's approximation.
         built = content.get("config")
-        is_build_nanogpt = isinstance(built, _BuildConfig)
-        shape = vars(built) if is_build_nanogpt else content.get("model_args")
-        weights = {name.removeprefix("_orig_mod."): tensor for name, tensor in content["model"].items()}
-        sizes = {ours: int(shape[name_there]) for name_there, ours in SHAPE.items()}
+        if isinstance(built, _BuildConfig):
+            shape = vars(built)
+            activation = "gelu_pytorch_tanh"
+        else:
+            shape = content.get("model_args")
+            activation = "gelu"
+        weights: dict[str, Tensor] = {}
+        for name, tensor in content["model"].items():
+            weights[name.removeprefix("_orig_mod.")] = tensor
         total = sum(tensor.numel() for tensor in weights.values())
-        claimed = gpt2_parameters(**{name: size for name, size in sizes.items() if name != "n_head"})
+        sizes = {ours: int(shape[theirs]) for theirs, ours in SHAPE.items()}
+        claimed = gpt2_parameters(
+            n_layer=sizes["n_layer"],
+            n_embd=sizes["n_embd"],
+            n_positions=sizes["n_positions"],
+            vocab_size=sizes["vocab_size"],
+        )
         # Before a model is built. At most half of its weights, the biases, may be missing.
         is_possible = min(sizes.values()) > 0 and sizes["n_layer"] <= len(weights)
         if not is_possible or claimed > 2 * total or total > path.stat().st_size:
             raise ValueError("its shape does not fit its size")
-        # nanoGPT's GELU is exact. build-nanogpt has GPT-2's approximation.
         config = GPT2Config(
-            activation_function="gelu_pytorch_tanh" if is_build_nanogpt else "gelu",
+            activation_function=activation,
             bos_token_id=None,
             eos_token_id=None,
             **sizes,
@@ -68,12 +79,14 @@ def read_nanogpt(path: Path) -> PreTrainedModel:
     """
     config, weights = open_nanogpt(path)
     try:
-        state = transposed({name: tensor for name, tensor in weights.items() if not name.endswith(MASKS)})
+        without_masks = {name: tensor for name, tensor in weights.items() if not name.endswith(MASKS)}
+        state = transposed(without_masks)
         model = GPT2LMHeadModel(config)
         missing, unexpected = model.load_state_dict(state, strict=False)
     except FAILURES as error:
         raise UserError(f"{path} has weights of other shapes: {in_a_line(error)[:200]}.") from None
-    wrong = [*unexpected, *(name for name in missing if not name.endswith(".bias"))]
+    wrong = list(unexpected)
+    wrong += [name for name in missing if not name.endswith(".bias")]
     if wrong:
         raise UserError(f"{path} is not a GPT-2: its weights differ in {wrong[0]}.")
     if not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"]):

@@ -330,14 +330,18 @@ class _BiasGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        per_row = gradients[0].sum(1, dtype=torch.float32)
-        return gradients[0], per_row.sum(0).to(ctx.dtype)
+        [grad_projection] = gradients
+        per_row = grad_projection.sum(1, dtype=torch.float32)
+        grad_bias = per_row.sum(0).to(ctx.dtype)
+        return grad_projection, grad_bias
 
 
 def _project(self: Any, inputs: Tensor) -> Tensor:
     """Replace the forward of transformers' Conv1D."""
-    projection = torch.addmm(self.bias.detach(), inputs.view(-1, inputs.shape[-1]), self.weight)
-    return _BiasGradient.apply(projection.view(*inputs.shape[:-1], self.nf), self.bias)
+    positions = inputs.view(-1, inputs.shape[-1])
+    projection = torch.addmm(self.bias.detach(), positions, self.weight)
+    projection = projection.view(*inputs.shape[:-1], self.nf)
+    return _BiasGradient.apply(projection, self.bias)
 
 
 def sum_biases_by_row(model: PreTrainedModel) -> None:

@@ -86,20 +86,28 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
 
 def checkpoint_bytes(parameters: int, *, bf16: bool, averaged: bool) -> int:
     """Return the size of a `checkpoint-N` in bytes. `averaged`: with --ema_steps."""
-    return parameters * (state_bytes(averaged=averaged) + _model_bytes(bf16=bf16, averaged=averaged))
+    models = _model_bytes(bf16=bf16, averaged=averaged)
+    return parameters * (state_bytes(averaged=averaged) + models)
 
 
 def _model_bytes(*, bf16: bool, averaged: bool) -> int:
     """Return bytes per parameter of the models in a checkpoint, without the state of the optimizer."""
     # Two copies in bf16 or fp32: one that the training engine writes, and one in safetensors format.
-    copies = 2 * (2 if bf16 else 4)
+    size = 8
+    if bf16:
+        size = 4
     # The average has its own file in fp32. The state has it too, but in pickles, and divided among the ranks.
-    return copies + 4 if averaged else copies
+    if averaged:
+        size += 4
+    return size
 
 
 def state_bytes(*, averaged: bool) -> int:
     """Return bytes per parameter of master weights, Adam's moments, and the average with --ema_steps."""
-    return 16 if averaged else 12
+    size = 12
+    if averaged:
+        size += 4
+    return size
 
 
 def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
@@ -112,9 +120,12 @@ def tokens_per_chunk(vocab_size: int, memory_bytes: float) -> int:
         memory_bytes: memory of the GPU, or 0 for a CPU.
     """
     # With 50,304 ids: 16,384 tokens with 1.6 GB of logits in bf16 on GPUs of 40 GB and more, otherwise 4,096 tokens.
-    logits = 2**30 if memory_bytes >= 40e9 else 2**28
+    logits = 2**28
+    if memory_bytes >= 40e9:
+        logits = 2**30
+    tokens = max(1, logits // vocab_size)
     # A power of two, because matrices of other heights leave part of a GPU idle.
-    return 1 << max(0, (logits // vocab_size).bit_length() - 1)
+    return 1 << (tokens.bit_length() - 1)
 
 
 def bytes_of_rank(parameters: int, *, bf16: bool, averaged: bool, rank: int, shards: int) -> int:
@@ -127,7 +138,12 @@ def bytes_of_rank(parameters: int, *, bf16: bool, averaged: bool, rank: int, sha
     state_size = state_bytes(averaged=averaged) * parameters  # with the master weights
     if shards:
         part = state_size // shards
-        models_size = _model_bytes(bf16=bf16, averaged=averaged) * parameters
-        return part if rank else part + models_size
-    average_size = 4 * parameters if averaged else 0
-    return 0 if rank else state_size + average_size
+        if rank > 0:
+            return part
+        return part + _model_bytes(bf16=bf16, averaged=averaged) * parameters
+    if rank > 0:
+        return 0
+    average_size = 0
+    if averaged:
+        average_size = 4 * parameters
+    return state_size + average_size
