@@ -41,7 +41,8 @@ class UpdateGuard(TrainerCallback):
         self._bad: torch.Tensor | None = None  # for this step, on the device: 1 if the gradient norm is not finite
         self._unread: collections.deque[tuple[int, torch.Tensor, Any]] = collections.deque()
         self._norm = math.nan
-        self._verdict: str | None = None  # why the update is skipped. "": it is not. None: not decided yet
+        self._is_checked = False  # whether the norm of this step was checked on the host
+        self._skip_reason = ""  # why the update of this step is skipped, or "" if it is not
 
     def attach(self, optimizer: Any, zero: Any = None, *, loss_scale: Callable[[], float] | None = None) -> None:
         """Check each update of `optimizer` from now on.
@@ -71,19 +72,19 @@ class UpdateGuard(TrainerCallback):
             self._norm = float(norm) if norm >= 0 else math.nan
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._verdict is None and self._zero is not None:  # DeepSpeed has computed the norm
+        if not self._is_checked and self._zero is not None:  # DeepSpeed has computed the norm
             self.see_norm(self._zero._global_grad_norm)
         if self._on_device:
             # Torch's fused kernels read `found_inf`, which torch provides for loss scaling, on the device. The host
             # reads the flag one step later, so that it never waits for the device.
             optimizer.found_inf = self._bad
             return
-        if self._verdict is None:  # ZeRO calls this hook once per parameter group
-            self._verdict = ""
+        if not self._is_checked:  # ZeRO calls this hook once per parameter group
+            self._is_checked = True
             if not math.isfinite(self._norm):
-                self._verdict = f"gradient norm {self._norm}"
+                self._skip_reason = f"gradient norm {self._norm}"
         # The optimizer ignores parameters without a gradient: no change of weights and moments, and no weight decay.
-        if self._verdict:
+        if self._skip_reason:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
@@ -113,8 +114,11 @@ class UpdateGuard(TrainerCallback):
             self._unread.append((step, flag, arrived))
             self.settle(but=1)
             return
-        reason = NOT_FINITE if passed_over else self._verdict
-        self._verdict = None
+        reason = self._skip_reason
+        if passed_over:
+            reason = NOT_FINITE
+        self._is_checked = False
+        self._skip_reason = ""
         self._norm = 0.0
         if reason:
             self._count(step, reason)
@@ -138,14 +142,16 @@ class UpdateGuard(TrainerCallback):
 
     def _count(self, step: int, reason: str) -> None:
         self.total += 1
-        scale = self.loss_scale() if self.loss_scale else None
-        if scale is not None:
+        scale = None
+        if self.loss_scale is not None:
+            scale = self.loss_scale()
             reason = f"fp16 overflow, loss scale {scale:g}"
         logger.warning("The update of step %d was skipped (%s).", step, reason)
         self.report(step, {"update_skipped": reason})
         if scale is not None and scale > 1:
             return  # the engine lowers the scale and tries again
-        self.skipped = [*(old for old in self.skipped if old > step - RECENT_STEPS), step]
+        self.skipped = [old for old in self.skipped if old > step - RECENT_STEPS]
+        self.skipped.append(step)
         last_steps = list(range(step - MOST_IN_A_ROW + 1, step + 1))
         if scale is not None:
             times = "at the smallest loss scale"
