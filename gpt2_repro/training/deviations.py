@@ -23,11 +23,12 @@ def differences(recipe: TrainingRecipe, other: str) -> str:
     against = load_recipe([other])
     with contextlib.suppress(UserError):  # without prepared data, sizes of 0 cannot be derived
         recipe = follow_data(recipe)
-    lines = [
-        f"  {section + '.' + key:<38} {_shown(ours):<34} (recipe: {_shown(theirs)})"
-        for section, key, ours, theirs in recipe.differences(against)
-    ]
-    return "\n".join([f"fields of {recipe.title} that differ from {other}: {len(lines)}", *lines])
+    lines: list[str] = []
+    for section, key, ours, theirs in recipe.differences(against):
+        field = f"{section}.{key}"
+        lines.append(f"  {field:<38} {_shown(ours):<34} (recipe: {_shown(theirs)})")
+    title = f"fields of {recipe.title} that differ from {other}: {len(lines)}"
+    return "\n".join([title, *lines])
 
 
 def compare_with_default(run: TrainingRecipe) -> tuple[str | None, list[Mapping[str, str]]]:
@@ -37,9 +38,11 @@ def compare_with_default(run: TrainingRecipe) -> tuple[str | None, list[Mapping[
         The name of the published loss curve that the run should follow, or None if its recipe has none, or if changed
         fields change the curve. The fields that differ and influence the training.
     """
-    deviations = _changed(run, load_recipe([str(DEFAULT_RECIPE)]))
+    default = load_recipe([str(DEFAULT_RECIPE)])
+    deviations = _changed(run, default)
     for name, curve in references.CURVES.items():
-        if _is_on_curve(run, load_recipe([str(ROOT / curve.recipe)])):
+        recipe = load_recipe([str(ROOT / curve.recipe)])
+        if _is_on_curve(run, recipe):
             return name, deviations
     return None, deviations
 
@@ -61,7 +64,11 @@ def _changed(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Mapping[str, s
 
 def _is_on_curve(run: TrainingRecipe, recipe: TrainingRecipe) -> bool:
     """Return whether a run should have the validation losses of a recipe."""
-    changed = {row["field"].partition(".")[2] for row in _changed(run, recipe)} - SAME_CURVE
+    changed: set[str] = set()
+    for deviation in _changed(run, recipe):
+        _, _, field = deviation["field"].partition(".")
+        changed.add(field)
+    changed -= SAME_CURVE
     if run.data.source == "fineweb-10bt-tokens" and recipe.data.source == "fineweb-10bt":
         changed -= {"source", "split"}  # the same text: the validation shard is the head of the default source
     return not changed and run.training.eval_tokens == recipe.training.eval_tokens
@@ -72,4 +79,6 @@ def _shown(value: Any) -> str:
         value = " ".join(map(str, value))
     elif isinstance(value, int) and not isinstance(value, bool):
         value = f"{value:,}"
-    return "-" if value in (None, "") else str(value)
+    if value in (None, ""):
+        return "-"
+    return str(value)

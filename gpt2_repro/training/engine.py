@@ -168,8 +168,11 @@ def load_universal_form(accelerator: Any) -> None:
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
     """Return the class, dtypes and settings of the training engine."""
-    dtype = _name(next(wrapped.parameters()).dtype)
-    autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
+    weight = next(wrapped.parameters())
+    dtype = _name(weight.dtype)
+    autocast = accelerator.mixed_precision
+    if accelerator.distributed_type == "DEEPSPEED":
+        autocast = "no"
     facts: dict[str, Any] = {
         "engine": type(wrapped).__name__,
         "processes": accelerator.num_processes,
@@ -183,7 +186,10 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
         zero: Any = wrapped.optimizer
         # The weights that are updated. ZeRO-3 passes them to its optimizer piece by piece during the step.
         groups = getattr(zero, "fp32_partitioned_groups_flat", None)
-        masters = groups[0] if groups else inner.param_groups[0]["params"][0]
+        if groups:
+            masters = groups[0]
+        else:
+            masters = inner.param_groups[0]["params"][0]
         facts |= {
             "zero_stage": wrapped.zero_optimization_stage(),
             "zero_optimizer": type(zero).__name__,
@@ -194,7 +200,9 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
     for key, own in sharded.dtypes_of_fsdp(wrapped).items():
-        facts[key] = dtype if own is None else _name(own)
+        facts[key] = dtype
+        if own is not None:
+            facts[key] = _name(own)
     facts["optimizer"] = type(inner).__name__
     return facts
 
@@ -207,7 +215,9 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
     for parameter, state in optimizer.state.items():
         step = state.get("step")
         if isinstance(step, torch.Tensor):
-            device = parameter.device if on_device else step.device
+            device = step.device
+            if on_device:
+                device = parameter.device
             state["step"] = step.to(device, copy=True)
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return
@@ -294,15 +304,19 @@ def clip_gradients(accelerator: Any, optimizer: Any, limit: float) -> torch.Tens
     accelerator.unscale_gradients(optimizer)  # in fp16
     parameters: list[nn.Parameter] = []
     for group in optimizer.param_groups:
-        parameters += [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameters.append(parameter)
     parts: list[Any] = []
     for parameter in parameters:
         part = parameter.grad
         if part.device.type == "cpu" and part.dim() > 1:
             # On a CPU, torch's fp32 norm of millions of elements is up to 7e-4 too small (2.13). Norms of rows are exact.
-            part = torch.linalg.vector_norm(part, dim=-1).double()
+            norms = torch.linalg.vector_norm(part, dim=-1)
+            part = norms.double()
         parts.append(part)
-    norm = nn.utils.get_total_norm(parts).float()
+    norm = nn.utils.get_total_norm(parts)
+    norm = norm.float()
     nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     return norm
 
@@ -316,13 +330,15 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
         return
     # The hash is the XOR of the bits. A flipped bit changes it. The order of the reduction does not.
     hashes = torch.stack([torch.hash_tensor(weight.detach()) for weight in model.parameters()])
-    table = ranks.gather(hashes.view(torch.int64).cpu())
+    hashes = hashes.view(torch.int64).cpu()
+    table = ranks.gather(hashes)
     differs = table != table[0]
     if not differs.any():
         return
-    odd_ranks = differs.any(dim=1).nonzero().flatten().tolist()
-    odd = ", ".join(str(rank) for rank in odd_ranks)
+    odd_ranks = differs.any(dim=1).nonzero().flatten()
+    odd = ", ".join(str(rank) for rank in odd_ranks.tolist())
     names = [name for name, _ in model.named_parameters()]
-    first = names[differs.any(dim=0).nonzero()[0]]
+    odd_weights = differs.any(dim=0).nonzero().flatten()
+    first = names[int(odd_weights[0])]
     problem = f"At step {step} the weights of rank {odd} differ from the weights of rank 0, first in {first}."
     raise RunFailed(f"{problem} A GPU or its connection is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")

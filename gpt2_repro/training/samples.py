@@ -25,7 +25,8 @@ class TextSampler(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         settings = args.settings
-        if not settings.sample_tokens or not self.trainer.when.is_due(state.global_step, settings.sample_steps):
+        is_due = self.trainer.when.is_due(state.global_step, settings.sample_steps)
+        if not settings.sample_tokens or not is_due:
             return
         sharded = has_shards(model)
         if not sharded and not state.is_world_process_zero:
@@ -42,13 +43,16 @@ class TextSampler(TrainerCallback):
         prompt = start_ids(self.tokenizer, args.settings.sample_prompt, window=window)
         ids = torch.tensor([prompt], device=args.device)
         # By default fork_rng saves the state of every visible GPU, which creates a CUDA context on each.
-        devices = [args.device] if args.device.type == "cuda" else []
+        devices: list[torch.device] = []
+        if args.device.type == "cuda":
+            devices.append(args.device)
+        max_new_tokens = min(args.settings.sample_tokens, window - len(prompt))
         with torch.random.fork_rng(devices=devices), torch.no_grad():
             torch.manual_seed(args.seed + step)
             written = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=min(args.settings.sample_tokens, window - ids.shape[1]),
+                max_new_tokens=max_new_tokens,
                 do_sample=True,
                 top_k=50,
                 pad_token_id=self.tokenizer.eos_token_id,
@@ -61,6 +65,7 @@ class TextSampler(TrainerCallback):
 def _require_finite(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Return the logits `scores`, or raise FloatingPointError if they are not finite."""
     # On a GPU, sampling from such logits causes a device assertion. Then the process cannot use CUDA any more.
-    if not bool(scores.isfinite().all()):
+    is_finite = bool(scores.isfinite().all())
+    if not is_finite:
         raise FloatingPointError("The logits are not finite.")
     return scores

@@ -11,7 +11,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 def has_shards(model: nn.Module) -> bool:
     """Return whether weights are sharded, so that a forward pass is a collective."""
-    return isinstance(model, fsdp.FSDPModule) or is_zero3(next(model.parameters()))
+    weight = next(model.parameters())
+    return isinstance(model, fsdp.FSDPModule) or is_zero3(weight)
 
 
 def is_zero3(weight: Tensor) -> bool:
@@ -21,7 +22,9 @@ def is_zero3(weight: Tensor) -> bool:
 
 def whole(value: Any) -> Any:
     """Return the full tensor of a DTensor (a collective), or the value itself."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
+    if hasattr(value, "full_tensor"):
+        return value.full_tensor()
+    return value
 
 
 def build_whole() -> None:
@@ -36,16 +39,19 @@ def build_whole() -> None:
 
 def set_master_of_zero3(weight: Any, full: Tensor) -> None:
     """Set the fp32 master of a weight to this rank's part of the tensor `full`."""
-    length = weight.ds_tensor.numel()  # the part of the last rank is padded
-    full = nn.functional.pad(full.flatten(), (0, length * dist.get_world_size() - full.numel()))
-    weight._z3_optimizer.set_local_hp_param(full.narrow(0, length * dist.get_rank(), length), weight)
+    length = weight.ds_tensor.numel()
+    padding = length * dist.get_world_size() - full.numel()  # at the end of the last rank's part
+    padded = nn.functional.pad(full.flatten(), (0, padding))
+    own_part = padded.narrow(0, length * dist.get_rank(), length)
+    weight._z3_optimizer.set_local_hp_param(own_part, weight)
 
 
 def fix_weight_decay(optimizer: Any, weight_decay: float) -> None:
     """Restore the weight decay of both parameter groups after a resume under ZeRO-3."""
     # A checkpoint in universal form gives all groups the decay of the first group (runtime/zero/stage3.py, 0.19.8).
     # DeepSpeed drops a group without weights. An OLMo model has only matrices.
-    for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=False):
+    decays = (weight_decay, 0.0)
+    for group, decay in zip(optimizer.param_groups, decays, strict=False):
         group["weight_decay"] = decay
 
 
@@ -58,7 +64,8 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     # accelerate does not shard a sharded model again, and still handles optimizer, gradient norm and checkpoints.
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    device = accelerator.device.type
+    mesh = init_device_mesh(device, (accelerator.num_processes,))
     precision = fsdp.MixedPrecisionPolicy()
     if accelerator.mixed_precision == "bf16":
         precision = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -66,7 +73,7 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     # By default the outermost unit is not resharded after a pass. Between steps its fp32 masters could not be read.
     for part in (*blocks, model):
         fsdp.fully_shard(part, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
-    if accelerator.device.type == "cpu":  # gloo has no mean reduction
+    if device == "cpu":  # gloo has no mean reduction
         for part in model.modules():
             if isinstance(part, fsdp.FSDPModule):
                 part.set_force_sum_reduction_for_comms(True)

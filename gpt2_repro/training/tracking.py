@@ -27,7 +27,9 @@ def check_reporting(report_to: list[str]) -> None:
     known = integration_utils.INTEGRATION_TO_CALLBACK
     for name in report_to:
         if name not in integration_utils.get_available_reporting_integrations():
-            fix = f"Run `pip install {name}`." if name in known else did_you_mean(name, known)
+            fix = did_you_mean(name, known)
+            if name in known:
+                fix = f"Run `pip install {name}`."
             raise UserError(f"Cannot report to {name!r} (--report_to). {fix}")
 
 
@@ -41,20 +43,26 @@ def prepare_tracking(report_to: list[str], run: Path) -> None:
         return
     from requests.utils import get_netrc_auth
 
-    run_id = run / WANDB_ID
-    wandb_id = run_id.read_text(encoding="utf-8") if run_id.is_file() else uuid.uuid4().hex[:12]
-    settings = {"RUN_ID": wandb_id, "RESUME": "allow", "DIR": str(run), "INIT_TIMEOUT": "20"}
-    for name, value in settings.items():
-        os.environ.setdefault(f"WANDB_{name}", value)
-    if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or get_netrc_auth("https://api.wandb.ai")):
+    id_file = run / WANDB_ID
+    run_id = uuid.uuid4().hex[:12]
+    if id_file.is_file():
+        run_id = id_file.read_text(encoding="utf-8")
+    os.environ.setdefault("WANDB_RUN_ID", run_id)
+    os.environ.setdefault("WANDB_RESUME", "allow")
+    os.environ.setdefault("WANDB_DIR", str(run))
+    os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
+    if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
+        return
+    if not get_netrc_auth("https://api.wandb.ai"):
         os.environ["WANDB_MODE"] = "offline"
         logger.info("wandb has no API key and records offline in %s/wandb. Run `wandb sync` to upload the run.", run)
 
 
 def record_tracking(report_to: list[str], run: Path) -> None:
     """Write the id of the wandb run to the run directory, for a resume. Call this on rank 0 only."""
-    if "wandb" in report_to and not (run / WANDB_ID).is_file():
-        write_whole(run / WANDB_ID, os.environ["WANDB_RUN_ID"])
+    id_file = run / WANDB_ID
+    if "wandb" in report_to and not id_file.is_file():
+        write_whole(id_file, os.environ["WANDB_RUN_ID"])
 
 
 class Guarded:
@@ -75,7 +83,8 @@ class Guarded:
     def attempt(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Call a method of the callback. If it raises an exception, log a warning."""
         if self.failures[method] < FAILURES_ALLOWED:
-            self.guard(method, functools.partial(getattr(self.callback, method), *args, **kwargs))
+            function = getattr(self.callback, method)
+            self.guard(method, functools.partial(function, *args, **kwargs))
 
     def guard(self, method: str, call: Callable[[], None]) -> None:
         """Perform a call of `method`. If it raises an exception, log a warning."""
@@ -85,8 +94,9 @@ class Guarded:
         except Exception as error:
             self.failures[method] += 1
             name = type(self.callback).__name__
-            is_last = self.failures[method] == FAILURES_ALLOWED
-            then = "this method is not called again" if is_last else "training continues"
+            then = "training continues"
+            if self.failures[method] == FAILURES_ALLOWED:
+                then = "this method is not called again"
             text = "The callback %s failed in %s with %s: %s (%s)"
             logger.warning(text, name, method, type(error).__name__, error, then)
 
@@ -138,13 +148,17 @@ def guard_reporting(trainer: Any) -> None:
     """Catch exceptions of Trainer's reporting callbacks."""
     module = "transformers.integrations.integration_utils"
     callbacks: list[Any] = trainer.callback_handler.callbacks
-    callbacks[:] = [Tracker(each) if type(each).__module__ == module else each for each in callbacks]
+    for position, callback in enumerate(callbacks):
+        if type(callback).__module__ == module:
+            callbacks[position] = Tracker(callback)
 
 
 def finish_reporting(trainer: Any) -> None:
     """Close the tracking services. Call this after the final model is written and copied."""
     trainer.watchdog.arm()
-    is_complete = trainer.when.reason is None and trainer.is_world_process_zero()
+    final = None
+    if trainer.when.reason is None and trainer.is_world_process_zero():
+        final = trainer.run.final
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, Tracker):
-            callback.finish(trainer.run.final if is_complete else None)
+            callback.finish(final)

@@ -143,7 +143,9 @@ class PretrainingTrainer(Trainer):
         parameters = self.model.num_parameters()
         averaged = settings.ema_steps > 0
         rank = self.args.process_index
-        shards = self.args.world_size if self.is_deepspeed_enabled else 0
+        shards = 0
+        if self.is_deepspeed_enabled:
+            shards = self.args.world_size
         return CheckpointSaver(
             self.run,
             SavingSettings(settings.rotation, settings.background_save, settings.sync_to, identity),
@@ -240,11 +242,10 @@ class PretrainingTrainer(Trainer):
         self.restored_losses = None
         if window is not None:
             sums = [math.nan if total is None else total for total in window["sums"]]  # null: it was not finite
-            process = self.args.process_index
+            own_sum = sum(sums) / len(sums)
             if len(sums) == self.args.world_size:
-                self._tr_loss += sums[process]
-            else:
-                self._tr_loss += sum(sums) / len(sums)
+                own_sum = sums[self.args.process_index]
+            self._tr_loss += own_sum
             self._globalstep_last_logged = window["since"]
         super()._run_epoch(*args, epoch=epoch, **kwargs)
 
@@ -255,7 +256,8 @@ class PretrainingTrainer(Trainer):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A checkpoint stores tied weights once, so Trainer would warn that lm_head.weight is missing.
-        load_result.missing_keys[:] = set(load_result.missing_keys) - set(self.model.all_tied_weights_keys)
+        missing = set(load_result.missing_keys)
+        load_result.missing_keys[:] = missing - set(self.model.all_tied_weights_keys)
         super()._issue_warnings_after_load(load_result)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -282,8 +284,9 @@ class PretrainingTrainer(Trainer):
         return norm
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        limit = self.args.max_grad_norm  # DeepSpeed clips in its step
-        return None if self.is_deepspeed_enabled else engine.clip_gradients(self.accelerator, self.optimizer, limit)
+        if self.is_deepspeed_enabled:  # it clips in its step
+            return None
+        return engine.clip_gradients(self.accelerator, self.optimizer, self.args.max_grad_norm)
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # total_flos misses 40 % of GPT-2's FLOPs
@@ -405,9 +408,11 @@ class PretrainingTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         # Trainer writes in place, and resumes from the newest folder even if it is incomplete.
         step = self.state.global_step
+        # `save` waits for the writers, too. But on_save must be called before, for the previous checkpoint, which this
+        # save can delete.
         with self.meter.on("saving"):
             self.saver.wait_for_writers()
-        self._report_saves()  # before this save, which can delete the previous checkpoint
+        self._report_saves()
         if self.is_world_process_zero():
             self._saved_states[step] = copy.copy(self.state)
         with self.meter.on("saving"):
@@ -483,6 +488,10 @@ class PretrainingTrainer(Trainer):
         if self.is_world_process_zero():
             # Before a checkpoint is loaded, Trainer is at step 0. The step of the run is then not written.
             step = self.state.global_step
-            position = {"step": step, "tokens": self.tokens_trained} if step else {}
-            saving = {"save_seconds": round(self.saver.seconds, 2)} if self.saver.seconds else {}
-            self.run.write_status(state, **self.eval_losses | position | saving | values)
+            status: dict[str, Any] = dict(self.eval_losses)
+            if step:
+                status["step"] = step
+                status["tokens"] = self.tokens_trained
+            if self.saver.seconds:
+                status["save_seconds"] = round(self.saver.seconds, 2)
+            self.run.write_status(state, **status | values)

@@ -37,7 +37,9 @@ class Validation:
         self._start = start_id(inputs.tokenizer)
 
     def _hellaswag(self, step: int) -> HellaSwag | None:
-        return self.hellaswag if self.when.is_due(step, self.settings.hellaswag_steps) else None
+        if not self.when.is_due(step, self.settings.hellaswag_steps):
+            return None
+        return self.hellaswag
 
     def batches(self, step: int) -> int:
         """Return the number of forward passes of rank 0 in the validation at `step`."""
@@ -61,11 +63,16 @@ class Validation:
             after_batch: a function to call after each forward pass. Its exceptions end the validation.
             averaged: the weights are the average over steps. Keys begin with `eval_EMA`, and HellaSwag is not scored.
         """
-        sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])
-        prefix = events.AVERAGED if averaged else "eval"
+        own_sums = [self._sum_losses(model, rows, after_batch) for rows in self.sets.values()]
+        sums = reduce(torch.stack(own_sums), reduction="sum").tolist()
+        prefix = "eval"
+        if averaged:
+            prefix = events.AVERAGED
         metrics: dict[str, float] = {}
-        for name, (nll, targets, size) in zip(self.sets, reduce(sums, reduction="sum").tolist(), strict=True):
-            key = f"{prefix}_{name}" if name else prefix
+        for name, (nll, targets, size) in zip(self.sets, sums, strict=True):
+            key = prefix
+            if name:
+                key = f"{prefix}_{name}"
             metrics[f"{key}_loss"] = nll / targets
             metrics[f"{key}_tokens"] = int(targets)
             if size:
@@ -73,40 +80,58 @@ class Validation:
                 metrics[f"{key}_bits_per_byte"] = nll / math.log(2) / size
             if not math.isfinite(nll):
                 logger.warning("The validation loss %s_loss is not finite at step %d.", key, step)
-        hellaswag = None if averaged else self._hellaswag(step)
-        if hellaswag:
-            endings = mean_losses(
-                hellaswag.rows,
-                lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
-                positions=self._positions,
-                device=self.args.device,
-                process=self.args.process_index,
-                processes=self.args.world_size,
-                after_batch=after_batch,
-            )
-            metrics |= hellaswag.score(reduce(endings, reduction="sum"))
+        hellaswag = self._hellaswag(step)
+        if hellaswag and not averaged:
+            metrics |= self._score(hellaswag, model, after_batch)
         return metrics
+
+    def _score(
+        self, hellaswag: HellaSwag, model: Callable[..., Any], after_batch: Callable[[], None]
+    ) -> dict[str, float]:
+        """Return the HellaSwag metrics. A collective."""
+
+        def losses(ids: Tensor, labels: Tensor) -> Tensor:
+            return model(input_ids=ids, shift_labels=labels, reduction="none").loss
+
+        endings = mean_losses(
+            hellaswag.rows,
+            losses,
+            positions=self._positions,
+            device=self.args.device,
+            process=self.args.process_index,
+            processes=self.args.world_size,
+            after_batch=after_batch,
+        )
+        return hellaswag.score(reduce(endings, reduction="sum"))
 
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
         """Return this rank's sum of losses, targets and bytes of the targets' text, in fp64 of shape [3]."""
         device = self.args.device
         on_gpu = device.type == "cuda"
-        place = "cpu" if device.type == "mps" else device  # Apple GPUs have no fp64
+        place = device
+        if device.type == "mps":
+            place = torch.device("cpu")  # Apple GPUs have no fp64
         total = torch.zeros(3, dtype=torch.float64, device=place)
-        fixed_length = self.length if self.settings.torch_compile else None
+        fixed_length = None
+        if self.settings.torch_compile:
+            fixed_length = self.length
+        start = self._start
+        if start is None:
+            start = -1  # no id
         for batch in validation_batches(rows, self.args, fixed_length):
             inputs: Any = {"input_ids": batch["input_ids"], "shift_labels": batch["shift_labels"]}
             if on_gpu:
                 inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
             # Sums stay on the device and copies do not block, so the host can queue work ahead of the device.
             inputs = send_to_device(inputs, device, non_blocking=on_gpu)
-            total[0] += model(**inputs, num_items_in_batch=1).loss.to(place).double()
-            scored = batch["labels"] != IGNORED
+            loss = model(**inputs, num_items_in_batch=1).loss
+            total[0] += loss.to(place).double()
+            labels = batch["labels"]
+            scored = labels != IGNORED
             total[1] += scored.sum()
-            start = -1 if self._start is None else self._start
             begins = (batch["input_ids"] == start).long()
-            total[2] += self._bytes[begins[scored], batch["labels"][scored]].sum()
+            total[2] += self._bytes[begins[scored], labels[scored]].sum()
             after_batch()
         return total
 
@@ -127,8 +152,11 @@ def validation_batches(rows: Any, args: Any, fixed_length: int | None) -> Iterat
         # All processes make the same number of passes: with sharded weights, each pass is a collective.
         batch_rows = list(own_rows[start : start + size])
         picked: Sequence[Any] = rows[batch_rows or [0]]["input_ids"]
-        num_rows = size if fixed_length else None  # a compiled model must get only one shape
-        batch = collate_rows([{"input_ids": row} for row in picked], num_rows=num_rows, length=fixed_length)
+        samples = [{"input_ids": row} for row in picked]
+        num_rows = None
+        if fixed_length:
+            num_rows = size  # a compiled model must get only one shape
+        batch = collate_rows(samples, num_rows=num_rows, length=fixed_length)
         if not batch_rows:
             batch["labels"].fill_(IGNORED)
         yield batch
