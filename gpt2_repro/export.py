@@ -3,11 +3,13 @@
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       create a Hugging Face folder
 python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       upload to the Hub (after hf auth login)
 python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin                             create a model file of llm.c
+python -m gpt2_repro.export runs/gpt2_124m gpt2_124m.gguf                            for llama.cpp and ollama
 python -m gpt2_repro.export ckpt.pt FOLDER --tokenizer openai-community/gpt2         from nanoGPT or llm.c (.bin)
 """
 
 import argparse
 import copy
+import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,6 +24,7 @@ from gpt2_repro.model.size import max_positions
 
 
 LLMC = ".bin"  # the extension of llm.c's files
+GGUF = ".gguf"  # the extension of llama.cpp's files
 
 
 def main(argv: list[str]) -> None:
@@ -37,12 +40,15 @@ def main(argv: list[str]) -> None:
 
     model = load_model(checkpoint.source)
     tokenizer = None
-    if args.is_folder:
+    if args.has_tokenizer:
         tokenizer = load_tokenizer(args.tokenizer or checkpoint.source)
         if args.tokenizer:
             _join(model, tokenizer, args.tokenizer)
     written = model
-    if args.dtype == "bfloat16":
+    vocabulary = None
+    if args.is_gguf:
+        written, vocabulary = _prepare_gguf(model, tokenizer, args.dtype)
+    elif args.dtype == "bfloat16":
         written = copy.deepcopy(model).bfloat16()
     parent = None
     if args.out:
@@ -54,10 +60,15 @@ def main(argv: list[str]) -> None:
             staged = Path(scratch, "staged")
             _write_folder(written, tokenizer, staged)
             _write_card(checkpoint, fingerprint(model, tokenizer), args, staged / "README.md")
+            again = load_model(str(staged))
+        elif args.is_gguf:
+            staged = Path(scratch, f"staged{GGUF}")
+            again = _write_gguf(model, vocabulary, args.dtype, staged)
         else:
             staged = Path(scratch, f"staged{LLMC}")
             _write_llmc(model, args.dtype, staged)
-        require_same(written, load_model(str(staged)))
+            again = load_model(str(staged))
+        require_same(written, again)
         if args.out:
             shutil.move(staged, args.out)
             print(f"Exported: {args.out} (verified by reading it back)")
@@ -79,8 +90,29 @@ def _write_llmc(model: Any, dtype: str, path: Path) -> None:
     from gpt2_repro.model.llmc import write_llmc
 
     write_llmc(model, path, dtype=dtype)
-    if model.config.activation_function == "gelu":
-        print("The model has the exact GELU, but llm.c approximates it. Its outputs will differ slightly.")
+    _compare_gelu(model, "llm.c")
+
+
+def _prepare_gguf(model: Any, tokenizer: Any, dtype: str) -> tuple[Any, Any]:
+    """Return the model with the weights of a GGUF file and its vocabulary, or raise UserError."""
+    from gpt2_repro.model.gguf_file import read_vocabulary, require_architecture, rounded
+
+    require_architecture(model)
+    return rounded(model, dtype), read_vocabulary(tokenizer, model.config.vocab_size)
+
+
+def _write_gguf(model: Any, vocabulary: Any, dtype: str, path: Path) -> Any:
+    """Write a GGUF file, and return its model."""
+    from gpt2_repro.model.gguf_file import read_gguf, write_gguf
+
+    write_gguf(model, vocabulary, path, dtype=dtype)
+    _compare_gelu(model, "llama.cpp")
+    return read_gguf(path, model.config)
+
+
+def _compare_gelu(model: Any, reader: str) -> None:
+    if getattr(model.config, "activation_function", "") == "gelu":
+        print(f"The model has the exact GELU, but {reader} approximates it. Its outputs will differ slightly.")
 
 
 def _write_folder(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -109,20 +141,26 @@ def _write_card(checkpoint: Checkpoint, revision: str, args: argparse.Namespace,
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = cli.CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
-    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder to create, or a .bin of llm.c.")
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder, .bin or .gguf to create.")
     parser.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="Type of the weights. (default: float32)",
+        choices=("float32", "bfloat16", "float16"),
+        help="Type of the weights. (default: float32, and float16 for .gguf; float16 is only for .gguf)",
     )
     parser.add_argument("--tokenizer", metavar="NAME", help="Tokenizer of a model file of nanoGPT or llm.c.")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     parser.add_argument("--license", metavar="ID", help="License of the weights for the model card, such as mit.")
     args = parser.parse(argv)
-    args.is_folder = not args.out or args.out.suffix != LLMC
-    needs_tokenizer = Path(args.checkpoint).is_file() and args.is_folder
+    suffix = args.out.suffix if args.out else ""
+    args.is_gguf = suffix == GGUF
+    args.is_folder = suffix not in (LLMC, GGUF)
+    args.has_tokenizer = args.is_folder or args.is_gguf
+    if args.dtype is None:
+        args.dtype = "float16" if args.is_gguf else "float32"
+    if args.dtype == "float16" and not args.is_gguf:
+        raise UserError("--dtype float16 is only for .gguf files. Pass float32 or bfloat16.")
+    needs_tokenizer = Path(args.checkpoint).is_file() and args.has_tokenizer
     if needs_tokenizer and not args.tokenizer:
         raise UserError("A model file has no tokenizer. Pass --tokenizer, for example openai-community/gpt2.")
     if args.tokenizer and not needs_tokenizer:
@@ -134,11 +172,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and not args.is_folder:
-        raise UserError("--push_to_hub uploads a folder. Pass another name than a .bin file.")
+        raise UserError("--push_to_hub uploads a folder. Pass another name than a .bin or .gguf file.")
     if args.push_to_hub is not None and not _hub_token():
         raise UserError("To upload to the Hub, run hf auth login, or set HF_TOKEN to a token with write access.")
     if args.out is not None and args.out.exists():
         raise UserError(f"{args.out} already exists.")
+    if args.is_gguf and importlib.util.find_spec("gguf") is None:
+        raise UserError("A .gguf file needs the package gguf. Run: pip install gguf")
     return args
 
 
@@ -153,7 +193,7 @@ def require_same(written: Any, again: Any) -> None:
     ids = torch.arange(min(64, max_positions(config)))[None] % config.vocab_size
     with torch.inference_mode():
         expected = written.float()(input_ids=ids).logits
-        logits = again.float()(input_ids=ids).logits
+        logits = again(input_ids=ids).logits
     if not torch.equal(expected, logits):
         raise RunFailed("The export was not saved: its logits differ from the checkpoint's. Please report this error.")
 

@@ -114,6 +114,7 @@ def importers(library: str) -> set[str]:
 def test_upstream_libraries_stay_in_their_rooms() -> None:
     assert importers("flash_attn") == importers("wandb") == set()
     assert importers("deepspeed") == {"gpt2_repro/training/engine.py"}
+    assert importers("gguf") == {"gpt2_repro/model/gguf_file.py"}
     assert all(path.startswith("gpt2_repro/evaluation/") for path in importers("lm_eval"))
     assert all(path.startswith("gpt2_repro/report/") for path in importers("matplotlib"))
     assert all(path.startswith("gpt2_repro/training/") for path in importers("transformers.Trainer"))

@@ -1,6 +1,7 @@
 """`python -m gpt2_repro.export` writes model folders, llm.c files and model cards."""
 
 import dataclasses
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -214,6 +215,16 @@ def test_a_mistake_writes_one_line(run: Path, words: str, message: str, tmp_path
     with pytest.raises(UserError, match=message):
         main([str(run), *words.split()])
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_options_of_a_gguf_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["m", "--dtype", "float16"], ["m.bin", "--dtype", "float16"], ["m.gguf", "--push_to_hub", "a/b"]):
+        with pytest.raises(UserError, match=words[1]):
+            main([str(run), str(tmp_path / words[0]), *words[1:]])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install gguf"):
+        main([str(run), str(tmp_path / "m.gguf")])
+    assert not list(tmp_path.iterdir())
 
 
 SECRET = "hf_secretsecret"
