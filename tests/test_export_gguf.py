@@ -223,10 +223,8 @@ def test_transformers_reads_the_same_model_and_tokenizer(name: str, tmp_path: Pa
     assert [read(text)["input_ids"] for text in plain] == tokenization.encode(tokenizer, plain)
 
 
-def test_a_vocabulary_with_padding_and_gaps_is_complete(tmp_path: Path) -> None:
-    tokenizer = own_bpe()
-    tokenizer.add_tokens([AddedToken("<|user|>", normalized=False)])
-    tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+def test_a_vocabulary_with_added_tokens_and_padding_is_complete(tmp_path: Path) -> None:
+    tokenizer = with_added_tokens()
     tokenizer.chat_template = "{{ messages[0].content }}"
     size = len(tokenizer)
     main([str(save(gpt2(size + 3), tokenizer, tmp_path / "model")), str(tmp_path / "m.gguf")])
@@ -236,8 +234,11 @@ def test_a_vocabulary_with_padding_and_gaps_is_complete(tmp_path: Path) -> None:
     assert len(tokens) == len(set(tokens)) == len(types) == size + 3
     assert types[size:] == [5] * 3
     assert reader.get_field("tokenizer.chat_template").contents() == tokenizer.chat_template
-    of_added = {token: types[tokens.index(token)] for token in (END, "<|user|>", "<|pad|>")}
-    assert of_added == {END: 3, "<|user|>": 4, "<|pad|>": 3}
+    of_added = {token: types[tokens.index(token)] for token in (END, "and", "rights. ")}
+    assert of_added == {END: 3, "and": 3, "rights. ": 4}
+    merges = reader.get_field("tokenizer.ggml.merges").contents()
+    results = {merge.replace(" ", "") for merge in merges}
+    assert "and" not in results and "Ġand" in results
 
 
 def test_a_tokenizer_that_adds_a_start_token_does_so_in_llama_cpp(tmp_path: Path) -> None:
