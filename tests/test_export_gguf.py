@@ -218,6 +218,10 @@ def test_transformers_reads_the_same_model_and_tokenizer(name: str, tmp_path: Pa
     again = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32, **options)
     assert (logits(again) - logits(model)).abs().max() < 1e-4
     assert logits(model).std() > 0.1
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    width = reader.get_field(f"{model.config.model_type}.feed_forward_length").contents()
+    (up,) = [tensor for tensor in reader.tensors if tensor.name == "blk.0.ffn_up.weight"]
+    assert up.shape.tolist() == [32, width]
     read = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
     plain = [text for text in TEXTS if END not in text]
     assert [read(text)["input_ids"] for text in plain] == tokenization.encode(tokenizer, plain)
@@ -446,8 +450,10 @@ def test_llama_cpp_has_the_ids_of_gpt2(real_data: Path, tmp_path: Path) -> None:
 def test_llama_cpp_generates_the_same_text(family: str, tokenizer_name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     tokenizer = TOKENIZERS[tokenizer_name]()
-    build = {"gpt2": gpt2, "llama": llama}[family]
-    model = build(len(tokenizer), tokenizer.eos_token_id)
+    if family == "gpt2":
+        model = gpt2(len(tokenizer), tokenizer.eos_token_id, n_inner=80, layer_norm_epsilon=1e-3)
+    else:
+        model = llama(len(tokenizer), tokenizer.eos_token_id, head_dim=16, tie_word_embeddings=True)
     folder = save(model, tokenizer, tmp_path / "model")
     main([str(folder), str(tmp_path / "m.gguf"), "--dtype", "float32"])
     reader = LlamaCpp(tmp_path / "m.gguf")
