@@ -46,29 +46,34 @@ def main(argv: list[str]) -> None:
     forget_variables()
     options = parse_options(argv, description=__doc__)
     if options.follow:
-        return _follow(options, argv)
+        _follow(options, argv)
+        return
     by_name: dict[str, Checkpoint] = {}  # each once
     for name in options.checkpoints:
         checkpoint = resolve_checkpoint(name, unfinished=True)
         by_name[checkpoint.name] = checkpoint
     checkpoints = list(by_name.values())
-    is_test = options.limit is not None
-    output_dir = options.output_dir or output.default_output_dir(checkpoints[0], smoke_test=is_test)
-    return _evaluate(options, argv, checkpoints, output_dir)
+    output_dir = options.output_dir
+    if output_dir is None:
+        is_test = options.limit is not None
+        output_dir = output.default_output_dir(checkpoints[0], smoke_test=is_test)
+    _evaluate(options, argv, checkpoints, output_dir)
 
 
 def _follow(options: argparse.Namespace, argv: list[str]) -> None:
     """Score the checkpoints of a run while it trains."""
     if len(options.checkpoints) > 1:
         raise UserError("--follow needs one run directory or place.")
-    options.baseline = options.baseline or "none"
-    if Path(options.checkpoints[0]).exists():
-        options.device = options.device or "cpu"  # the run may need the memory of the GPU
+    source = options.checkpoints[0]
+    if not options.baseline:
+        options.baseline = "none"
+    if not options.device and Path(source).exists():
+        options.device = "cpu"  # the run may need the memory of the GPU
 
     def score(checkpoint: Checkpoint, folder: Path) -> None:
         _evaluate(options, argv, [checkpoint], folder)
 
-    follow(options.checkpoints[0], options.output_dir, score, options_of_scores(options))
+    follow(source, options.output_dir, score, options_of_scores(options))
 
 
 def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Checkpoint], output_dir: Path) -> None:
@@ -77,18 +82,24 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
     run = _run_of(checkpoints)
     arguments = override_arguments(arguments_of_run(run), options)
     reference = _find_baseline(arguments.baseline, checkpoints[0])
-    prepared = training_data(run) if options.check_overlap else None
+    prepared = None
+    if options.check_overlap:
+        prepared = training_data(run)
     devices = choose_devices(options.device, options.processes)
-    device = devices[0].partition(":")[0] if len(devices) > 1 else devices[0]
+    device = devices[0]
+    if len(devices) > 1:
+        device = device.partition(":")[0]
+    batch_size = options.batch_size
+    if batch_size is None:
+        batch_size = 1 if device == "cpu" else 32
     # A temporary folder, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         tasks = open_tasks(options, arguments.tasks, run, Path(folder))
         models, baseline = _open_models(checkpoints, reference)
-        window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
-        default_rows = 1 if device == "cpu" else 32
+        is_explicit = options.max_length is not None
         settings = EvaluationSettings(
-            max_length=window,
-            batch_size=options.batch_size or default_rows,
+            max_length=common_window(models, arguments.max_length, explicit=is_explicit),
+            batch_size=batch_size,
             seed=SEED,
             device=device,
             limit=options.limit,
@@ -103,10 +114,13 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
         seeds_of = {model.column.name: model.seeds for model in models}
 
         def write_table(flagged: set[str] | None = None) -> None:
-            columns = [(column, add_clean(metrics, flagged or ())) for column, metrics in scored]
+            columns: list[ScoredModel] = []
+            for column, metrics in scored:
+                columns.append((column, add_clean(metrics, flagged or ())))
             columns = join_seeds(columns, settings_of, seeds_of)
             base = _joined_column(baseline, columns)
-            comparison = compare(columns, base, settings, output.run_metadata(EVALUATE, argv), flagged)
+            metadata = output.run_metadata(EVALUATE, argv)
+            comparison = compare(columns, base, settings, metadata, flagged)
             table = output.comparison_markdown(comparison)
             print(f"\n{table}")  # first, because the scores took hours and the disk may be full
             print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
@@ -128,8 +142,12 @@ def _joined_column(model: ComparedModel | None, columns: Sequence[ScoredModel]) 
     """Return the column of a model, or of the mean over seeds that contains it."""
     if model is None:
         return None
-    (column,) = [column for column, _ in columns if model.name in (column.name, *column.seeds)]
-    return column
+    column_of: dict[str, ComparedModel] = {}
+    for column, _ in columns:
+        column_of[column.name] = column
+        for name in column.seeds:
+            column_of[name] = column
+    return column_of[model.name]
 
 
 def _find_baseline(name: str, first: Checkpoint) -> Checkpoint | None:
@@ -147,18 +165,26 @@ def _open_models(
     models = [_open_model(checkpoint) for checkpoint in checkpoints]
     if reference is None:
         return models, None
-    if reference.name not in [model.column.name for model in models]:
-        load = None
-        if reference.name == UNTRAINED:
-            load = functools.partial(load_untrained, checkpoints[0].source, SEED)
-        try:
-            models.append(open_model(reference, load))
-        except UserError as error:
-            raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
-    if len({model.setting for model in models}) == 1:
+    columns = {model.column.name: model.column for model in models}
+    if reference.name not in columns:
+        opened = _open_baseline(reference, checkpoints[0].source)
+        models.append(opened)
+        columns[reference.name] = opened.column
+    settings = {model.setting for model in models}
+    if len(settings) == 1:
         logger.warning("The baseline and all models are one column, so the table has no differences.")
-    (baseline,) = [model.column for model in models if model.column.name == reference.name]
-    return models, baseline
+    return models, columns[reference.name]
+
+
+def _open_baseline(reference: Checkpoint, source: str) -> OpenedModel:
+    """Load the baseline. An untrained one has the architecture of `source`."""
+    load = None
+    if reference.name == UNTRAINED:
+        load = functools.partial(load_untrained, source, SEED)
+    try:
+        return open_model(reference, load)
+    except UserError as error:
+        raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
 
 
 def _open_model(checkpoint: Checkpoint) -> OpenedModel:
