@@ -35,7 +35,9 @@ def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
         folder = first.run / EVALUATION_FOLDER
     else:
         folder = Path("evaluations") / file_name(first.source)
-    return folder / "smoke_test" if smoke_test else folder
+    if smoke_test:
+        folder = folder / "smoke_test"
+    return folder
 
 
 def file_name(name: str) -> str:
@@ -46,7 +48,11 @@ def file_name(name: str) -> str:
 def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """Return the command line, the time and the versions of libraries."""
     versions = {library: version(library) for library in LIBRARIES}
-    return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
+    return {
+        "date": now(),
+        "command": f"{command} {shlex.join(argv)}",
+        "versions": versions,
+    }
 
 
 def check_output(folder: Path) -> None:
@@ -55,9 +61,11 @@ def check_output(folder: Path) -> None:
     Raises UserError if the folder cannot be written, or has a comparison that was not written by evaluate.sh. An
     evaluation will overwrite the comparison.
     """
-    for name in ("comparison.json", "comparison.md"):
-        if (folder / name).exists() and "rows" not in read_object(folder / "comparison.json"):
-            raise UserError(f"{folder / name} was not written by evaluate.sh. Delete it or pass another --output_dir.")
+    if "rows" not in read_object(folder / "comparison.json"):
+        for name in ("comparison.json", "comparison.md"):
+            path = folder / name
+            if path.exists():
+                raise UserError(f"{path} was not written by evaluate.sh. Delete it or pass another --output_dir.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -83,7 +91,10 @@ def write_results(folder: Path, name: str, data: str, table: str) -> str:
 def comparison_markdown(comparison: Comparison) -> str:
     """Return the comparison as Markdown: warnings, table, and a list of the settings."""
     metrics = {row.metric for row in comparison.rows}
-    margins = [f"{metric} {margin:g}" for metric, margin in MARGINS.items() if metric in metrics]
+    margins: list[str] = []
+    for metric, margin in MARGINS.items():
+        if metric in metrics:
+            margins.append(f"{metric} {margin:g}")
     return render(
         "comparison.md.j2",
         comparison=comparison,
@@ -95,4 +106,5 @@ def comparison_markdown(comparison: Comparison) -> str:
 def render(template: str, **values: Any) -> str:
     """Fill a Markdown template of this folder."""
     text = Path(__file__).with_name(template).read_text(encoding="utf-8")
-    return jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True).render(values)
+    parsed = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True)
+    return parsed.render(values)

@@ -23,18 +23,22 @@ Item = TypeVar("Item")
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
     """Return at most `count` items, spread evenly over a sequence and in order."""
     count = min(count, len(items))
-    return [items[index * len(items) // count] for index in range(count)]
+    chosen: list[Item] = []
+    for number in range(count):
+        index = number * len(items) // count
+        chosen.append(items[index])
+    return chosen
 
 
 def read_documents(path: Path) -> list[str]:
     """Return the non-blank documents of a JSON Lines file, or raise UserError."""
-    rows = list(read_json_lines(path))
     documents: list[str] = []
-    for number, row in rows:
+    for number, row in list(read_json_lines(path)):
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise UserError(f'{path}, line {number}, must be {{"text": "a document"}}.')
-        if row["text"].strip():
-            documents.append(row["text"])
+        text = row["text"]
+        if text.strip():
+            documents.append(text)
     if not documents:
         raise UserError(f"{path} contains no documents.")
     return documents
@@ -43,7 +47,8 @@ def read_documents(path: Path) -> list[str]:
 def documents_to_score(documents: Sequence[str]) -> list[str]:
     """Return evenly spread documents with about 1.3 MB (MAX_BYTES) of text in total."""
     num_bytes = sum(len(document.encode()) for document in documents)
-    return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
+    count = len(documents) * MAX_BYTES // num_bytes
+    return evenly(documents, max(1, count))
 
 
 def cut_passages(documents: Sequence[str]) -> list[str]:
@@ -83,8 +88,9 @@ def _passage_end(window: Sequence[str]) -> int | None:
     best: int | None = None
     for end in range(SHORTEST, len(window) + 1):
         word = window[end - 1]
+        context = bare[: end - 1]
         # The longest last word, because the first one is mostly "the".
-        if _length(word) > longest and _is_target(word) and word in bare[: end - 1]:
+        if _length(word) > longest and _is_target(word) and word in context:
             longest = _length(word)
             best = end
     return best
@@ -115,8 +121,12 @@ def _without_punctuation(word: str) -> str:
     """Return a word without punctuation and symbols at its ends, such as quotes, a danda or an Arabic comma."""
     start = 0
     end = len(word)
-    while start < end and unicodedata.category(word[start])[0] in "PS":
+    while start < end and _is_punctuation(word[start]):
         start += 1
-    while start < end and unicodedata.category(word[end - 1])[0] in "PS":
+    while start < end and _is_punctuation(word[end - 1]):
         end -= 1
     return word[start:end]
+
+
+def _is_punctuation(character: str) -> bool:
+    return unicodedata.category(character).startswith(("P", "S"))

@@ -37,12 +37,13 @@ def published_score(model: str, task: str, metric: str, window: int, documents: 
     if documents != DOCUMENTS.get(task, documents):
         return None
     for score in SCORES.get(model, ()):
-        is_same_metric = score["task"] == task and score["metric"] == metric
+        if score["task"] != task or score["metric"] != metric:
+            continue
         if "window" in score:
             is_same_window = window == score["window"]
         else:
             is_same_window = window >= 256
-        if is_same_metric and is_same_window:
+        if is_same_window:
             return float(score["value"])
     return None
 
@@ -93,9 +94,11 @@ def band(name: str | None, step: int) -> tuple[float, float] | None:
     The result is None outside of the steps of the curve `name`, or if there is no curve.
     """
     curve = CURVES.get(name or "")
-    if curve is None or not min(curve.losses) <= step <= max(curve.losses):
+    if curve is None:
         return None
-    steps = list(curve.losses)
+    steps = list(curve.losses)  # in order
+    if step < steps[0] or step > steps[-1]:
+        return None
     number = bisect.bisect_left(steps, step, lo=1)  # of the first step that is not before `step`
     before = steps[number - 1]
     after = steps[number]
@@ -118,7 +121,9 @@ def verdict(name: str | None, step: int, loss: float) -> Literal["inside", "abov
     low, high = limits
     if loss < low:
         return "below"
-    return "inside" if loss <= high else "above"
+    if loss <= high:
+        return "inside"
+    return "above"  # also NaN
 
 
 def compared(name: str | None, step: int, loss: float) -> str:
@@ -128,7 +133,9 @@ def compared(name: str | None, step: int, loss: float) -> str:
         return ""
     low, high = limits
     side = verdict(name, step, loss)
-    mark = "✓" if side == "inside" else f"✗ {side}"
+    mark = "✓"
+    if side != "inside":
+        mark = f"✗ {side}"
     return f"{name} {low:.3f}–{high:.3f} {mark}"
 
 

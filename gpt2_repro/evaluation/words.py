@@ -15,7 +15,12 @@ def has_words(texts: Sequence[str]) -> bool:
     It does not if half of the characters belong to scripts without spaces between words, or if the words have more
     than LONGEST characters on average, as in DNA.
     """
-    words = sum(len(text.split()) for text in texts)
-    characters = sum(len("".join(text.split())) for text in texts)
-    unspaced = sum(len(UNSPACED.findall(text)) for text in texts)
-    return 2 * unspaced < characters and characters <= LONGEST * words
+    num_words = 0
+    characters = 0
+    unspaced = 0
+    for text in texts:
+        words = text.split()
+        num_words += len(words)
+        characters += len("".join(words))
+        unspaced += len(UNSPACED.findall(text))
+    return 2 * unspaced < characters and characters <= LONGEST * num_words
