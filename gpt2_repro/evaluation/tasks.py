@@ -57,7 +57,9 @@ OWN_STANDARD_ERRORS = ("lambada", "last_word")
 
 def local_task(name: str) -> LocalTask | None:
     """Return how a task reads local files, or None if it cannot."""
-    return LOCAL_TASKS.get("document_perplexity" if name.startswith(BITS) else name)
+    if name.startswith(BITS):
+        name = "document_perplexity"
+    return LOCAL_TASKS.get(name)
 
 
 class TaskFiles(NamedTuple):
@@ -123,7 +125,9 @@ def text_domains(folder: Path) -> dict[str, Path]:
 
     Raises UserError if there are none, or if two of them have the same name without extension.
     """
-    paths = sorted(folder.glob("[!.]*")) if folder.is_dir() else []
+    paths: list[Path] = []
+    if folder.is_dir():
+        paths = sorted(folder.glob("[!.]*"))
     if not paths:
         raise UserError(f"--bits_per_byte {folder} is not a folder with text files.")
     tasks: dict[str, Path] = {}
@@ -170,8 +174,9 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 def _first_file(folder: Path, task: LocalTask) -> Path | None:
     """Return the first possible data file of a task that exists in a folder."""
     for name in task.files:
-        if (folder / name).is_file():
-            return folder / name
+        path = folder / name
+        if path.is_file():
+            return path
     return None
 
 
@@ -203,7 +208,9 @@ def _has_columns(row: Any, columns: Sequence[str]) -> bool:
 
 def _can_be_scored(column: str, value: Any) -> bool:
     if column == "endings":
-        return isinstance(value, list) and len(value) == ENDINGS and all(_is_text(text) for text in value)
+        if not isinstance(value, list) or len(value) != ENDINGS:
+            return False
+        return all(_is_text(text) for text in value)
     if column == "label":
         return value in LABELS
     if column == "choices":
@@ -250,7 +257,9 @@ def load_task(task: str, folder: Path) -> list[Any]:
     """Return lm-eval's tasks of a name, with their data. Raises UserError if the data cannot be loaded."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with one_line_errors(task):
-        return list(task_index(folder, task).load([task])["tasks"].values())
+        index = task_index(folder, task)
+        loaded = index.load([task])
+        return list(loaded["tasks"].values())
 
 
 def fetch_data(tasks: Mapping[str, Path | None], folder: Path) -> None:
@@ -300,19 +309,23 @@ def write_task_files(tasks: Mapping[str, Path | None], output: Path) -> dict[str
         task = local_task(name)
         if task is None or not (source or task.dataset):
             continue  # without a local file, lm-eval's own task
-        definition = {"include": str(stock / task.stock), **task.changes, "task": name}
-        portable = definition | {"include": task.stock}
-        digest = hashlib.sha256(json.dumps(portable, sort_keys=True).encode())
+        definition = {"include": task.stock, **task.changes, "task": name}
+        digest = hashlib.sha256(json.dumps(definition, sort_keys=True).encode())
+        definition["include"] = str(stock / task.stock)
         if source:
             logger.info("Data of task %s: %s", name, source)
-            rows = _read_data(name, task.columns, source)
-            content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+            lines: list[str] = []
+            for row in _read_data(name, task.columns, source):
+                lines.append(json.dumps(row) + "\n")
+            content = "".join(lines).encode()
             # Hash the copy's content, because the original may change before lm-eval reads the copy. The copy's name
             # depends on this content: `datasets` caches by path and modification time, which `cp -p` does not change.
             digest.update(content)
-            data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}.jsonl"
+            version = hashlib.sha256(content).hexdigest()[:20]
+            data = output / f"{name}-{version}.jsonl"
             data.write_bytes(content)
-            definition |= _local_data(task.split, data.resolve(), cache=output.resolve() / "datasets")
+            keys = _local_data(task.split, data.resolve(), cache=output.resolve() / "datasets")
+            definition.update(keys)
         text = yaml.safe_dump(definition, sort_keys=False, width=1000)
         (output / f"{name}.yaml").write_text(text, encoding="utf-8")
         hashes[name] = digest.hexdigest()
@@ -321,10 +334,11 @@ def write_task_files(tasks: Mapping[str, Path | None], output: Path) -> dict[str
 
 def _local_data(split: str, data: Path, cache: Path) -> dict[str, Any]:
     """Return the keys of a task file with which lm-eval reads a split from a local file."""
+    arguments = {"data_files": {split: str(data)}, "cache_dir": str(cache)}
     keys: dict[str, Any] = {
         "dataset_path": "json",
         "dataset_name": None,
-        "dataset_kwargs": {"data_files": {split: str(data)}, "cache_dir": str(cache)},
+        "dataset_kwargs": arguments,
         # Stock tasks read their training split for few-shot examples. These zero-shot tasks do not need them.
         "training_split": None,
         "validation_split": None,
@@ -339,12 +353,13 @@ def _read_data(name: str, columns: Sequence[str], source: Path) -> list[dict[str
     if name.startswith(BITS):
         return _read_texts(name, source)
     if name == "document_perplexity":
-        return [{"page": text} for text in documents_to_score(read_documents(source))]
+        documents = documents_to_score(read_documents(source))
+        return [{"page": document} for document in documents]
     if name == "last_word":
         passages = cut_passages(read_documents(source))
         if not passages:
             raise UserError(f"The validation documents have too few words for {name}. Remove {name} from --tasks.")
-        return [{"text": text} for text in passages]
+        return [{"text": passage} for passage in passages]
     return read_columns(read_json_lines(source), columns, source)
 
 
@@ -352,11 +367,14 @@ def _read_texts(name: str, source: Path) -> list[dict[str, Any]]:
     """Return the documents of a text file or a folder of text files as rows, or raise UserError."""
     pages: list[dict[str, Any]] = []
     bad: list[str] = []
-    for file in local_source(name, [str(source)], TextForm(), split="all").files:
+    local = local_source(name, [str(source)], TextForm(), split="all")
+    for file in local.files:
         for part in file.parts():
             for batch in part.read():
-                pages += [{"page": text} for text in batch.documents if text.strip()]
                 bad += batch.bad
+                for text in batch.documents:
+                    if text.strip():
+                        pages.append({"page": text})
     if bad:
         raise UserError(f"{len(bad):,} files or rows cannot be scored. The first: {bad[0]}. Repair or remove them.")
     return read_columns(enumerate(pages, start=1), ["page"], source)
