@@ -19,7 +19,9 @@ from gpt2_repro.tokenization import encode, is_same, start_id
 
 
 Ids = NDArray[np.integer[Any]]
-Counts = NDArray[np.int64]  # occurrences of each token id [vocabulary]
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Counts = Integers  # occurrences of each token id [vocabulary]
 Losses = list[NDArray[np.float32]]  # for each row: the losses of all ids but the first, in nats
 COUNTED_TOKENS = 10_000_000  # training tokens that are counted for the token frequencies
 POSITIONS = 4096  # per forward pass, with padding; logits and softmax of GPT-2's vocabulary take 1.6 GB
@@ -194,11 +196,11 @@ def loss_tables(
         window: the largest number of targets (ids to predict) in a row.
         counts: how often each id occurs in the training text. If None, the ids in `rows` are counted instead.
     """
-    domains: list[NDArray[np.int64]] = []
-    documents: list[NDArray[np.int64]] = []
+    domains: list[Integers] = []
+    documents: list[Integers] = []
     tokens: list[Ids] = []
-    positions: list[NDArray[np.int64]] = []
-    distances: list[NDArray[np.int64]] = []
+    positions: list[Integers] = []
+    distances: list[Integers] = []
     for row in rows:
         domains.append(np.full(row.targets, row.domain))
         documents.append(np.full(row.targets, row.document))
@@ -226,7 +228,7 @@ def loss_tables(
     }
 
 
-def after_separator(ids: Ids, separator: int | None) -> NDArray[np.int64]:
+def after_separator(ids: Ids, separator: int | None) -> Integers:
     """Return the distance of each id but the first from the separator before it, 0 without one."""
     index = np.arange(len(ids))
     separators = np.where(ids == separator, index, -1)
@@ -234,9 +236,7 @@ def after_separator(ids: Ids, separator: int | None) -> NDArray[np.int64]:
     return np.where(last < 0, 0, index[1:] - last)
 
 
-def buckets(
-    losses: NDArray[np.float64], document: NDArray[Any], group: NDArray[Any], labels: Sequence[str]
-) -> list[Bucket]:
+def buckets(losses: Floats, document: Integers, group: Integers, labels: Sequence[str]) -> list[Bucket]:
     """Return the mean losses and their difference for each group that has targets.
 
     Args:
@@ -263,9 +263,7 @@ def buckets(
     return rows
 
 
-def by_range(
-    losses: NDArray[np.float64], document: NDArray[Any], position: NDArray[Any], edges: Sequence[int]
-) -> list[Bucket]:
+def by_range(losses: Floats, document: Integers, position: Integers, edges: Sequence[int]) -> list[Bucket]:
     """Return a bucket per range of positions. `edges`: first positions, and the end."""
     labels: list[str] = []
     for low, high in itertools.pairwise(edges):
@@ -276,7 +274,7 @@ def by_range(
     return buckets(losses, document, np.digitize(position, edges) - 1, labels)
 
 
-def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[float, float | None, int]:
+def clustered(values: Floats, cluster: Integers) -> tuple[float, float | None, int]:
     """Return mean, standard error (None for a single cluster) and number of clusters of clustered values."""
     _, cluster = np.unique(cluster, return_inverse=True)
     counts = np.bincount(cluster)

@@ -26,6 +26,7 @@ RUN_BYTES = 52
 FACTOR = 0x9E3779B97F4A7C15  # odd; the hash of a run is a polynomial of it, modulo 2**64
 BITS = 26  # of a hash; with them, a table finds the few training hashes that may be wanted
 PIECE = 1 << 14  # training tokens that are hashed at once, so that they stay in the processor's cache
+Hashes = NDArray[np.uint64]
 NONE = np.empty(0, np.uint64)
 
 
@@ -109,7 +110,7 @@ def add_clean(metrics: Sequence[Metric], flagged: Collection[str]) -> list[Metri
     return result
 
 
-def hashes_of(ids: NDArray[Any], length: int) -> NDArray[np.uint64]:
+def hashes_of(ids: NDArray[Any], length: int) -> Hashes:
     """Return the hash of each run of `length` ids, of shape [len(ids) - length + 1]."""
     count = len(ids) - length + 1
     if count < 1:
@@ -147,7 +148,7 @@ def find_overlaps(
         total: the number of training ids, for the progress bar.
     """
     names: list[str] = []  # of the document of each text
-    hashes_of_texts: list[NDArray[np.uint64]] = []
+    hashes_of_texts: list[Hashes] = []
     for name, texts in documents.items():
         for ids in texts:
             names.append(name)
@@ -177,7 +178,7 @@ def find_overlaps(
 class WantedHashes:
     """Hashes of runs, and which of them were seen in training data."""
 
-    def __init__(self, hashes: NDArray[np.uint64]) -> None:
+    def __init__(self, hashes: Hashes) -> None:
         unique, numbers = np.unique(hashes, return_inverse=True)
         self._unique = unique
         self._numbers = numbers  # of each hash in `unique`
@@ -185,7 +186,7 @@ class WantedHashes:
         self._table = np.zeros(1 << BITS, bool)
         self._table[_slot(unique)] = True
 
-    def mark(self, hashes: NDArray[np.uint64]) -> None:
+    def mark(self, hashes: Hashes) -> None:
         """Mark the wanted hashes that are among `hashes` as seen."""
         may_be_wanted = self._table[_slot(hashes)]
         candidates = hashes[may_be_wanted]
@@ -198,5 +199,5 @@ class WantedHashes:
         return self._seen[self._numbers]
 
 
-def _slot(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+def _slot(hashes: Hashes) -> NDArray[np.int64]:
     return (hashes >> np.uint64(64 - BITS)).astype(np.int64)

@@ -34,6 +34,7 @@ BITS = "bits_per_byte_"  # begins the names of tasks of local text files
 WORDS = "word_perplexity"
 WHOLE_DOCUMENTS = (WORDS, "byte_perplexity", "bits_per_byte", "nats_per_token")
 OF_TEXT = (*WHOLE_DOCUMENTS, "perplexity")  # metrics that are too good if the tokenizer loses text
+HarnessResults = Mapping[str, Any]  # lm-eval's results (version 0.4.13)
 Samples = Sequence[Mapping[str, Any]]  # lm-eval's logged samples of a task
 
 
@@ -77,12 +78,11 @@ class Metric:
 ScoredModel = tuple[ComparedModel, list[Metric]]
 
 
-def read_scores(results: Mapping[str, Any], samples: Mapping[str, Samples], tokenizer: Any) -> list[Metric]:
+def read_scores(results: HarnessResults, samples: Mapping[str, Samples], tokenizer: Any) -> list[Metric]:
     """Return the metrics of every task, subtask and group that lm-eval scored.
 
     Args:
-        results: lm-eval's results (version 0.4.13).
-        samples: lm-eval's logged samples by task.
+        samples: by task.
         tokenizer: the model's tokenizer, to count tokens for the metric `nats_per_token`.
 
     Raises RunFailed for log-probabilities that are not finite.
@@ -102,7 +102,7 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Samples], toke
     return _join_groups(scores, results.get("group_subtasks", {}))
 
 
-def _metrics_of_task(results: Mapping[str, Any], task: str, samples: Samples, tokenizer: Any) -> list[Metric]:
+def _metrics_of_task(results: HarnessResults, task: str, samples: Samples, tokenizer: Any) -> list[Metric]:
     """Return the metrics that lm-eval computed and the project reports, and `nats_per_token`."""
     metrics: dict[str, Metric] = {}  # by lm-eval's key
     for key, value in results["results"][task].items():
@@ -133,7 +133,7 @@ def _lossy(task: str, metrics: Sequence[Metric], samples: Samples, tokenizer: An
     return lossy
 
 
-def _task_details(results: Mapping[str, Any], task: str) -> TaskDetails:
+def _task_details(results: HarnessResults, task: str) -> TaskDetails:
     return TaskDetails(
         version=results.get("versions", {}).get(task),
         documents=_entry(results, "n-samples", task).get("effective"),
@@ -141,7 +141,7 @@ def _task_details(results: Mapping[str, Any], task: str) -> TaskDetails:
     )
 
 
-def _entry(results: Mapping[str, Any], kind: str, task: str) -> Mapping[str, Any]:
+def _entry(results: HarnessResults, kind: str, task: str) -> Mapping[str, Any]:
     """Return what lm-eval's results have of a task, which is nothing for some groups of tasks."""
     entry: Mapping[str, Any] = results.get(kind, {}).get(task, {})
     return entry
@@ -290,7 +290,7 @@ def require_finite(task: str, samples: Samples) -> None:
                 raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
 
 
-def _metric(results: Mapping[str, Any], task: str, key: str, samples: Samples) -> Metric:
+def _metric(results: HarnessResults, task: str, key: str, samples: Samples) -> Metric:
     metric, filter_name = key.split(",", 1)
     result = results["results"][task]
     values: list[Any] = []
@@ -323,7 +323,7 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Samples) -
     )
 
 
-def _aggregation(results: Mapping[str, Any], task: str, metric: str) -> str | None:
+def _aggregation(results: HarnessResults, task: str, metric: str) -> str | None:
     """Return how lm-eval aggregates a metric over documents, or None if it is unknown or the task is a group."""
     from lm_eval.api.registry import get_metric_aggregation
 
