@@ -43,27 +43,34 @@ def main(argv: list[str]) -> None:
         dataset_dir = RunRecord(checkpoint.run).data_folder("--dataset_dir")
     device = choose_device(options.device)
     models = [open_model(checkpoint), open_model(baseline)]
-    # Positions that a model was not trained on are scored too, so that the tables show them.
-    longest = min(LONGEST_WINDOW, *(model.positions for model in models))
-    window = common_window(models, options.max_length or longest, explicit=True)
+    window = options.max_length
+    if window is None:
+        # Positions that a model was not trained on are scored too, so that the tables show them.
+        window = min(LONGEST_WINDOW, models[0].positions, models[1].positions)
+    window = common_window(models, window, explicit=True)
     texts, counts = _read_texts(dataset_dir, options, tokenizer)
     rows = diagnosis.cut_rows(texts, window=window, tokens=max(1, options.tokens))
-    output_dir = options.output_dir or output.default_output_dir(checkpoint) / "diagnosis"
+    output_dir = options.output_dir
+    if output_dir is None:
+        output_dir = output.default_output_dir(checkpoint) / "diagnosis"
     output.check_output(output_dir)
     losses: list[Losses] = []
-    for loaded in models:
+    for opened in models:
         # Without a variable for the model, so that only one model at a time is in memory.
-        losses.append(diagnosis.score_rows(loaded.load()[0], rows, device=device, name=loaded.column.name))
+        losses.append(diagnosis.score_rows(opened.load()[0], rows, device=device, name=opened.column.name))
+    frequencies_of = "the training text"
+    if counts is None:
+        frequencies_of = "these texts"
     tables = diagnosis.loss_tables(
         rows, losses, names=list(texts), window=window, separator=start_id(tokenizer), counts=counts
     )
     result = {
-        "models": [_described(loaded.column) for loaded in models],
+        "models": [_described(opened.column) for opened in models],
         "window": window,
         "tokens_per_domain": options.tokens,
         "dtype": "float32",
         "device": device,
-        "frequencies_of": "these texts" if counts is None else "the training text",
+        "frequencies_of": frequencies_of,
         **tables,
         **output.run_metadata("python -m gpt2_repro.diagnose", argv),
     }
@@ -98,7 +105,11 @@ def _baseline(name: str) -> Checkpoint:
 
 
 def _described(model: ComparedModel) -> dict[str, str]:
-    return {"name": model.name, "source": model.source, "revision": model.revision}
+    return {
+        "name": model.name,
+        "source": model.source,
+        "revision": model.revision,
+    }
 
 
 def _common_tokenizer(checkpoint: Checkpoint, baseline: Checkpoint) -> Any:
@@ -108,8 +119,9 @@ def _common_tokenizer(checkpoint: Checkpoint, baseline: Checkpoint) -> Any:
     tokenizer = load_tokenizer(checkpoint.source)
     other = load_tokenizer(baseline.source)
     check_vocabulary(other, tokenizer, f"--baseline {baseline.name}")
-    # The tokenizer of a model that was trained without separators has no separator.
-    return other if start_id(tokenizer) is None else tokenizer
+    if start_id(tokenizer) is None:
+        return other  # the tokenizer of a model that was trained without separators has no separator
+    return tokenizer
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[dict[str, list[Ids]], Counts | None]:
@@ -120,7 +132,9 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
         texts, counts = diagnosis.read_prepared(folder, tokenizer, options.tokens)
     else:
         logger.warning("No prepared folder found. Pass --dataset_dir DIR to also score validation text.")
-    local = find_local_files(options.local_data, TASKS) if options.local_data else {}
+    local: dict[str, Path] = {}
+    if options.local_data:
+        local = find_local_files(options.local_data, TASKS)
     for task, name in TASKS.items():
         try:
             texts[name] = diagnosis.read_task(task, local.get(task), tokenizer)

@@ -29,7 +29,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--top_p", type=cli.between(1e-9, 1.0), default=1.0, help="Draw from this total probability.")
     parser.add_argument("--seed", type=cli.between(0, 2**63 - 1), default=42, help="Random seed.")
     args = parser.parse(argv)
-    args.prompt = args.prompt or " ".join(args.text)
+    if not args.prompt:
+        args.prompt = " ".join(args.text)
     return args
 
 
@@ -57,8 +58,6 @@ def main(argv: list[str]) -> None:
     if room < args.max_new_tokens:
         text = "The model's window has %d tokens, including the prompt. At most %d tokens are generated."
         logger.warning(text, window, room)
-    torch.manual_seed(args.seed)
-    ids = torch.tensor([start] * args.num_samples, device=model.device)
     # generate() adds the settings of the model's generation_config.json, such as a penalty for repetitions, to those
     # that it gets.
     model.generation_config = GenerationConfig(
@@ -70,11 +69,16 @@ def main(argv: list[str]) -> None:
         model.generation_config.update(
             do_sample=True, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p
         )
-    written = model.generate(ids, attention_mask=torch.ones_like(ids))
-    for number, sample in enumerate(written, 1):
-        if len(written) > 1:
+    torch.manual_seed(args.seed)
+    rows = [start] * args.num_samples
+    ids = torch.tensor(rows, device=model.device)
+    mask = torch.ones_like(ids)
+    samples = model.generate(ids, attention_mask=mask)
+    for number, sample in enumerate(samples, 1):
+        if len(samples) > 1:
             print(f"--- {number}")
-        print(tokenizer.decode(sample, skip_special_tokens=True))
+        text = tokenizer.decode(sample, skip_special_tokens=True)
+        print(text)
 
 
 if __name__ == "__main__":
