@@ -16,7 +16,8 @@ from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.models import OpenedModel
 from gpt2_repro.evaluation.output import LIBRARIES, file_name, try_write
-from gpt2_repro.evaluation.scores import COMPLETION, Metric, ScoredModel, read_scores
+from gpt2_repro.evaluation.reading import read_scores
+from gpt2_repro.evaluation.scores import COMPLETION, Metric, ScoredModel
 from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, one_line_errors, task_index
 from gpt2_repro.evaluation.workers import Passes, Workers, start_workers
 from gpt2_repro.files import from_json, read_object, to_json

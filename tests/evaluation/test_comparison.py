@@ -18,9 +18,10 @@ from gpt2_repro.evaluation.comparison import (
 )
 from gpt2_repro.evaluation.output import comparison_markdown
 from gpt2_repro.evaluation.overlap import add_clean
+from gpt2_repro.evaluation.reading import read_scores
 from gpt2_repro.evaluation.references import DOCUMENTS
 from gpt2_repro.evaluation.scorer import Rolling
-from gpt2_repro.evaluation.scores import Metric, compare, join_seeds, read_scores
+from gpt2_repro.evaluation.scores import Metric, compare, join_seeds
 
 
 OURS, GPT2 = "final (runs/demo)", "openai-community/gpt2"

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import evaluate_model
-from gpt2_repro.evaluation.scores import read_scores
+from gpt2_repro.evaluation.reading import read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 from tests.evaluation.conftest import write_rows
 

@@ -10,7 +10,7 @@ import torch
 from gpt2_repro.evaluation import statistics
 from gpt2_repro.evaluation.comparison import EvaluationSettings
 from gpt2_repro.evaluation.harness import evaluate_model
-from gpt2_repro.evaluation.scores import read_scores
+from gpt2_repro.evaluation.reading import read_scores
 from gpt2_repro.evaluation.tasks import find_local_files, write_task_files
 from gpt2_repro.evaluation.words import has_words
 from tests.evaluation.conftest import write_rows
