@@ -22,6 +22,35 @@ HarnessResults = Mapping[str, Any]  # lm-eval's results (version 0.4.13)
 Samples = Sequence[Mapping[str, Any]]  # lm-eval's logged samples of a task
 
 
+@dataclasses.dataclass(frozen=True)
+class ScoredTask:
+    """A task that lm-eval scored: a task, a subtask or a group of tasks."""
+
+    name: str
+    results: HarnessResults  # of all tasks
+    samples: Samples
+
+    def entry(self, kind: str) -> Mapping[str, Any]:
+        """Return what the results have of the task, which is nothing for some groups of tasks."""
+        entries = self.results.get(kind, {})
+        entry: Mapping[str, Any] = entries.get(self.name, {})
+        return entry
+
+    @property
+    def details(self) -> TaskDetails:
+        versions = self.results.get("versions", {})
+        return TaskDetails(
+            version=versions.get(self.name),
+            documents=self.entry("n-samples").get("effective"),
+            data=self.entry("configs").get("dataset_path"),
+        )
+
+    @property
+    def document_texts(self) -> list[str]:
+        """The text of each document, for tasks with one text per document."""
+        return [sample["arguments"][0][0] for sample in self.samples]
+
+
 def read_scores(results: HarnessResults, samples: Mapping[str, Samples], tokenizer: Any) -> list[Metric]:
     """Return the metrics of every task, subtask and group that lm-eval scored.
 
@@ -32,115 +61,116 @@ def read_scores(results: HarnessResults, samples: Mapping[str, Samples], tokeniz
     Raises RunFailed for log-probabilities that are not finite.
     """
     scores: list[Metric] = []
-    for task in results["results"]:
-        logged = sorted(samples.get(task, ()), key=lambda sample: sample["doc_id"])
-        require_finite(task, logged)
-        metrics = _metrics_of_task(results, task, logged, tokenizer)
-        lossy = _lossy(task, metrics, logged, tokenizer)
-        details = _task_details(results, task)
+    for name in results["results"]:
+        logged = sorted(samples.get(name, ()), key=lambda sample: sample["doc_id"])
+        task = ScoredTask(name, results, logged)
+        require_finite(task)
+        metrics = _metrics_of(task, tokenizer)
+        lossy = _lossy(task, metrics, tokenizer)
         for metric in metrics:
-            metric = dataclasses.replace(metric, details=details)
+            metric = dataclasses.replace(metric, details=task.details)
             if metric.name in OF_TEXT:
                 metric = dataclasses.replace(metric, lossy=lossy)
             scores.append(_in_blocks(metric, logged))
     return _join_groups(scores, results.get("group_subtasks", {}))
 
 
-def require_finite(task: str, samples: Samples) -> None:
+def require_finite(task: ScoredTask) -> None:
     """Raise RunFailed if a document has a log-probability that is not finite."""
-    for sample in samples:
+    for sample in task.samples:
         for answer in sample["filtered_resps"]:
             number = answer
             if isinstance(answer, list | tuple):
                 number = answer[0]
             if isinstance(number, int | float) and not math.isfinite(number):
-                text = f"{task}: document {sample['doc_id']} has the log-probability {number}."
+                text = f"{task.name}: document {sample['doc_id']} has the log-probability {number}."
                 raise RunFailed(f"{text} Check the run's metrics for steps with NaN or infinite values.")
 
 
-def _metrics_of_task(results: HarnessResults, task: str, samples: Samples, tokenizer: Any) -> list[Metric]:
+def _metrics_of(task: ScoredTask, tokenizer: Any) -> list[Metric]:
     """Return the metrics that lm-eval computed and the project reports, and `nats_per_token`."""
     metrics: dict[str, Metric] = {}  # by lm-eval's key
-    for key, value in results["results"][task].items():
+    for key, value in task.entry("results").items():
         # Keys of metrics are `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
-        if "," in key and "_stderr," not in key and isinstance(value, int | float):
-            metrics[key] = _metric(results, task, key, samples)
+        is_metric = "," in key and "_stderr," not in key
+        if is_metric and isinstance(value, int | float):
+            metrics[key] = _metric(task, key)
 
-    if task.startswith(BITS):
+    if task.name.startswith(BITS):
         return [metric for metric in metrics.values() if metric.name == "bits_per_byte"]
-    words = metrics.get(f"{WORDS},none")
-    if words is None:
+    words_key = f"{WORDS},none"
+    if words_key not in metrics:
         return list(metrics.values())
-    texts = [sample["arguments"][0][0] for sample in samples]
-    if not has_words(texts):
-        logger.info("%s: white space does not divide the text into words, so %s is left out.", task, WORDS)
-        del metrics[f"{WORDS},none"]
-    return [*metrics.values(), _nats_per_token(task, samples, texts, tokenizer)]
+    if not has_words(task.document_texts):
+        logger.info("%s: white space does not divide the text into words, so %s is left out.", task.name, WORDS)
+        del metrics[words_key]
+    return [*metrics.values(), _nats_per_token(task, tokenizer)]
 
 
-def _metric(results: HarnessResults, task: str, key: str, samples: Samples) -> Metric:
+def _metric(task: ScoredTask, key: str) -> Metric:
     metric, filter_name = key.split(",", 1)
-    result = results["results"][task]
     values: list[Any] = []
     documents: list[str] = []
-    for sample in samples:
+    for sample in task.samples:
         if sample["filter"] == filter_name and metric in sample:
             values.append(sample[metric])
             documents.append(sample["doc_hash"])
-    aggregation = _aggregation(results, task, metric)
+    aggregation = _aggregation(task, metric)
     if aggregation not in statistics.AGGREGATIONS or not values:
         aggregation = None
         values = []
     stderr = statistics.standard_error(aggregation, values)
+    results = task.entry("results")
     if stderr is None:
-        stderr = result.get(f"{metric}_stderr,{filter_name}")
+        stderr = results.get(f"{metric}_stderr,{filter_name}")
     name = metric
-    if task == COMPLETION:
+    if task.name == COMPLETION:
         name = "completion"
     elif filter_name != "none":
         name = f"{metric} ({filter_name})"
     return Metric(
-        task=task,
+        task=task.name,
         name=name,
-        value=statistics.finite(result[key]),
+        value=statistics.finite(results[key]),
         stderr=statistics.finite(stderr),
-        higher_is_better=_entry(results, "higher_is_better", task).get(metric),
+        higher_is_better=task.entry("higher_is_better").get(metric),
         aggregation=aggregation,
         values=values,
         documents=documents,
     )
 
 
-def _aggregation(results: HarnessResults, task: str, metric: str) -> str | None:
+def _aggregation(task: ScoredTask, metric: str) -> str | None:
     """Return how lm-eval aggregates a metric over documents, or None if it is unknown or the task is a group."""
     from lm_eval.api.registry import get_metric_aggregation
 
-    metric_list = _entry(results, "configs", task).get("metric_list") or ()
-    for listed in metric_list:
+    listed_metrics = task.entry("configs").get("metric_list") or ()
+    for listed in listed_metrics:
         if listed["metric"] != metric:
             continue
         name: str | None = listed.get("aggregation")
         if not name:
-            name = getattr(get_metric_aggregation(metric), "__name__", None)
+            aggregate = get_metric_aggregation(metric)
+            name = getattr(aggregate, "__name__", None)
         return name
     return None
 
 
-def _nats_per_token(task: str, samples: Samples, texts: Sequence[str], tokenizer: Any) -> Metric:
+def _nats_per_token(task: ScoredTask, tokenizer: Any) -> Metric:
     """Return the metric `nats_per_token`: the mean loss over all tokens."""
     unscored = 0
     if start_id(tokenizer) is None:
         unscored = 1  # without a separator, the first token of a document is only context
     values: list[list[float]] = []
     documents: list[str] = []
-    for sample, ids in zip(samples, encode(tokenizer, texts), strict=True):
+    for sample, ids in zip(task.samples, encode(tokenizer, task.document_texts), strict=True):
         # statistics.BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
         nats = sample[WORDS][0] * math.log(2)
         tokens = max(0, len(ids) - unscored)
         values.append([nats, tokens])
         documents.append(sample["doc_hash"])
     empty = Metric(
-        task=task,
+        task=task.name,
         name="nats_per_token",
         value=None,
         stderr=None,
@@ -150,29 +180,18 @@ def _nats_per_token(task: str, samples: Samples, texts: Sequence[str], tokenizer
     return empty.over(values, documents)
 
 
-def _lossy(task: str, metrics: Sequence[Metric], samples: Samples, tokenizer: Any) -> str:
+def _lossy(task: ScoredTask, metrics: Sequence[Metric], tokenizer: Any) -> str:
     """Return a hash of the texts after encoding and decoding, "" if they are the same or do not matter."""
     if not any(metric.name in OF_TEXT for metric in metrics):
         return ""
-    texts = ["".join(sample["arguments"][0]) for sample in samples]
+    texts: list[str] = []
+    for sample in task.samples:
+        context_and_continuation = sample["arguments"][0]
+        texts.append("".join(context_and_continuation))
     lossy = lost_text(tokenizer, texts)
     if lossy:
-        logger.warning("%s: the tokenizer loses text, so its perplexity or bits per byte are too low.", task)
+        logger.warning("%s: the tokenizer loses text, so its perplexity or bits per byte are too low.", task.name)
     return lossy
-
-
-def _task_details(results: HarnessResults, task: str) -> TaskDetails:
-    return TaskDetails(
-        version=results.get("versions", {}).get(task),
-        documents=_entry(results, "n-samples", task).get("effective"),
-        data=_entry(results, "configs", task).get("dataset_path"),
-    )
-
-
-def _entry(results: HarnessResults, kind: str, task: str) -> Mapping[str, Any]:
-    """Return what lm-eval's results have of a task, which is nothing for some groups of tasks."""
-    entry: Mapping[str, Any] = results.get(kind, {}).get(task, {})
-    return entry
 
 
 def _in_blocks(metric: Metric, samples: Samples) -> Metric:
@@ -200,11 +219,14 @@ def _in_blocks(metric: Metric, samples: Samples) -> Metric:
 
 def _join_groups(scores: Sequence[Metric], groups: Mapping[str, Sequence[str]]) -> list[Metric]:
     """Leave out the tasks of groups. A group whose score is the mean over all documents gets their values."""
-    inside = set[str]().union(*groups.values())
+    inside: set[str] = set()
+    for members in groups.values():
+        inside.update(members)
     joined: list[Metric] = []
     for metric in scores:
         if metric.task not in inside:
-            joined.append(_join_group(metric, scores, groups.get(metric.task, ())))
+            members = groups.get(metric.task, ())
+            joined.append(_join_group(metric, scores, members))
     return joined
 
 
@@ -223,5 +245,9 @@ def _join_group(group: Metric, scores: Sequence[Metric], members: Sequence[str])
     if not math.isclose(np.mean(values), group.value):
         return group
     first = parts[0]
-    details = TaskDetails(group.details.version, len(values), first.details.data)
+    details = TaskDetails(
+        version=group.details.version,
+        documents=len(values),
+        data=first.details.data,
+    )
     return first.over(values, documents, task=group.task, value=group.value, details=details)
