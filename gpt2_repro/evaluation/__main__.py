@@ -111,13 +111,13 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
 
         # --- Table
         settings_of = {model.column.name: model.setting for model in models}
-        seeds_of = {model.column.name: model.seeds for model in models}
+        seed_keys = {model.column.name: model.seed_key for model in models}
 
         def write_table(flagged: set[str] | None = None) -> None:
             columns: list[ScoredModel] = []
             for column, metrics in scored:
                 columns.append((column, add_clean(metrics, flagged or ())))
-            columns = join_seeds(columns, settings_of, seeds_of)
+            columns = join_seeds(columns, settings_of, seed_keys)
             base = _joined_column(baseline, columns)
             metadata = output.run_metadata(EVALUATE, argv)
             comparison = compare(columns, base, settings, metadata, flagged)

@@ -30,7 +30,7 @@ class OpenedModel:
     positions: int  # maximum input length in tokens
     window: int  # length of the training sequences in tokens
     setting: str = ""  # the same text for models that differ only in the seed
-    seeds: str = ""  # the seed and the seed of the data
+    seed_key: str = ""  # the seed and the seed of the data as text
 
 
 def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | None = None) -> OpenedModel:
@@ -62,14 +62,14 @@ def open_model(checkpoint: Checkpoint, load: Callable[[], tuple[Any, Any]] | Non
         weights=checkpoint.weights,
     )
     positions = max_positions(model.config)
-    setting, seeds = _setting_of(checkpoint)
+    setting, seed_key = _setting_of(checkpoint)
     return OpenedModel(
         column=column,
         load=load,
         positions=positions,
         window=checkpoint.window(positions),
         setting=setting,
-        seeds=seeds,
+        seed_key=seed_key,
     )
 
 
@@ -82,7 +82,7 @@ def load_untrained(source: str, seed: int) -> tuple[Any, Any]:
 
 
 def _setting_of(checkpoint: Checkpoint) -> tuple[str, str]:
-    """Return a text that is the same for models that differ only in the seed, and the seeds of a model."""
+    """Return a text that is the same for models that differ only in the seed, and the seed key of a model."""
     record = checkpoint.record
     if not record or not record.environment.run_identity:
         return checkpoint.name, checkpoint.name

@@ -13,7 +13,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import CLEAN
-from gpt2_repro.evaluation.scores import Metric
+from gpt2_repro.evaluation.scores import Metric, document_of
 from gpt2_repro.evaluation.tasks import TaskFiles, load_task
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.tokenization import encode
@@ -102,7 +102,7 @@ def add_clean(metrics: Sequence[Metric], flagged: Collection[str]) -> list[Metri
         values: list[Any] = []
         documents: list[str] = []
         for value, name in zip(metric.values, metric.documents, strict=True):
-            if name.split(" ")[0] not in flagged:
+            if document_of(name) not in flagged:
                 values.append(value)
                 documents.append(name)
         if 0 < len(values) < len(metric.values):

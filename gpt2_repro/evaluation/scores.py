@@ -48,7 +48,7 @@ class Metric:
     values: list[Any] = dataclasses.field(default_factory=list)  # per document; with weights: [value, weight]
     documents: list[str] = dataclasses.field(default_factory=list)
     details: TaskDetails = TaskDetails()
-    seeds: list[float] = dataclasses.field(default_factory=list)  # the scores of several seeds
+    seed_scores: list[float] = dataclasses.field(default_factory=list)  # of several seeds
     # A hash of the texts after encoding and decoding, "" if they are the same or do not matter.
     lossy: str = ""
 
@@ -73,7 +73,7 @@ ScoredModel = tuple[ComparedModel, list[Metric]]
 
 
 def join_seeds(
-    scored: Sequence[ScoredModel], settings: Mapping[str, str], seeds: Mapping[str, str]
+    scored: Sequence[ScoredModel], settings: Mapping[str, str], seed_keys: Mapping[str, str]
 ) -> list[ScoredModel]:
     """Join the models that differ only in the seed into one model, with the mean of their scores.
 
@@ -81,7 +81,7 @@ def join_seeds(
 
     Args:
         settings: for a model's name, a text that is the same for all models that differ only in the seed.
-        seeds: for a model's name, its seeds as text.
+        seed_keys: for a model's name, its seed and the seed of its data as text.
     """
     groups: dict[str, list[ScoredModel]] = {}
     for model, metrics in scored:
@@ -90,22 +90,22 @@ def join_seeds(
         group.append((model, metrics))
     joined: list[ScoredModel] = []
     for group in groups.values():
-        joined += _join_setting(group, seeds)
+        joined += _join_setting(group, seed_keys)
     return joined
 
 
-def _join_setting(members: list[ScoredModel], seeds: Mapping[str, str]) -> list[ScoredModel]:
+def _join_setting(members: list[ScoredModel], seed_keys: Mapping[str, str]) -> list[ScoredModel]:
     """Join the models of one setting, and return models with repeated seeds as they are."""
-    firsts: dict[str, ScoredModel] = {}  # by seed
+    firsts: dict[str, ScoredModel] = {}  # by seed key
     repeated: list[ScoredModel] = []
     for model, metrics in members:
-        seed = seeds.get(model.name, model.name)
-        if seed in firsts:
-            first, _ = firsts[seed]
+        key = seed_keys.get(model.name, model.name)
+        if key in firsts:
+            first, _ = firsts[key]
             logger.warning("%s is not another seed: %s has the same seed.", model.name, first.name)
             repeated.append((model, metrics))
         else:
-            firsts[seed] = (model, metrics)
+            firsts[key] = (model, metrics)
     revisions = {model.revision for model, _ in firsts.values()}
     if len(firsts) == 1 or len(revisions) < len(firsts):
         return members  # equal weights are not another seed
@@ -138,17 +138,17 @@ def _mean_model(members: Sequence[ScoredModel]) -> ScoredModel:
 def _mean_over_seeds(metrics: Sequence[Metric]) -> Metric:
     """Return the mean of a metric of several models. It has no value if one of them has none."""
     first = metrics[0]
-    seeds = [metric.value for metric in metrics if metric.value is not None]
-    is_complete = len(seeds) == len(metrics)
+    seed_scores = [metric.value for metric in metrics if metric.value is not None]
+    is_complete = len(seed_scores) == len(metrics)
     if first.aggregation and is_complete:
         # The mean of the documents' log-probabilities: for perplexities, the geometric mean over the seeds.
         arrays = [metric.array() for metric in metrics]
         values = np.mean(arrays, axis=0).tolist()
-        return first.over(values, first.documents, seeds=seeds)
+        return first.over(values, first.documents, seed_scores=seed_scores)
     mean = None
     if is_complete:
-        mean = float(np.mean(seeds))
-    return dataclasses.replace(first, value=mean, stderr=None, values=[], seeds=seeds)
+        mean = float(np.mean(seed_scores))
+    return dataclasses.replace(first, value=mean, stderr=None, values=[], seed_scores=seed_scores)
 
 
 def compare(
@@ -172,14 +172,20 @@ def compare(
     for metric in metrics:
         if not metric.name.endswith(CLEAN):
             details[metric.task] = _with_overlap(metric, flagged)
+    models: list[ComparedModel] = []
+    for model, metrics_of_model in scored:
+        models.append(_with_lossy_tasks(model, metrics_of_model))
+    name = None
+    if baseline is not None:
+        name = baseline.name
     return Comparison(
         **dataclasses.asdict(settings),
         date=metadata["date"],
         command=metadata["command"],
         versions=metadata["versions"],
         task_details=details,
-        baseline=baseline.name if baseline else None,
-        models=[_with_lossy_tasks(model, of_model) for model, of_model in scored],
+        baseline=name,
+        models=models,
         rows=[_row(metric, scored, baseline, settings) for metric in metrics],
     )
 
@@ -196,13 +202,15 @@ def _with_overlap(metric: Metric, flagged: Collection[str] | None) -> TaskDetail
     """Return the details of a metric's task with the number of `flagged` documents, if that is known."""
     if flagged is None:
         return metric.details
-    documents = {_document_of(name) for name in metric.documents}
-    return dataclasses.replace(metric.details, overlap=len(documents.intersection(flagged)))
+    documents = {document_of(name) for name in metric.documents}
+    overlap = documents.intersection(flagged)
+    return dataclasses.replace(metric.details, overlap=len(overlap))
 
 
-def _document_of(name: str) -> str:
+def document_of(name: str) -> str:
     """Return the hash of a document. Windows of a document have the hash of the document and a number."""
-    return name.split(" ")[0]
+    document, _, _ = name.partition(" ")
+    return document
 
 
 def _row(
@@ -238,7 +246,13 @@ def _row(
             same_text = ours.lossy == base.lossy
             if difference is not None and not (is_judged and same_tokens and same_text):
                 difference = dataclasses.replace(difference, verdict=None)
-        values[model.name] = Score(ours.value, ours.stderr, ours.seeds, published, difference)
+        values[model.name] = Score(
+            value=ours.value,
+            stderr=ours.stderr,
+            seeds=ours.seed_scores,
+            published=published,
+            difference=difference,
+        )
     return ComparisonRow(metric.task, metric.name, metric.higher_is_better, values)
 
 
@@ -248,7 +262,7 @@ def _per_document(metric: Metric) -> Metric:
         return metric
     sums: dict[str, NDArray[np.float64]] = {}
     for name, value in zip(metric.documents, metric.array(), strict=True):
-        document = _document_of(name)
+        document = document_of(name)
         sums[document] = sums.get(document, 0) + value
     values = [value.tolist() for value in sums.values()]
     return dataclasses.replace(metric, values=values, documents=list(sums))
@@ -279,5 +293,5 @@ def _difference(ours: Metric, baseline: Metric) -> Difference | None:
         values,
         base_values,
         higher_is_better=ours.higher_is_better,
-        spread=statistics.seed_interval(ours.seeds, baseline.seeds),
+        spread=statistics.seed_interval(ours.seed_scores, baseline.seed_scores),
     )
