@@ -41,7 +41,9 @@ class Difference:
         """The kind of the table cell: better, worse or even, or "" if `verdict` is None."""
         if not self.verdict:
             return ""
-        return self.verdict if self.verdict in ("better", "worse") else "even"
+        if self.verdict in ("better", "worse"):
+            return self.verdict
+        return "even"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,10 +227,13 @@ class Comparison(EvaluationSettings):
         Args:
             names: the models to show, as a dict from model name to heading. None shows all models.
         """
-        names = names or {model.name: model.name for model in self.models}
+        if not names:
+            names = {model.name: model.name for model in self.models}
         if len(names) > MOST_COLUMNS:
             return self._trend()
-        compared = [name for name in names if self.baseline in names and name != self.baseline]
+        compared: list[str] = []
+        if self.baseline in names:
+            compared = [name for name in names if name != self.baseline]
         headers = ["task", "metric", *names.values()]
         if len(compared) == 1:
             headers.append("difference")
@@ -249,7 +254,9 @@ class Comparison(EvaluationSettings):
         """Return a table with one row per model, to compare many checkpoints."""
         rows: list[list[Cell]] = []
         for model in sorted(self.models, key=lambda model: model.tokens_trained or 0):
-            tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"
+            tokens = "-"
+            if model.tokens_trained is not None:
+                tokens = f"{model.tokens_trained:,}"
             cells = [Cell(model.name), Cell(tokens, "number")]
             for row in self.rows:
                 score = row.values.get(model.name, NO_SCORE)

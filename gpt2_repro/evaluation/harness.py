@@ -25,7 +25,6 @@ from gpt2_repro.files import from_json, read_object, to_json
 
 logger = logging.getLogger(__name__)
 
-SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 CACHE = Path(".cache/evaluation")
 READING = 10  # increase it if the same model gets other scores from the same samples or texts
 # The harness's results of a task, and the scores that were read from the results and samples.
@@ -137,7 +136,9 @@ def _score_model(
     for task, source in tasks.sources.items():
         definition = tasks.hashes.get(task, "stock")
         key = CacheKey(model.column.revision, task, definition, settings, versions)
-        stored = read_object(key.path) if cached else {}
+        stored: dict[str, Any] = {}
+        if cached:
+            stored = read_object(key.path)
         if stored.get("key") == dataclasses.asdict(key):
             logger.info("%s: reusing the cached scores of model %r", task, name)
         else:
@@ -152,7 +153,9 @@ def _score_model(
             }
             if cached:
                 try_write(key.path, json.dumps(stored))
-        try_write(output / file_name(name) / f"{task}.json", to_json(stored["results"], indent=2) + "\n")
+        path = output / file_name(name) / f"{task}.json"
+        text = to_json(stored["results"], indent=2)
+        try_write(path, f"{text}\n")
         for metric in from_json(list[Metric], stored["scores"]):
             if source:
                 # The harness reads a copy of the local file. The comparison names the original file.
@@ -218,6 +221,9 @@ def evaluate_model(
         passes=passes,
         generation_device=settings.device,
     )
+    bootstrap_iters = 100_000
+    if task.startswith(OWN_STANDARD_ERRORS):
+        bootstrap_iters = 0
     with one_line_errors(task):
         index = task_index(folder, task)
         evaluator.get_git_commit_hash = lambda: None  # git prints an error outside of a repository (lm_eval 0.4.13)
@@ -228,8 +234,12 @@ def evaluate_model(
             batch_size=settings.batch_size,
             device=settings.device,
             limit=settings.limit,
-            bootstrap_iters=0 if task.startswith(OWN_STANDARD_ERRORS) else 100_000,
-            **dict.fromkeys(SEEDS, settings.seed),
+            bootstrap_iters=bootstrap_iters,
+            random_seed=settings.seed,
+            numpy_random_seed=settings.seed,
+            torch_random_seed=settings.seed,
+            fewshot_random_seed=settings.seed,
         )
     samples = results.pop("samples")
-    return json.loads(json.dumps(results, default=handle_non_serializable)), samples
+    text = json.dumps(results, default=handle_non_serializable)
+    return json.loads(text), samples

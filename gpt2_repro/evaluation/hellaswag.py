@@ -131,10 +131,14 @@ class HellaSwag:
         if not losses.isfinite().all():
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}
-        chosen = losses.view(-1, ENDINGS).argmin(dim=1).cpu()
+        losses_of_items = losses.view(-1, ENDINGS)
+        chosen = losses_of_items.argmin(dim=1).cpu()
         right = int((chosen == self.labels).sum())
         items = len(self.labels)
-        return {"hellaswag_acc": round(right / items, 6), "hellaswag_items": items}
+        return {
+            "hellaswag_acc": round(right / items, 6),
+            "hellaswag_items": items,
+        }
 
 
 def _batches(rows: Sequence[ScoredIds], positions: int) -> list[list[int]]:
