@@ -18,7 +18,7 @@ from gpt2_repro.evaluation.models import OpenedModel
 from gpt2_repro.evaluation.output import LIBRARIES, file_name, try_write
 from gpt2_repro.evaluation.reading import read_scores
 from gpt2_repro.evaluation.scores import COMPLETION, Metric, ScoredModel
-from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, one_line_errors, task_index
+from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS, TaskFiles, choose_index, one_line_errors
 from gpt2_repro.evaluation.workers import Passes, Workers, start_workers
 from gpt2_repro.files import from_json, read_object, to_json
 
@@ -225,7 +225,7 @@ def evaluate_model(
     if task.startswith(OWN_STANDARD_ERRORS):
         bootstrap_iters = 0
     with one_line_errors(task):
-        index = task_index(folder, task)
+        index = choose_index(folder, task)
         evaluator.get_git_commit_hash = lambda: None  # git prints an error outside of a repository (lm_eval 0.4.13)
         results = evaluator.simple_evaluate(
             model=scorer,

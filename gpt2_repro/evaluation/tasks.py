@@ -237,7 +237,7 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
     return folder
 
 
-def task_index(task_folder: Path, task: str) -> Any:
+def choose_index(task_folder: Path, task: str) -> Any:
     """Return lm-eval's index for a task: of `task_folder` if it has the task."""
     from gpt2_repro.evaluation.task_index import TaskIndex
 
@@ -257,7 +257,7 @@ def load_task(task: str, folder: Path) -> list[Any]:
     """Return lm-eval's tasks of a name, with their data. Raises UserError if the data cannot be loaded."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with one_line_errors(task):
-        index = task_index(folder, task)
+        index = choose_index(folder, task)
         loaded = index.load([task])
         return list(loaded["tasks"].values())
 
