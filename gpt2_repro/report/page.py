@@ -262,7 +262,7 @@ class Setting:
 
     labels: list[str] = dataclasses.field(default_factory=list)
     losses: list[float] = dataclasses.field(default_factory=list)
-    seeds: list[object] = dataclasses.field(default_factory=list)
+    seed_pairs: list[object] = dataclasses.field(default_factory=list)
 
     @property
     def mean(self) -> float:
@@ -319,7 +319,7 @@ def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
             verdict = "higher" if difference > half else "within the seeds"
         else:
             verdict = "one seed each: unknown"
-        texts = [setting.name, str(len(setting.seeds)), setting.loss, shown, verdict]
+        texts = [setting.name, str(len(setting.seed_pairs)), setting.loss, shown, verdict]
         table.rows.append([Cell(text) for text in texts])
     return table
 
@@ -334,10 +334,10 @@ def _settings(runs: Sequence[Run], labels: Sequence[str]) -> list[Setting]:
         if loss is None:
             continue
         setting = settings.setdefault(run.setting, Setting())
-        if run.seeds not in setting.seeds:
+        if run.seed_pair not in setting.seed_pairs:
             setting.labels.append(label)
             setting.losses.append(loss)
-            setting.seeds.append(run.seeds)
+            setting.seed_pairs.append(run.seed_pair)
     return sorted(settings.values(), key=lambda setting: setting.mean)
 
 

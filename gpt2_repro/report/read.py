@@ -62,7 +62,7 @@ class Run:
         identity = self.environment.run_identity
         seed = identity.get("seed")
         data_seed = identity.get("data_seed")
-        self.seeds = (seed, seed if data_seed is None else data_seed)
+        self.seed_pair = (seed, seed if data_seed is None else data_seed)
         # The same for all runs that differ only in the seed.
         self.setting = str(path)
         settings = {key: value for key, value in identity.items() if not key.endswith("seed")}
