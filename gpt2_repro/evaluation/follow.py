@@ -74,7 +74,9 @@ def follow(
     with faults_in_words(name):
         if not set(SMALL_FILES) & set(place.names()):
             raise UserError(f"{name} has no run. Start the training first.")
-    run = Path(place.root) if place.is_local else Path("evaluations", file_name(name))
+    run = Path("evaluations", file_name(name))
+    if place.is_local:
+        run = Path(place.root)
     follower = Follower(place, output or run / EVALUATION_FOLDER, score, options)
     os.nice(NICENESS)
     with _locked(follower.folder) as mark:
@@ -164,12 +166,14 @@ class Follower:
             run = Path(scratch)
             with faults_in_words(self.place.name):
                 problem = _take(self.place, name, manifest, run)
-            problem = problem or self._score_copy(name, manifest, run)
+            if not problem:
+                problem = self._score_copy(name, manifest, run)
         self.tried.add(manifest["sha256"])
         self.problems.pop(name, None)
-        if problem:
-            logger.warning("%s is not scored: %s", name, problem)
-        if problem and problem != DELETED:
+        if not problem:
+            return
+        logger.warning("%s is not scored: %s", name, problem)
+        if problem != DELETED:
             self.problems[name] = problem
 
     def _score_copy(self, name: str, manifest: dict[str, Any], run: Path) -> str | None:

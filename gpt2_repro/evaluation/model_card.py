@@ -162,8 +162,9 @@ def _origin(record: TrainingRecord) -> dict[str, Any]:
 
 def _is_hub_id(name: str) -> bool:
     is_file_name = "." in name and "/" not in name
-    has_form = HUB_ID.fullmatch(name) and not is_file_name and not name.startswith("runs/")
-    return bool(has_form) and not Path(name).exists()
+    if is_file_name or name.startswith("runs/") or not HUB_ID.fullmatch(name):
+        return False
+    return not Path(name).exists()
 
 
 def _public_start(start: str) -> str:
@@ -186,14 +187,20 @@ def _index_entries(results: Results) -> list[dict[str, Any]]:
         score = results.own_score(row)
         if score is None or details is None or not _is_public_split(row, details):
             continue
-        task = LOCAL_TASKS[row.task]
-        entry = {
-            "task": {"type": "text-generation"},
-            "dataset": {"name": task.title, "type": task.dataset, "split": task.split},
-            "metrics": [],
+        if row.task not in entries:
+            task = LOCAL_TASKS[row.task]
+            dataset = {"name": task.title, "type": task.dataset, "split": task.split}
+            entries[row.task] = {
+                "task": {"type": "text-generation"},
+                "dataset": dataset,
+                "metrics": [],
+            }
+        metric = {
+            "type": row.metric,
+            "name": row.metric,
+            "value": round(score.value or 0.0, 4),
         }
-        metric = {"type": row.metric, "name": row.metric, "value": round(score.value or 0.0, 4)}
-        entries.setdefault(row.task, entry)["metrics"].append(metric)
+        entries[row.task]["metrics"].append(metric)
     return list(entries.values())
 
 
@@ -339,6 +346,9 @@ def deviation_table(deviations: Sequence[Mapping[str, str]] | None) -> Table:
     for deviation in deviations or ():
         if deviation["field"] == "data.data_files":
             continue  # its paths are valid on one machine only
-        texts = (deviation["field"], deviation["run"], deviation["recipe"])
-        rows.append([Cell(text.replace("|", "/")) for text in texts])
+        cells: list[Cell] = []
+        for column in ("field", "run", "recipe"):
+            text = deviation[column].replace("|", "/")
+            cells.append(Cell(text))
+        rows.append(cells)
     return Table(["field", "this run", "recipe"], rows)
