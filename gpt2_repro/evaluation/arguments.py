@@ -43,7 +43,8 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--batch_size", type=positive_count, metavar="N", help="Windows per pass. GPU: 32, CPU: 1.")
     options = parser.parse(argv)
     if options.tasks is not None:
-        words = re.split("[, ]", " ".join(options.tasks))
+        text = " ".join(options.tasks)
+        words = re.split("[, ]", text)
         options.tasks = [task for task in words if task]
     return options
 

@@ -219,12 +219,15 @@ def loss_tables(
     frequency = np.digitize(per_million, list(FREQUENCIES)) - 1
     is_separator = np.where(token == separator, 0, -1)
     both = np.array([np.concatenate(losses_of_rows) for losses_of_rows in losses], np.float64)
+    domain = np.concatenate(domains)
+    position = np.concatenate(positions)
+    distance = np.concatenate(distances)
     return {
-        "domains": buckets(both, document, np.concatenate(domains), names),
-        "positions": by_range(both, document, np.concatenate(positions), position_edges(window)),
+        "domains": buckets(both, document, domain, names),
+        "positions": by_range(both, document, position, position_edges(window)),
         "frequencies": buckets(both, document, frequency, list(FREQUENCIES.values())),
         "ends": buckets(both, document, is_separator, ["the separator"]),
-        "starts": by_range(both, document, np.concatenate(distances), AFTER_SEPARATOR),
+        "starts": by_range(both, document, distance, AFTER_SEPARATOR),
     }
 
 

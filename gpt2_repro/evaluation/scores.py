@@ -257,7 +257,7 @@ def _row(
 
 
 def _per_document(metric: Metric) -> Metric:
-    """Join the windows of each document again (see `_in_blocks`)."""
+    """Join the windows of each document again (see `reading._in_blocks`)."""
     if metric.name.removesuffix(CLEAN) not in WHOLE_DOCUMENTS:
         return metric
     sums: dict[str, NDArray[np.float64]] = {}

@@ -50,8 +50,8 @@ class LocalTask:
 _TABLE = read_table(__file__, "tasks.yaml")
 LOCAL_TASKS = {name: LocalTask(**row) for name, row in _TABLE.items()}
 OWN_TASKS = ("last_word", "document_perplexity")  # made from validation documents
-# Prefixes of tasks with a perplexity per document, whose standard error lm-eval would bootstrap for minutes. scores.py
-# computes all standard errors of these tasks. The harness's JSON has "N/A".
+# Prefixes of tasks with a perplexity per document, whose standard error lm-eval would bootstrap for minutes.
+# reading.py computes all standard errors of these tasks. The harness's JSON has "N/A".
 OWN_STANDARD_ERRORS = ("lambada", "last_word")
 
 
