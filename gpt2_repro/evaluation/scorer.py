@@ -8,7 +8,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.evaluation.hellaswag import ScoredIds, batches_by_length, cut
-from gpt2_repro.evaluation.passes import Answer, Row, Text, mean_losses_of, score_rows
+from gpt2_repro.evaluation.passes import Answer, mean_losses_of, score_rows
+from gpt2_repro.evaluation.shared_rows import Text, rows_of
 from gpt2_repro.evaluation.workers import Passes, passes_of
 from gpt2_repro.tokenization import encode, start_id
 
@@ -16,6 +17,7 @@ from gpt2_repro.tokenization import encode, start_id
 NO_SEPARATOR = -1  # prefix of documents whose rows have no separator
 # Architectures whose attention takes any mask, so that texts with a common beginning can share a row.
 SHARING = ("gpt2", "llama", "mixtral", "starcoder2", "arcee", "qwen3", "exaone4")
+Window = tuple[float, int]  # of a document: its log-probability, and its number of scored tokens
 Pair = tuple[Any, list[int], list[int]]  # a cache key of lm-eval, the ids of a context, and the ids to score
 
 
@@ -35,9 +37,9 @@ class Rolling(float):
         windows: for each window, its log-probability and its number of scored tokens.
     """
 
-    windows: list[tuple[float, int]]
+    windows: list[Window]
 
-    def __new__(cls, windows: list[tuple[float, int]]) -> "Rolling":
+    def __new__(cls, windows: list[Window]) -> "Rolling":
         total = super().__new__(cls, sum(score for score, _ in windows))
         total.windows = windows
         return total
@@ -124,7 +126,7 @@ class Scorer(HFLM):
                 before, after = make_disjoint_window(window)
                 pairs.append((None, before, after))
             num_windows.append(len(pairs) - before_windows)
-        scored: list[tuple[float, int]] = []  # for each window, its log-probability and its number of scored tokens
+        scored: list[Window] = []  # for each window, its log-probability and its number of scored tokens
         answers = self._loglikelihood_tokens(pairs)
         for (_, _, after), (score, _) in zip(pairs, answers, strict=True):
             scored.append((score, len(after)))
@@ -140,7 +142,7 @@ class Scorer(HFLM):
     ) -> list[Answer]:
         """Return the log-probability of each continuation, and whether greedy decoding gives it."""
         texts = self._texts(requests)
-        rows = self._rows(texts)
+        rows = rows_of(texts, most=self.max_length, shared=self._shares_rows)
         answers: list[Answer] = [(0.0, True)] * len(requests)
         numbers_of = batches_by_length([len(row.ids) for row in rows], self.positions)
         batches = [[rows[number] for number in numbers] for numbers in numbers_of]
@@ -172,12 +174,3 @@ class Scorer(HFLM):
                 ids, scored = cut(before + after, len(after), self.max_length)
                 texts.append(Text(ids, scored, number))
         return texts
-
-    def _rows(self, texts: Sequence[Text]) -> list[Row]:
-        """Return rows of texts. Texts with a common beginning share a row if the architecture allows it."""
-        rows: list[Row] = []
-        for text in sorted(texts):  # texts with a common beginning are neighbours
-            if self._shares_rows and rows and rows[-1].add(text, most=self.max_length):
-                continue
-            rows.append(Row(text))
-        return rows
