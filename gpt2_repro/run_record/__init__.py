@@ -193,13 +193,14 @@ class RunRecord:
 
     @contextlib.contextmanager
     def unchanged_until_claimed(self) -> Iterator[None]:
-        """Undo `lock` if the context ends with an error before `claim`."""
+        """Unlock the run directory when the context ends, so that this process can train the run again.
+
+        Before `claim`, undo `lock`. The writer of the last checkpoint keeps its own lock.
+        """
         try:
             yield
-        except BaseException:
-            if not self._is_claimed:
-                self.unlock()
-            raise
+        finally:
+            self.unlock()
 
     def claim(self, recipe: str) -> None:
         """Lock the run directory, write recipe.yaml and set the state to "running"."""
