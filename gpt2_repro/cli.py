@@ -42,7 +42,7 @@ def is_local_main_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
-def _start_log() -> None:
+def start_log() -> None:
     """Print the messages of this package, and set up the process for training."""
     # OpenMP threads wait for each other in a busy loop. If another program uses one of the cores, a short loop makes
     # training on a CPU about five times faster (dev/LOG.md). torch reads this variable when it is imported.
@@ -92,7 +92,7 @@ def run(main: Callable[[list[str]], object], *, prints_results: bool = True) -> 
     if not prints_results:
         sys.stdout = _without_errors(sys.stdout)
     logging.raiseExceptions = False  # a message that cannot be written is lost
-    _start_log()
+    start_log()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓
@@ -232,7 +232,15 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return the options. Raises UserError for unknown options and invalid values."""
+        """Return the options. Raises UserError for unknown options and invalid values.
+
+        For an option without a value, `--name=false` means that it is not passed (see words_of).
+        """
+        flags: list[str] = []
+        for action in self._actions:
+            if action.nargs == 0:
+                flags += [f"{name}=false" for name in action.option_strings]
+        argv = [word for word in argv if word not in flags]
         # Before Python 3.12.8, parse_known_args refuses positional arguments on both sides of an option.
         if any(action.nargs == argparse.REMAINDER for action in self._actions):
             options, unknown = self.parse_known_args(argv)

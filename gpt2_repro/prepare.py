@@ -39,8 +39,8 @@ for field in dataclasses.fields(PreparationOptions):
 OPTIONS["num_proc"]["default"] = cpu_cores()
 
 
-def main(argv: list[str]) -> None:
-    """Prepare a folder, verify it, or print the list of sources."""
+def main(argv: list[str]) -> Path:
+    """Prepare a folder, verify it, or print the list of sources. Return the folder."""
     # Imported here because every worker process imports this file, and gpt2_repro.config imports transformers.
     from gpt2_repro.config import parse_recipe
     from gpt2_repro.data.recipe import DataRecipe
@@ -54,13 +54,13 @@ def main(argv: list[str]) -> None:
     options = recipe.options
     if options.list_sources:
         print(table(options.num_proc))
-        return
+        return Path(args.dataset_dir)
     if options.verify:
         if not args.dataset_dir:
             raise UserError("Nothing to verify. Pass the prepared folder as --dataset_dir.")
         PreparedData.read(args.dataset_dir, command=f"{PREPARE} RECIPE").verify()
         print(f"{args.dataset_dir}: every file matches the manifest")
-        return
+        return Path(args.dataset_dir)
     preparation = PreparationOptions(
         num_proc=options.num_proc,
         encoder=options.encoder,
@@ -71,6 +71,7 @@ def main(argv: list[str]) -> None:
     data = prepare(args, preparation)
     describe(data, max_tokens=args.max_tokens)
     print(f"Train on this data with:\n{shlex.join(_training_command(recipe, data))}")
+    return data.path
 
 
 def _training_command(recipe: "DataRecipe", data: PreparedData) -> list[str]:

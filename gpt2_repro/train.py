@@ -7,6 +7,7 @@ that override fields of the recipe:
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml
     python train.py recipes/own_text.yaml --dataset_dir data/shakespeare
     python train.py recipes/gpt2_124m.yaml --dry_run
+    gpt2-repro train recipes/gpt2_124m.yaml --config_file zero1.yaml --num_processes 1      after `pip install .`
 
 Run the same command again to resume an interrupted run. A finished run is not changed.
 """
@@ -27,12 +28,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def main(argv: list[str]) -> None:
-    """Train from a recipe, or only print the output of --dry_run or --diff_recipe."""
+def main(argv: list[str]) -> Path:
+    """Train from a recipe, or only print the output of --dry_run or --diff_recipe. Return the run directory."""
     check_variables()
     end_with_launcher()
     # Imports take seconds, so each mistake is reported before the next import.
-    from gpt2_repro.recipe import check_trackers, load_recipe
+    from gpt2_repro.recipe import check_trackers, load_recipe, output_dir_of
 
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
     from gpt2_repro.planning.sizing import follow_data
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> None:
         from gpt2_repro.training.run import train
 
         train(recipe, data)
+    return Path(output_dir_of(recipe))
 
 
 def dry_run(requested: Any) -> None:

@@ -24,7 +24,7 @@ from gpt2_repro import cli
 from gpt2_repro.errors import BadCheckpoint, UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, options_of_scores, override_arguments, parse_options
-from gpt2_repro.evaluation.comparison import UNTRAINED, ComparedModel, EvaluationSettings
+from gpt2_repro.evaluation.comparison import UNTRAINED, ComparedModel, Comparison, EvaluationSettings
 from gpt2_repro.evaluation.follow import follow
 from gpt2_repro.evaluation.harness import choose_devices, score_models
 from gpt2_repro.evaluation.models import OpenedModel, common_window, load_untrained, open_model
@@ -41,13 +41,13 @@ SEED = 1234
 logger = logging.getLogger("gpt2_repro.evaluation")
 
 
-def main(argv: list[str]) -> None:
-    """Score checkpoints and the baseline, and write the table (called by evaluate.sh)."""
+def main(argv: list[str]) -> Comparison | None:
+    """Score checkpoints and the baseline, and write and return the table. With --follow, return None."""
     forget_variables()
     options = parse_options(argv, description=__doc__)
     if options.follow:
         _follow(options, argv)
-        return
+        return None
     by_name: dict[str, Checkpoint] = {}  # each once
     for name in options.checkpoints:
         checkpoint = resolve_checkpoint(name, unfinished=True)
@@ -76,8 +76,10 @@ def _follow(options: argparse.Namespace, argv: list[str]) -> None:
     follow(source, options.output_dir, score, options_of_scores(options))
 
 
-def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Checkpoint], output_dir: Path) -> None:
-    """Score checkpoints and the baseline, and write the results to `output_dir`."""
+def _evaluate(
+    options: argparse.Namespace, argv: list[str], checkpoints: list[Checkpoint], output_dir: Path
+) -> Comparison:
+    """Score checkpoints and the baseline, write the results to `output_dir`, and return them."""
     # --- What to score
     run = _run_of(checkpoints)
     arguments = override_arguments(arguments_of_run(run), options)
@@ -113,7 +115,7 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
         settings_of = {model.column.name: model.setting for model in models}
         seed_keys = {model.column.name: model.seed_key for model in models}
 
-        def write_table(flagged: set[str] | None = None) -> None:
+        def write_table(flagged: set[str] | None = None) -> Comparison:
             columns: list[ScoredModel] = []
             for column, metrics in scored:
                 columns.append((column, add_clean(metrics, flagged or ())))
@@ -124,10 +126,12 @@ def _evaluate(options: argparse.Namespace, argv: list[str], checkpoints: list[Ch
             table = output.comparison_markdown(comparison)
             print(f"\n{table}")  # first, because the scores took hours and the disk may be full
             print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
+            return comparison
 
-        write_table()  # before the search for overlaps, which takes minutes
+        comparison = write_table()  # before the search for overlaps, which takes minutes
         if prepared:
-            write_table(overlapping_documents(prepared, tasks))
+            comparison = write_table(overlapping_documents(prepared, tasks))
+        return comparison
 
 
 def _run_of(checkpoints: Sequence[Checkpoint]) -> Path | None:
