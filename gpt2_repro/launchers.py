@@ -9,14 +9,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, did_you_mean
 
 
-ROOT = Path(__file__).parents[1]  # has recipes/, accelerate_configs/ and ds_configs/
+PACKAGE = Path(__file__).parent
+INSTALLED = (PACKAGE / "recipes").is_dir()  # from a wheel, and not in the repository
+ROOT = PACKAGE if INSTALLED else PACKAGE.parent  # has recipes/, accelerate_configs/ and ds_configs/
 # The commands that messages name, for the current folder.
 SCRIPTS = "" if Path().samefile(ROOT) else f"{ROOT}/"
 PREPARE = shlex.join(["python", f"{SCRIPTS}prepare_data.py"])
 EVALUATE = shlex.join(["bash", f"{SCRIPTS}evaluate.sh"])
+TRAINING = [str(ROOT / "train.py")]  # what python and accelerate launch start
+if INSTALLED:
+    PREPARE = "gpt2-repro prepare"
+    EVALUATE = "gpt2-repro evaluate"
+    TRAINING = ["-m", "gpt2_repro.train"]
 # Set by accelerate, torchrun and clusters. torchrun also reads its options from PET_*.
 VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET|ACCELERATE|FSDP)_\w+"
@@ -64,11 +71,29 @@ def training_command(*options: str, on_gpu: bool) -> list[str]:
 
     `options` of accelerate launch are used if `on_gpu`.
     """
+    if INSTALLED and on_gpu:
+        return ["gpt2-repro", "train", "--config_file", f"{RECOMMENDED.name}.yaml", *options]
+    if INSTALLED:
+        return ["gpt2-repro", "train"]
     root = Path(os.path.relpath(ROOT))
     script = str(root / "train.py")
     if not on_gpu:
         return ["python", script]
     return ["accelerate", "launch", "--config_file", str(root / RECOMMENDED.config), *options, script]
+
+
+def launch_command(config: str) -> list[str]:
+    """Return the command of accelerate launch with a config file: a path, or the name of a file in accelerate_configs/.
+
+    Raises UserError if there is no such file.
+    """
+    if Path(config).is_file():
+        return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
+    for launcher in LAUNCHERS.values():
+        if config in (launcher.config, f"{launcher.name}.yaml"):
+            return launcher.command()
+    names = [f"{name}.yaml" for name in LAUNCHERS]
+    raise UserError(f"There is no config file {config}. {did_you_mean(config, names)}")
 
 
 def check_variables() -> None:

@@ -21,7 +21,7 @@ from gpt2_repro import cli, hardware
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
-from gpt2_repro.launchers import EVALUATE, PREPARE, RECOMMENDED, ROOT, forget_variables, training_command
+from gpt2_repro.launchers import EVALUATE, PREPARE, RECOMMENDED, TRAINING, forget_variables, training_command
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
 from gpt2_repro.planning.plan import division, run_lines
@@ -324,7 +324,7 @@ def _find_micro_batch(
                 "output_dir": Path(scratch, trial.options),
                 "tokens_per_step": tokens_per_step,
             }
-            command = [*start, str(ROOT / "train.py"), str(path), *cli.words_of(varied)]
+            command = [*start, *TRAINING, str(path), *cli.words_of(varied)]
             finding = environment.try_training(command, trial)
             if finding is not None:
                 return finding, trial if finding.mark == "✓" else None

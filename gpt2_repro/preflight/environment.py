@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from gpt2_repro.launchers import ROOT
+from gpt2_repro.launchers import INSTALLED, ROOT
 from gpt2_repro.planning.memory import MemoryTrial
 from gpt2_repro.text import Finding, size
 
@@ -40,7 +40,7 @@ def check_python() -> list[Finding]:
         findings = [Finding("✓", "python", python)]
     else:
         findings = [Finding("✗", "python", f"{python}: install Python 3.11 or newer")]
-    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+    for line in _requirements():
         text = line.partition("#")[0].strip()
         if not text:
             continue
@@ -51,6 +51,13 @@ def check_python() -> list[Finding]:
             if finding.mark != "✓" or needed.name in PACKAGES:
                 findings.append(finding)
     return findings
+
+
+def _requirements() -> list[str]:
+    """Return the lines of requirements.txt. In a wheel, they are its metadata."""
+    if INSTALLED:
+        return requires("gpt2-repro") or []
+    return (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
 
 
 def _check_package(needed: Requirement) -> Finding:

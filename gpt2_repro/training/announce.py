@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from gpt2_repro.evaluation.references import explained
 from gpt2_repro.hardware import find_accelerator
-from gpt2_repro.launchers import ROOT
+from gpt2_repro.launchers import INSTALLED, ROOT
 from gpt2_repro.model.configuration import measure
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.time_breakdown import breakdown
@@ -24,7 +24,7 @@ from gpt2_repro.training.trainer import PretrainingTrainer
 logger = logging.getLogger(__name__)
 
 SECRET = re.compile(r"://[^/\s]*:[^/\s]*@|://\S*\?\S*=\S*")  # a password or a query in a URL
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
+PACKAGES = ("gpt2-repro", "torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
 
 
 def describe_run(setup: RunSetup, model: PreTrainedModel, *, attention: str) -> Environment:
@@ -102,6 +102,8 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
+    if INSTALLED:
+        return None  # the folder can be in another repository
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     with contextlib.suppress(OSError):
         return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
