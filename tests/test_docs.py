@@ -22,9 +22,12 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 ACCELERATE = {"--config_file", "--num_processes", "--num_machines", "--machine_rank", "--main_process_ip"}
-ACCELERATE |= {"--main_process_port"}
+ACCELERATE |= {"--main_process_port", "--deepspeed_config_file"}
 FOREIGN = ("mpirun ", "python dev/data/", "python data/", "torchrun ", "hf ")  # commands of other projects
-PROGRAM = re.compile(r"train\.py|prepare_data\.py|evaluate\.sh|gpt2_repro\.(?!api\b)\w+|accelerate|benchmarks/\w+\.py")
+INSTALLED = {"train": "train.py", "prepare": "prepare_data.py", "evaluate": "evaluate.sh"}
+PROGRAM = re.compile(
+    r"gpt2-repro|train\.py|prepare_data\.py|evaluate\.sh|gpt2_repro\.(?!api\b)\w+|accelerate|benchmarks/\w+\.py"
+)
 OUR_FILE = re.compile(r"(?<![\w./:-])(?!dev/|scripts/|runs/)(?:[a-z_]+/)+\w+\.(?:py|yaml|sh|md|ipynb)\b")
 MODULES = ("diagnose", "evaluation", "export", "generate", "preflight", "report", "supervise")
 
@@ -39,9 +42,20 @@ def code_of(page: Path) -> Iterator[str]:
     yield from (" ".join(code.replace("\\\n", " ").split()) for code in inline)
 
 
+def with_scripts(words: list[str]) -> list[str]:
+    """Return a command line with scripts instead of the commands of gpt2-repro, except those with a launcher."""
+    replaced: list[str] = []
+    for word in words:
+        if replaced[-1:] == ["gpt2-repro"] and "--config_file" not in words:
+            replaced[-1] = INSTALLED.get(word, f"gpt2_repro.{word}")
+        else:
+            replaced.append(word)
+    return replaced
+
+
 def programs_in(code: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the programs of a command line, such as accelerate and train.py, with their arguments."""
-    words = [] if code.startswith(FOREIGN) else shlex.split(code)
+    words = [] if code.startswith(FOREIGN) else with_scripts(shlex.split(code))
     starts = [number for number, word in enumerate(words) if PROGRAM.fullmatch(word)]
     for start, end in itertools.pairwise([*starts, len(words)]):
         arguments = words[start + 1 : end]
@@ -64,6 +78,8 @@ def options_of(program: str) -> set[str]:
         return set(re.findall(r'"(--\w+)"', (ROOT / program).read_text(encoding="utf-8")))
     if program == "accelerate":
         return ACCELERATE
+    if program == "gpt2-repro":  # with a launcher
+        return ACCELERATE | options_of("train.py")
     return {"--help"} | set(re.findall(r"^ {2}(?:-\w(?: \w+)?, )?(--[a-z]\w*)", help_of(program), re.MULTILINE))
 
 
