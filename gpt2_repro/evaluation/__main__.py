@@ -57,7 +57,7 @@ def main(argv: list[str]) -> Comparison | None:
     if output_dir is None:
         is_test = options.limit is not None
         output_dir = output.default_output_dir(checkpoints[0], smoke_test=is_test)
-    _evaluate(options, argv, checkpoints, output_dir)
+    return _evaluate(options, argv, checkpoints, output_dir)
 
 
 def _follow(options: argparse.Namespace, argv: list[str]) -> None:
