@@ -181,6 +181,7 @@ class TrainingSection:
 SUITES = {
     "quick": ["lambada_openai", "hellaswag", "wikitext"],
     "standard": ["lambada_openai", "hellaswag", "piqa", "arc_easy", "sciq", "blimp", "wikitext"],
+    "core": [],  # the tasks of DCLM's evaluation bundle (evaluation/core.py)
 }
 
 

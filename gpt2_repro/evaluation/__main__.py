@@ -25,6 +25,7 @@ from gpt2_repro.errors import BadCheckpoint, UserError
 from gpt2_repro.evaluation import output
 from gpt2_repro.evaluation.arguments import arguments_of_run, options_of_scores, override_arguments, parse_options
 from gpt2_repro.evaluation.comparison import UNTRAINED, ComparedModel, Comparison, EvaluationSettings
+from gpt2_repro.evaluation.core import core_score
 from gpt2_repro.evaluation.follow import follow
 from gpt2_repro.evaluation.harness import choose_devices, score_models
 from gpt2_repro.evaluation.models import OpenedModel, common_window, load_untrained, open_model
@@ -118,7 +119,8 @@ def _evaluate(
         def write_table(flagged: set[str] | None = None) -> Comparison:
             columns: list[ScoredModel] = []
             for column, metrics in scored:
-                columns.append((column, add_clean(metrics, flagged or ())))
+                core = core_score(metrics, tasks.of_core)
+                columns.append((column, add_clean(metrics, flagged or ()) + core))
             columns = join_seeds(columns, settings_of, seed_keys)
             base = _joined_column(baseline, columns)
             metadata = output.run_metadata(EVALUATE, argv)

@@ -29,7 +29,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     defaults = "default: the value in the run's recipe; without a run, the value shown here"
     _add_recipe_fields(parser.add_argument_group(f"section `evaluation` of the recipe ({defaults})"))
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
-    parser.add_argument("--suite", choices=SUITES, help="Tasks to score.")
+    parser.add_argument("--suite", choices=SUITES, help="Tasks to score. core: DCLM's 22 tasks.")
     parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help="Also score the text files in DIR.")
     parser.add_argument("--check_overlap", action="store_true", help="Also score without texts in the training data.")
     follow = "Score each checkpoint of a run, or of its copies at a place, while it trains."

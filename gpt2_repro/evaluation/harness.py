@@ -14,6 +14,7 @@ from typing import Any
 from gpt2_repro import hardware
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.comparison import EvaluationSettings
+from gpt2_repro.evaluation.core import CORE_TASK
 from gpt2_repro.evaluation.models import OpenedModel
 from gpt2_repro.evaluation.output import LIBRARIES, file_name, try_write
 from gpt2_repro.evaluation.reading import read_scores
@@ -218,6 +219,7 @@ def evaluate_model(
         max_length=settings.max_length,
         batch_size=settings.batch_size,
         per_token=task == COMPLETION,
+        compares_options=task.startswith(CORE_TASK),
         passes=passes,
         generation_device=settings.device,
     )

@@ -78,7 +78,7 @@ def run_length(texts: Mapping[str, Sequence[str]], ids: Mapping[str, Sequence[Se
 
 
 def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
-    """Return the texts of each document of a task, by the hash of the document."""
+    """Return the texts of each document of a task without its few-shot examples, by the hash of the document."""
     from lm_eval.utils import handle_non_serializable, hash_string
 
     texts: dict[str, list[str]] = {}
@@ -88,7 +88,8 @@ def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
             text = json.dumps(request.doc, indent=2, default=handle_non_serializable, ensure_ascii=False)
             name = hash_string(text)  # as in lm_eval/evaluator.py (0.4.13)
             texts_of_document = texts.setdefault(name, [])
-            texts_of_document.append("".join(request.args))
+            examples = request.doc.get("shown", "")  # see core.rows_of
+            texts_of_document.append("".join(request.args).removeprefix(examples))
     return texts
 
 

@@ -1,5 +1,7 @@
 """Score text with lm-eval, with the ids that text has in rows, and without logits that no score needs."""
 
+import itertools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,6 +59,8 @@ class Scorer(HFLM):
     Args:
         positions: the largest number of tokens in a forward pass, with padding (0: `batch_size` full windows).
         per_token: whether the options of an item are ranked by their mean log-probability per token.
+        compares_options: whether the options of an item are ranked by their mean log-probability per token, over the
+            tokens in which they differ, as in nanochat/core_eval.py. The separator begins all texts.
         passes: scores batches of texts in other processes. By default, this process scores them.
         generation_device: the device that generates text. By default, that of the model.
     """
@@ -65,6 +69,7 @@ class Scorer(HFLM):
         self,
         positions: int = 0,
         per_token: bool = False,
+        compares_options: bool = False,
         passes: Passes | None = None,
         generation_device: str | None = None,
         **options: Any,
@@ -74,7 +79,11 @@ class Scorer(HFLM):
         self._generation_device = generation_device
         self.positions = positions or self.max_length * self.batch_size
         self.per_token = per_token
+        self.compares_options = compares_options
         self._start = added_start(self.tokenizer)
+        separator = start_id(self.tokenizer)
+        if compares_options and separator is not None:
+            self._start = [separator]
         self._shares_rows = self.model.config.model_type in SHARING
 
     @property
@@ -97,6 +106,8 @@ class Scorer(HFLM):
         return [*self._start, *before], after
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[Answer]:
+        if self.compares_options:
+            return self._compare_options(requests)
         if not self.per_token:
             return super().loglikelihood(requests, disable_tqdm=True)
         rows: list[ScoredIds] = []
@@ -114,6 +125,43 @@ class Scorer(HFLM):
                     answers[number] = (-mean, False)
                     bar.update()
         return answers
+
+    def _compare_options(self, requests: Any) -> list[Answer]:
+        """Return the mean log-probabilities of the tokens in which the options of an item differ."""
+        pairs: list[Pair] = []
+        for _, items in itertools.groupby(requests, key=lambda request: request.doc_id):
+            texts = [request.args for request in items]
+            if len(set(texts)) > 1:
+                pairs += self._split_options(texts)
+            else:  # a single continuation, which greedy decoding must give
+                for context, continuation in texts:
+                    before, after = self._encode_pair(context, continuation)
+                    pairs.append((None, before, after))
+        answers: list[Answer] = []
+        for (_, _, after), (total, is_greedy) in zip(pairs, self._loglikelihood_tokens(pairs), strict=True):
+            scored = min(len(after), self.max_length)
+            answers.append((total / scored, is_greedy))
+        return answers
+
+    def _split_options(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
+        """Divide the ids of options with one context where they begin to differ.
+
+        Options with different contexts have the same continuation. Their ids are divided where they cease to differ.
+        """
+        options = [self._start + ids for ids in encode(self.tokenizer, ["".join(text) for text in texts])]
+        contexts = {context for context, _ in texts}
+        most = min(len(ids) for ids in options) - 1  # an option has at least one token to score
+        pairs: list[Pair] = []
+        if len(contexts) == 1:
+            shared = min(most, len(os.path.commonprefix(options)))
+            for ids in options:
+                pairs.append((None, ids[:shared], ids[shared:]))
+            return pairs
+        shared = min(most, len(os.path.commonprefix([ids[::-1] for ids in options])))
+        shared = max(1, shared)
+        for ids in options:
+            pairs.append((None, ids[:-shared], ids[-shared:]))
+        return pairs
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         pairs: list[Pair] = []

@@ -26,6 +26,7 @@ from gpt2_repro.evaluation.references import published_score
 logger = logging.getLogger(__name__)
 
 COMPLETION = "hellaswag_completion"
+CORE = "core"  # the mean over the tasks of DCLM's CORE
 BITS = "bits_per_byte_"  # begins the names of tasks of local text files
 WORDS = "word_perplexity"
 WHOLE_DOCUMENTS = (WORDS, "byte_perplexity", "bits_per_byte", "nats_per_token")

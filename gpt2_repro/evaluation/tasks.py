@@ -19,6 +19,7 @@ from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.local_files import KINDS, kind_of, local_source
 from gpt2_repro.data.sources.text_files import COMPRESSIONS
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
+from gpt2_repro.evaluation.core import CoreTask, definition_of, find_bundle, read_bundle, rows_of
 from gpt2_repro.evaluation.passages import cut_passages, documents_to_score, read_documents
 from gpt2_repro.evaluation.scores import BITS, COMPLETION
 from gpt2_repro.files import read_json_lines, read_table
@@ -68,11 +69,13 @@ class TaskFiles(NamedTuple):
     Args:
         sources: the local data file of each task, None for a task that reads from the Hub.
         hashes: of the task files and their data (see `write_task_files`).
+        of_core: the tasks of CORE.
     """
 
     sources: dict[str, Path | None]
     hashes: dict[str, str]
     folder: Path
+    of_core: Sequence[CoreTask] = ()
 
 
 def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, folder: Path) -> TaskFiles:
@@ -80,7 +83,10 @@ def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, 
 
     Raises UserError for unknown tasks, and for tasks without a needed file.
     """
+    of_core: list[CoreTask] = []
     local: dict[str, Path] = {}
+    if options.suite == "core":
+        of_core = read_bundle(find_bundle(options.local_data))
     if options.bits_per_byte:
         local = text_domains(options.bits_per_byte)
         if not options.tasks and not options.suite:
@@ -92,10 +98,11 @@ def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, 
     for name in names:
         if name not in local:
             _check_task(name)
+    local.update({task.name: task.data for task in of_core})
     tasks = dict.fromkeys(names) | local
-    hashes = write_task_files(tasks, folder)
+    hashes = write_task_files(tasks, folder, of_core)
     fetch_data(tasks, folder)
-    return TaskFiles(tasks, hashes, folder)
+    return TaskFiles(tasks, hashes, folder, of_core)
 
 
 def _with_completion(names: Iterable[str]) -> list[str]:
@@ -290,46 +297,75 @@ def one_line_errors(task: str) -> Iterator[None]:
         raise UserError(f"Cannot load the data of {task} ({in_a_line(error)}). {fix}") from None
 
 
-def write_task_files(tasks: Mapping[str, Path | None], output: Path) -> dict[str, str]:
+def write_task_files(
+    tasks: Mapping[str, Path | None], output: Path, of_core: Sequence[CoreTask] = ()
+) -> dict[str, str]:
     """Write lm-eval task files for `tasks`, and a copy of the local data.
 
     Args:
         tasks: the local data file of each task, None for data on the Hub. No task file is written for a task that
             lm-eval loads as it is.
         output: a folder that no other process uses.
+        of_core: those of the tasks that are tasks of CORE.
 
     Returns a hash of each task's definition and local data.
     """
-    import lm_eval
-
     output.mkdir(parents=True, exist_ok=True)
-    stock = Path(lm_eval.__file__).parent / "tasks"
+    core_tasks = {task.name: task for task in of_core}
     hashes: dict[str, str] = {}
     for name, source in tasks.items():
         task = local_task(name)
-        if task is None or not (source or task.dataset):
-            continue  # without a local file, lm-eval's own task
-        definition = {"include": task.stock, **task.changes, "task": name}
-        digest = hashlib.sha256(json.dumps(definition, sort_keys=True).encode())
-        definition["include"] = str(stock / task.stock)
-        if source:
-            logger.info("Data of task %s: %s", name, source)
-            lines: list[str] = []
-            for row in _read_data(name, task.columns, source):
-                lines.append(json.dumps(row) + "\n")
-            content = "".join(lines).encode()
-            # Hash the copy's content, because the original may change before lm-eval reads the copy. The copy's name
-            # depends on this content: `datasets` caches by path and modification time, which `cp -p` does not change.
-            digest.update(content)
-            version = hashlib.sha256(content).hexdigest()[:20]
-            data = output / f"{name}-{version}.jsonl"
-            data.write_bytes(content)
-            keys = _local_data(task.split, data.resolve(), cache=output.resolve() / "datasets")
-            definition.update(keys)
-        text = yaml.safe_dump(definition, sort_keys=False, width=1000)
-        (output / f"{name}.yaml").write_text(text, encoding="utf-8")
-        hashes[name] = digest.hexdigest()
+        if name in core_tasks:
+            definition = definition_of(core_tasks[name])
+            hashes[name] = _write_task(name, definition, "test", source, rows_of(core_tasks[name]), output)
+        elif task is not None and source:
+            rows = _read_data(name, task.columns, source)
+            hashes[name] = _write_task(name, _changed(task), task.split, source, rows, output)
+        elif task is not None and task.dataset:
+            hashes[name] = _write_task(name, _changed(task), task.split, None, (), output)
+        # Without a task file, lm-eval's own task is used.
     return hashes
+
+
+def _changed(task: LocalTask) -> dict[str, Any]:
+    return {"include": task.stock, **task.changes}
+
+
+def _write_task(
+    name: str,
+    definition: dict[str, Any],
+    split: str,
+    source: Path | None,
+    rows: Iterable[Mapping[str, Any]],
+    output: Path,
+) -> str:
+    """Write a task file for lm-eval, and the rows if they come from the local file `source`.
+
+    Returns a hash of both.
+    """
+    import lm_eval
+
+    definition["task"] = name
+    digest = hashlib.sha256(json.dumps(definition, sort_keys=True).encode())
+    if "include" in definition:
+        definition["include"] = str(Path(lm_eval.__file__).parent / "tasks" / definition["include"])
+    if source:
+        logger.info("Data of task %s: %s", name, source)
+        lines: list[str] = []
+        for row in rows:
+            lines.append(json.dumps(row) + "\n")
+        content = "".join(lines).encode()
+        # Hash the copy's content, because the original may change before lm-eval reads the copy. The copy's name
+        # depends on this content: `datasets` caches by path and modification time, which `cp -p` does not change.
+        digest.update(content)
+        version = hashlib.sha256(content).hexdigest()[:20]
+        data = output / f"{name}-{version}.jsonl"
+        data.write_bytes(content)
+        keys = _local_data(split, data.resolve(), cache=output.resolve() / "datasets")
+        definition.update(keys)
+    text = yaml.safe_dump(definition, sort_keys=False, width=1000)
+    (output / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return digest.hexdigest()
 
 
 def _local_data(split: str, data: Path, cache: Path) -> dict[str, Any]:

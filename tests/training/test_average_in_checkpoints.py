@@ -130,6 +130,7 @@ def test_generate_and_export_use_the_average_and_say_so(averaged: Path, plain: P
     words = ("the", "--temperature", "1", "--max_new_tokens", "20")
     weights = open_model(resolve_checkpoint(str(averaged / "checkpoint-4"))).column.weights
     caplog.set_level("INFO", "gpt2_repro")
+    caplog.clear()  # open_model's own message, if another test has turned it on
     written = []
     for folder in (averaged / "checkpoint-4", plain):
         generate.main([str(folder), *words])
