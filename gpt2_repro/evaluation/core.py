@@ -27,6 +27,7 @@ BUNDLE = "eval_bundle"  # the folder in the archive
 URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 # As other projects have recorded it, in June 2026 and before.
 SHA256 = "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200"
+VERSION = 1.0  # of the prompts
 SHUFFLE_SEED = 1337  # of the order of the items
 EXAMPLES_SEED = 1234  # of the examples of the first item
 MULTIPLE_CHOICE = "multiple_choice"  # one context, several continuations
@@ -119,6 +120,7 @@ def definition_of(task: CoreTask) -> dict[str, Any]:
         "output_type": "multiple_choice",
         "target_delimiter": "",
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {"version": VERSION},
     }
     if task.kind == MULTIPLE_CHOICE:
         return definition | {"doc_to_text": "context", "doc_to_choice": "options", "doc_to_target": "gold"}
@@ -195,7 +197,7 @@ def core_score(metrics: Sequence[Metric], tasks: Sequence[CoreTask]) -> list[Met
         size = len(right)
         weight = math.sqrt(total * (total - 1) / size / max(1, size - 1)) / span / len(tasks)
         values += (core + weight * (right - right.mean())).tolist()
-    details = TaskDetails(version=1.0, documents=total, data=str(tasks[0].data.parents[1]))
+    details = TaskDetails(version=VERSION, documents=total, data=str(tasks[0].data.parents[1]))
     metric = Metric(CORE, "centred", None, None, True, MEAN, details=details).over(values, documents)
     if any(len(right) == 1 for right in right_of):  # such as a smoke test with --limit 1
         metric = dataclasses.replace(metric, stderr=None)
