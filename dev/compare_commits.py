@@ -306,12 +306,17 @@ def evaluate(tree: Path, inputs: Path, output: Path) -> Facts:
     if printed.startswith("exit code"):
         return {"evaluate: failed": printed}
     rows = json.loads((output / "evaluation" / "comparison.json").read_text(encoding="utf-8"))["rows"]
-    return {
-        f"evaluate {row['task']} {row['metric']} {kind}: {number}": value
-        for row in rows
-        for kind in ("values", "difference")
-        for number, value in enumerate(row[kind].values())
-    }
+    facts: Facts = {}
+    for row in rows:
+        for number, (model, score) in enumerate(row["values"].items()):
+            # Until 82f91990, the differences of all models were in the row.
+            difference = row.get("difference", {}).get(model) or score.get("difference")
+            name = f"evaluate {row['task']} {row['metric']} {number}"
+            for key in ("value", "stderr"):
+                facts[f"{name}: {key}"] = score[key]
+                if difference is not None:
+                    facts[f"{name}: difference {key}"] = difference[key]
+    return facts
 
 
 def shown(value: Any) -> str:

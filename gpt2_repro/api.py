@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpt2_repro
 from gpt2_repro import cli
+from gpt2_repro.console import console
 
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def _same_process() -> Iterator[None]:
     try:
         yield
     finally:
+        console.close()
         faulthandler.cancel_dump_traceback_later()  # after a failed training, it would end this process
         for number, handler in handlers.items():
             if signal.getsignal(number) != handler:

@@ -22,6 +22,7 @@ except ModuleNotFoundError:
     print(f"error: {sys.executable} does not have the required packages. {fix}", file=sys.stderr)
     sys.exit(2)
 
+from gpt2_repro.console import console
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, error_number, in_a_line
 from gpt2_repro.run_record.notes import MISTAKE, note
 
@@ -141,11 +142,13 @@ class _Output(io.FileIO):
 
     def write(self, data: Any) -> int:
         try:
-            return super().write(data)
+            written = super().write(data)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):
                 raise
-            return len(data)
+            written = len(data)
+        console.write(bytes(data[:written]))
+        return written
 
 
 def _without_errors(stream: TextIO) -> TextIO:

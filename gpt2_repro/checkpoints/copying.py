@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 COPIER = "import sys; from gpt2_repro.checkpoints import copying; copying.serve(sys.argv[1])"
 # The first file has the run identity, so that an interrupted first copy has an owner.
-SMALL_FILES = (layout.ENVIRONMENT, layout.METRICS, layout.STATUS, layout.RECIPE, layout.SAMPLES)
+SMALL_FILES = (layout.ENVIRONMENT, layout.METRICS, layout.STATUS, layout.RECIPE, layout.SAMPLES, layout.CONSOLE)
 PATIENCE = 1800.0  # seconds without a sign of progress after which a copy is given up
 PLACE_SECONDS = 60.0  # in which the first copy of a new run should end
 RETRIES = 1, 10  # seconds before each further try of the copies at the end of a run

@@ -10,6 +10,7 @@ ENVIRONMENT = "environment.json"  # versions, device, data, batch plan, run iden
 STATUS = "run_status.json"  # state and progress
 METRICS = "metrics.jsonl"  # one event per line
 SAMPLES = "samples.jsonl"
+CONSOLE = "console.log"  # what all ranks of all attempts printed
 LOCK = ".lock"
 SHARED = ".shared"  # shows for a moment whether the machines share the run directory
 EVALUATION_FOLDER = "evaluation"  # a folder; --follow adds one for each checkpoint

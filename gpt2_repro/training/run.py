@@ -15,6 +15,7 @@ from gpt2_repro.checkpoints.manifest import read_manifest, seal
 from gpt2_repro.checkpoints.restoring import restore_copies
 from gpt2_repro.checkpoints.resuming import Start, choose_start, folder_to_load, prepare_run_directory
 from gpt2_repro.checkpoints.rotation import delete_tree, disk_faults_in_words, leftovers, publish, sweep
+from gpt2_repro.console import console
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import size_of, sync, write_whole
@@ -23,7 +24,7 @@ from gpt2_repro.model.checkpoint import resolve_checkpoint
 from gpt2_repro.recipe import TrainingRecipe
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import SHARED
+from gpt2_repro.run_record.layout import CONSOLE, SHARED
 from gpt2_repro.run_record.notes import RUN, WENT_BACK, note
 from gpt2_repro.training.settings import (
     RunSetup,
@@ -229,6 +230,7 @@ def claim(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> None:
         record_tracking(args.report_to, run.path)
         prepare_run_directory(run, start, max_steps=trainer.plan.max_steps, validates_again=args.eval_on_start)
     ranks.largest(0)  # wait for rank 0
+    console.open(run.path / CONSOLE)
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))
         if args.settings.resume_from:

@@ -16,6 +16,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 
 from gpt2_repro import ranks
 from gpt2_repro.checkpoints.saving import CheckpointSaver
+from gpt2_repro.console import console
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.recipe import TrainingSection
 from gpt2_repro.run_record import RunRecord
@@ -235,6 +236,10 @@ class Watchdog(TrainerCallback):
             if self._signs != signs:
                 signs = self._signs
                 idle = 0.0
-        os.write(2, f"Timeout ({datetime.timedelta(seconds=self.seconds)})!\n".encode())
+        message = f"Timeout ({datetime.timedelta(seconds=self.seconds)})!\n"
+        os.write(2, message.encode())
         faulthandler.dump_traceback(file=2)
+        if console.descriptor is not None:
+            console.write(message.encode())
+            faulthandler.dump_traceback(file=console.descriptor)
         os._exit(1)
