@@ -55,6 +55,17 @@ class Shard:
     sha256: str
 
 
+@dataclasses.dataclass(frozen=True)
+class MixedSource:
+    """A source of a mixture, and what the training split has of it."""
+
+    source: str  # as it was passed
+    share: float  # requested, of the tokens of the training split
+    passes: int  # how often a document may be used at most
+    available: int | None  # training tokens of one pass. None if the source was not read to its end
+    used: int  # tokens in the training split
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The content of manifest.json. docs/data.md describes every field."""
@@ -74,6 +85,7 @@ class Manifest:
     versions: dict[str, str]
     reference_losses: dict[str, float] | None = None  # None for long texts
     tokens_by_source: dict[str, dict[str, int]]  # of each split
+    mixture: list[MixedSource] | None = None  # None for a single source
     encoding: int  # `tokenization.ENCODING` when the folder was prepared
 
     @property
@@ -83,6 +95,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as a dict for manifest.json, without fields that are None."""
         content = dataclasses.asdict(self)
-        if self.reference_losses is None:
-            del content["reference_losses"]
+        for key in ("reference_losses", "mixture"):
+            if content[key] is None:
+                del content[key]
         return content

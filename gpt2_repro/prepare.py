@@ -23,7 +23,7 @@ from gpt2_repro.data.sources.presets import table
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import cpu_cores
 from gpt2_repro.launchers import PREPARE, training_command
-from gpt2_repro.manifest import RowForm
+from gpt2_repro.manifest import MixedSource, RowForm
 from gpt2_repro.tokenization import PROBE, encode
 
 
@@ -109,7 +109,10 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
             empty = f" (not counting {counts.empty_documents:,} empty documents)"
         text = f"{counts.documents:,} documents{empty}, {counts.tokens:,} tokens, {counts.rows:,} rows"
         print(f"{data.path / split}: {text}, {counts.dropped_tokens:,} tokens dropped (too few for a row)")
-        describe_sources(manifest.tokens_by_source[split])
+        if split == "train" and manifest.mixture is not None:
+            describe_mixture(manifest.mixture)
+        else:
+            describe_sources(manifest.tokens_by_source[split])
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
         print(f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut.")
     bad = manifest.read.bad_documents
@@ -119,6 +122,19 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
     if losses is not None:
         models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"
         print(f"validation loss to beat, in nats per token: {models}")
+
+
+def describe_mixture(mixture: list[MixedSource]) -> None:
+    """Print the tokens of each source of a mixture in the training split."""
+    total = sum(mixed.used for mixed in mixture)
+    for mixed in mixture:
+        share = f"{mixed.used / total:.2%}, requested {mixed.share:.2%}"
+        unused = "was not read to its end"
+        if mixed.available is not None:
+            rest = max(0, mixed.available - mixed.used)
+            passes = mixed.used / mixed.available
+            unused = f"{passes:.2f} passes, {rest:,} tokens of the source unused"
+        print(f"    {mixed.source}: {mixed.used:,} tokens ({share}); {unused}")
 
 
 def describe_sources(tokens: dict[str, int]) -> None:

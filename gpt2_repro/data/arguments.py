@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gpt2_repro.batch_plan import TokenCount
+from gpt2_repro.data.sources.mixture import MixturePart, parse_mixture
 from gpt2_repro.errors import UserError
 from gpt2_repro.fields import changeable, fixed, option, unnamed
 from gpt2_repro.files import expand
 
 
 MOST_WORKERS = 1024  # the largest machines that can be rented have fewer cores
+MOST_NAMES = 3  # sources of a mixture in the name of its default folder
 
 
 @dataclasses.dataclass
@@ -25,7 +27,8 @@ class DataArguments:
     source: str = changeable(
         "fineweb-10bt",
         "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob of local files. Add "
-        "#COLUMN to select the text column.",
+        "#COLUMN to select the text column. For a mixture, add the shares of the training tokens, and xN to use a "
+        "source N times at most: fineweb-10bt=0.7,own/*.jsonl=0.3x2.",
     )
     data_files: list[str] = changeable(
         [], "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin."
@@ -55,10 +58,20 @@ class DataArguments:
     split_seed: int = changeable(2357, "Seed of the hash that --split hash uses.")
     validation_text: bool = option(False, "Also write the text of the validation split to text/validation.jsonl.")
     validation_sets: list[str] = changeable([], "More validation sets: NAME=SOURCE, such as books=pg19 mine='*.txt'.")
-    max_tokens: TokenCount = changeable(TokenCount(0), "Stop after reading this many tokens. 0: no limit.")
+    max_tokens: TokenCount = changeable(
+        TokenCount(0), "Stop after reading this many tokens. In a mixture, tokens of the training split. 0: no limit."
+    )
+
+    @property
+    def mixture(self) -> list[MixturePart]:
+        """The parts of the mixture, or an empty list for a single source."""
+        if self.data_files:
+            return []
+        return parse_mixture(self.source)
 
     def __post_init__(self) -> None:
         self.data_files = [_short_path(text) for text in self.data_files]
+        parse_mixture(self.source)  # raises UserError
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
             raise UserError(f"--min_length {self.min_length} needs --packing wrap.")
@@ -85,6 +98,17 @@ def default_folder(data: DataArguments) -> str:
     names = [_name_for_folder(text) for text in texts]
     if not any(names):
         return ""
+    return "data/" + "+".join(names)
+
+
+def _folder_of_mixture(sources: list[str]) -> str:
+    """Return data/NAME for the sources of a mixture. From the fourth source on, they are only counted."""
+    names: list[str] = []
+    for source in sources[:MOST_NAMES]:
+        names.append(_name_for_folder(source) or "files")
+    more = len(sources) - MOST_NAMES
+    if more > 0:
+        names.append(f"{more}-more")
     return "data/" + "+".join(names)
 
 

@@ -8,12 +8,15 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.preparation.estimates import row_bytes, staged_bytes, text_bytes
 from gpt2_repro.data.preparation.lost_text import describe_losses
-from gpt2_repro.data.preparation.splits import check_split, groups_of, stage_group
-from gpt2_repro.data.preparation.staging import STREAMS, Stream, is_held_out
+from gpt2_repro.data.preparation.mixing import Mixture, mixture_bytes, stage_mixture
+from gpt2_repro.data.preparation.splits import Group, check_split, groups_of, groups_of_sets, stage_groups
+from gpt2_repro.data.preparation.staging import STREAMS, is_held_out
 from gpt2_repro.data.preparation.writing import write_folder
 from gpt2_repro.data.prepared import PreparedData, check_request, exclusive_lock, request_of
 from gpt2_repro.data.sources.base import Source, SourceFile
@@ -33,10 +36,6 @@ logger = logging.getLogger(__name__)
 REQUEST = "request.json"
 REPLACED = "replaced"  # in the staging folder: a prepared folder that --overwrite replaces
 STAGED = (".", REQUEST, REPLACED, STREAMS, "downloads", "folder", "tokenizer")  # starts of names in a staging folder
-# Bytes of text per byte of the file: 1.6 in FineWeb's parquet (46 GB in 28.5 GB); for English prose 2.7 with gzip and
-# 3 with zstd.
-TEXT_PER_BYTE = {".parquet": 1.6, ".gz": 2.7, ".zst": 3.0}
-BYTES_PER_TOKEN = 4.5  # for English web text and GPT-2's tokenizer: 46.0 GB have 9.95B tokens
 
 
 def prepare(args: DataArguments, options: PreparationOptions | None = None) -> PreparedData:
@@ -122,17 +121,23 @@ def _finished(staging: Path, args: DataArguments) -> PreparedData:
 
 
 def _changed_files(data: PreparedData, args: DataArguments) -> list[Path]:
-    """Return the files of --data_files that are new, or have another size than when the folder was prepared.
+    """Return the local files that are new, or have another size than when the folder was prepared.
 
     Deleted files do not count: their text is still in the folder.
     """
-    source = data.manifest.source
+    description = data.manifest.source
     known: set[tuple[str, int]] = set()
-    for key in ("files", "unused_files"):
-        for file in source.get(key, []):
-            known.add((file["path"], file["bytes"]))
+    patterns = list(args.data_files)
+    for source in description.get("sources", [description]):
+        if not _is_local(source):
+            continue
+        for key in ("files", "unused_files"):
+            for file in source.get(key, []):
+                known.add((file["path"], file["bytes"]))
+        if not args.data_files:
+            patterns.append(source["name"])
     changed: list[Path] = []
-    for pattern in args.data_files:
+    for pattern in patterns:
         for path in paths_of(pattern):
             if not path.is_file():
                 continue
@@ -140,6 +145,11 @@ def _changed_files(data: PreparedData, args: DataArguments) -> list[Path]:
             if (str(path), size_on_disk) not in known:
                 changed.append(path)
     return changed
+
+
+def _is_local(source: dict[str, Any]) -> bool:
+    """Return whether a source was made by `local_source`, from its description."""
+    return "repository" not in source and "files" in source
 
 
 @contextlib.contextmanager
@@ -184,16 +194,26 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     """Write all files of a prepared folder into the subfolder "folder" of `staging`."""
     sources = _open_sources(staging, args, options)
     tokenizer = staging / "tokenizer"
-    texts = functools.partial(_text_for_tokenizer, sources.training, args)
-    obtain_tokenizer(args, tokenizer, texts, _text_bytes(sources.training.files))
+    texts = functools.partial(_text_for_tokenizer, sources, args)
+    files = [file for source in sources.training for file in source.files]
+    obtain_tokenizer(args, tokenizer, texts, text_bytes(files))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
     _check_tokens(sources, args, encoder)
     if not _has_tokens(staging):
-        _warn_of_losses(sources.training, args, encoder)
-    groups = groups_of(sources, args)
-    _check_disk(staging, [group.stream for group in groups], args, encoder.dtype.itemsize)
-    for group in groups:
-        stage_group(group, staging, args, options)
+        for source in sources.training:
+            _warn_of_losses(source, args, encoder)
+    _check_disk(staging, sources, args, encoder.dtype.itemsize)
+    groups: list[Group | Mixture] = []
+    if sources.mixture:
+        mixture = stage_mixture(sources, staging, args, options)
+        groups.append(mixture)
+    else:
+        groups_of_source = groups_of(sources.training[0], args)
+        stage_groups(groups_of_source, staging, args, options)
+        groups += groups_of_source
+    groups_of_validation = groups_of_sets(sources.validation_sets, args)
+    stage_groups(groups_of_validation, staging, args, options)
+    groups += groups_of_validation
     try:
         write_folder(staging, args, sources, groups, encoder)
     except UserError:  # the same tokens would fail again
@@ -211,11 +231,11 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
         recorded = {}
     revisions: dict[str, str] = {}
     recorded_training = recorded.get("training", {})
+    recorded_sources = recorded_training.get("sources", [recorded_training])
     recorded_sets = recorded.get("validation_sets", {})
-    for source in [recorded_training, *recorded_sets.values()]:
+    for source in [*recorded_sources, *recorded_sets.values()]:
         if "revision" in source:
-            repository = source["repository"]
-            revisions[repository] = source["revision"]
+            revisions[source["name"]] = source["revision"]
     downloads = staging / "downloads"
     downloads_of_hub = None if options.keep_downloads else downloads
     opener = SourceOpener(args, downloads, downloads_of_hub, revisions)
@@ -253,24 +273,36 @@ def _remove(staging: Path) -> None:
     staging.rmdir()
 
 
-def _text_for_tokenizer(source: Source, args: DataArguments) -> Iterator[str]:
-    """Yield the documents from which a tokenizer is made."""
+def _text_for_tokenizer(sources: Sources, args: DataArguments) -> Iterator[str]:
+    """Yield the documents from which a tokenizer is made. Those of a mixture alternate by their shares."""
     needs_all_text = args.tokenizer == "char"
-    files = list(source.files)
-    if needs_all_text:
-        files += source.validation_files
-    total = _text_bytes(files)
+    files_of_sources: list[list[SourceFile]] = []
+    total = 0.0
+    for source in sources.training:
+        files = list(source.files)
+        if needs_all_text:
+            files += source.validation_files
+        files_of_sources.append(files)
+        total += text_bytes(files)
     if not needs_all_text:
         total = min(total, TRAINING_BYTES)
+    shares = [float(part.share) for part in sources.mixture] or [1.0]
     leaves_out_validation = args.split == "hash" and not needs_all_text
+    readers = {number: _documents_of(files) for number, files in enumerate(files_of_sources)}
+    taken = dict.fromkeys(readers, 0.0)  # bytes of each source, divided by its share
     with Progress(total=total, desc="read for the tokenizer", unit="B", unit_scale=True, unit_divisor=1000) as bar:
-        for file in files:
-            for document in _documents(file):
-                if leaves_out_validation and is_held_out(document, args):
-                    continue
-                yield document
-                text_bytes = len(document.encode())
-                bar.update(text_bytes)
+        while readers:
+            behind = min(readers, key=taken.__getitem__)
+            document = next(readers[behind], None)
+            if document is None:
+                del readers[behind]
+                continue
+            if leaves_out_validation and is_held_out(document, args):
+                continue
+            yield document
+            document_bytes = len(document.encode())
+            taken[behind] += document_bytes / shares[behind]
+            bar.update(document_bytes)
 
 
 def _warn_of_losses(source: Source, args: DataArguments, encoder: Encoder) -> None:
@@ -283,6 +315,11 @@ def _warn_of_losses(source: Source, args: DataArguments, encoder: Encoder) -> No
         logger.warning("The tokenizer %s changes the text: %s.", args.tokenizer, lost)
 
 
+def _documents_of(files: Iterable[SourceFile]) -> Iterator[str]:
+    for file in files:
+        yield from _documents(file)
+
+
 def _documents(file: SourceFile) -> Iterator[str]:
     """Yield the documents of a file, and download it first if necessary."""
     file.fetch()
@@ -290,21 +327,19 @@ def _documents(file: SourceFile) -> Iterator[str]:
         yield from part.documents()
 
 
-def _text_bytes(files: Iterable[SourceFile]) -> float:
-    """Return the bytes of text in files; for compressed files, an estimate."""
-    total = 0.0
-    for file in files:
-        suffix = Path(file.name).suffix
-        total += file.size * TEXT_PER_BYTE.get(suffix, 1.0)
-    return total
-
-
-def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, itemsize: int) -> None:
+def _check_disk(staging: Path, sources: Sources, args: DataArguments, itemsize: int) -> None:
     """Raise UserError if the disk is clearly too small for the staged tokens and the rows.
 
     `itemsize` is the number of bytes per token id.
     """
-    needed = sum(_disk_bytes(stream, args, itemsize) for stream in streams)
+    needed = 0.0
+    groups = groups_of_sets(sources.validation_sets, args)
+    if sources.mixture:
+        needed += mixture_bytes(sources, args, itemsize)
+    else:
+        groups += groups_of(sources.training[0], args)
+    for group in groups:
+        needed += staged_bytes(group.stream, args, itemsize) + row_bytes(group.stream, args, itemsize)
     # `needed` includes the files of an interrupted preparation, so their space counts as free.
     free = shutil.disk_usage(staging).free + size_of(staging)
     logger.info("the preparation needs about %s of disk space (free: %s)", size(needed), size(free))
@@ -313,39 +348,19 @@ def _check_disk(staging: Path, streams: Iterable[Stream], args: DataArguments, i
         raise UserError(f"The preparation needs {size(needed)} of disk space, but only {size(free)} is free. {fix}")
 
 
-def _disk_bytes(stream: Stream, args: DataArguments, itemsize: int) -> float:
-    """Estimate the disk space for the staged tokens, the rows and the downloads of a stream."""
-    bytes_per_token = BYTES_PER_TOKEN
-    if args.tokenizer == "char":
-        bytes_per_token = 1
-    copies = 2
-    text_files: list[SourceFile] = []
-    downloads = 0
-    tokens = 0.0
-    for file in stream.files:
-        is_local = isinstance(file, LocalFile)
-        if not is_local:
-            downloads += file.size
-        if not file.name.endswith(TOKENS):
-            text_files.append(file)
-            continue
-        tokens += file.size / itemsize
-        if is_local:
-            copies = 1  # local token files are not copied
-    tokens += _text_bytes(text_files) / bytes_per_token
-    needed = copies * itemsize * min(tokens, stream.limit)
-    if args.validation_text and args.split == "hash":  # downloads are kept, to read them again
-        needed += downloads
-    return needed
-
-
 def _check_tokens(sources: Sources, args: DataArguments, encoder: Encoder) -> None:
     """Raise UserError if local token files do not match --tokenizer or --separator."""
     is_text = not args.tokenizer.startswith("none:")
-    for source in [sources.training, *sources.validation_sets.values()]:
+    for source in [*sources.training, *sources.validation_sets.values()]:
         for part in _local_tokens([*source.validation_files, *source.files]):
             part.check(encoder.vocab_size, is_text=is_text)
-    parts = _local_tokens(sources.training.files)
+    for source in sources.training:
+        _check_separator(source, args, encoder)
+
+
+def _check_separator(source: Source, args: DataArguments, encoder: Encoder) -> None:
+    """Raise UserError if the local token files of a source have another separator than --separator."""
+    parts = _local_tokens(source.files)
     if not parts or encoder.end_of_text is None:
         return
     first = parts[0]

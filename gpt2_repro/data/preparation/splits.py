@@ -24,11 +24,13 @@ MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
 class DocumentSpan:
     """Consecutive documents that go to the same split, from one part of a source file."""
 
-    part: int  # index of the file part among all parts of the source
+    part: StagedPart
     first_document: int  # number of documents in the file part before these documents
     first_token: int  # number of tokens in the file part before these documents
     lengths: np.ndarray  # [documents], in tokens
     split: str
+    source: str  # the name under which the tokens are counted
+    source_number: int = 0  # of the source in a mixture
 
 
 @dataclasses.dataclass
@@ -38,6 +40,16 @@ class DocumentCounts:
     documents: int = 0
     empty_documents: int = 0  # not counted in `documents`
     tokens: int = 0
+    tokens_by_source: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def add(self, span: DocumentSpan) -> None:
+        tokens = int(span.lengths.sum())
+        with_text = int(np.count_nonzero(span.lengths))
+        self.documents += with_text
+        self.empty_documents += len(span.lengths) - with_text
+        self.tokens += tokens
+        self.tokens_by_source.setdefault(span.source, 0)
+        self.tokens_by_source[span.source] += tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +101,12 @@ class Group:
     head: float | None = np.inf
     cut: bool = False  # whether to cut the document in two that contains the position `head`
     remark: str = ""  # how the validation split differs from the requested split, if it does
+    limit: float = np.inf  # the position at which both splits end, if they end before the limit of the stream
 
     def spans(self) -> Iterator[DocumentSpan]:
         """Yield the documents that start before the limit of the stream, in order."""
         before = 0  # tokens in earlier parts
-        for index, part in enumerate(self.stream.parts):
+        for part in self.stream.parts:
             documents = self._documents(part, before)
             before += part.summary.tokens
             held_out = documents.held_out
@@ -106,12 +119,19 @@ class Group:
                 if held_out[first]:
                     split = self.splits[0]
                 yield DocumentSpan(
-                    part=index,
+                    part=part,
                     first_document=int(documents.numbers[first]),
                     first_token=int(documents.first_tokens[first]),
                     lengths=documents.lengths[first:last],
                     split=split,
+                    source=part.file.source,
                 )
+
+    def spans_of(self, split: str) -> Iterator[DocumentSpan]:
+        """Yield the documents of one split, in order."""
+        for span in self.spans():
+            if span.split == split:
+                yield span
 
     def _documents(self, part: StagedPart, before: int) -> _Documents:
         """Return the documents of a part that start before the limit. `before` is the number of tokens before it."""
@@ -123,38 +143,50 @@ class Group:
         else:
             held_out = positions < self.head
         numbers = np.arange(len(lengths))
-        used = int(np.searchsorted(positions, self.stream.limit))
+        limit = self.limit
+        if not self.stream.limits_training:
+            limit = min(limit, self.stream.limit)
+        used = int(np.searchsorted(positions, limit))
         documents = _Documents(numbers, first_tokens, lengths, held_out).first(used)
         if self.cut and self.head and before < self.head:
             return documents.with_cut(round(self.head) - before)
         return documents
 
+    @property
+    def streams(self) -> list[Stream]:
+        return [self.stream]
+
+    @property
+    def remarks(self) -> list[str]:
+        if not self.remark:
+            return []
+        return [self.remark]
+
     def counts(self) -> dict[str, DocumentCounts]:
         """Count documents, empty documents and tokens per split."""
         counts = {split: DocumentCounts() for split in self.splits}
         for span in self.spans():
-            of_split = counts[span.split]
-            with_text = int(np.count_nonzero(span.lengths))
-            of_split.documents += with_text
-            of_split.empty_documents += len(span.lengths) - with_text
-            of_split.tokens += int(span.lengths.sum())
-        return counts
-
-    def tokens_by_source(self) -> dict[str, dict[str, int]]:
-        """Count the tokens of each source per split."""
-        counts: dict[str, dict[str, int]] = {split: {} for split in self.splits}
-        for span in self.spans():
-            part = self.stream.parts[span.part]
-            source = part.file.source
-            of_split = counts[span.split]
-            of_split.setdefault(source, 0)
-            of_split[source] += int(span.lengths.sum())
+            counts[span.split].add(span)
         return counts
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
-    """Raise UserError if the source does not support --split, or a file is used for training and validation."""
-    source = sources.training
+    """Raise UserError if a source does not support --split, or a file is used twice."""
+    trained: set[tuple[str, ...]] = set()
+    for source in sources.training:
+        _check_source(source, args)
+        for file in [*source.files, *source.validation_files]:
+            if file.identity() in trained:
+                raise UserError(f"{file.name} is in two sources of the mixture. Name each file once.")
+        trained |= {file.identity() for file in source.files}
+    for set_name, validation in sources.validation_sets.items():
+        for file in _files_of_set(validation):
+            if file.identity() in trained:
+                raise UserError(f"The validation set {set_name!r} has text that is also in the training sources.")
+
+
+def _check_source(source: Source, args: DataArguments) -> None:
+    """Raise UserError if a source does not support --split."""
     name = source.description["name"]
     has_tokens = any(file.name.endswith(TOKENS) for file in source.files)
     has_validation = bool(source.validation_files)
@@ -168,11 +200,6 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or head.")
     if args.validation_text and has_tokens:
         raise UserError(f"{name} has tokens, so there is no text to save. Pass --validation_text false.")
-    trained = {file.identity() for file in source.files}
-    for set_name, validation in sources.validation_sets.items():
-        for file in _files_of_set(validation):
-            if file.identity() in trained:
-                raise UserError(f"The validation set {set_name!r} has text that is also in the training sources.")
 
 
 def _files_of_set(source: Source) -> list[SourceFile]:
@@ -180,45 +207,50 @@ def _files_of_set(source: Source) -> list[SourceFile]:
     return source.validation_files or source.files
 
 
-def groups_of(sources: Sources, args: DataArguments) -> list[Group]:
-    """Return which files are tokenized for which splits."""
-    training = sources.training
-    train = Stream("train", training.files, args.max_tokens or np.inf)
-    groups = [Group(SPLITS, train)]
-    if args.split == "source":
-        validation = Stream("validation", training.validation_files)
-        groups = [Group(["validation"], validation), Group(["train"], train)]
-    for name, source in sources.validation_sets.items():
-        files = _files_of_set(source)
-        stream = Stream(f"validation_{name}", files, args.validation_tokens)
+def groups_of(source: Source, args: DataArguments) -> list[Group]:
+    """Return which files of a single source are tokenized for which splits."""
+    train = Stream("train", source.files, args.max_tokens or np.inf)
+    if args.split != "source":
+        return [Group(SPLITS, train)]
+    validation = Stream("validation", source.validation_files)
+    return [Group(["validation"], validation), Group(["train"], train)]
+
+
+def groups_of_sets(sets: dict[str, Source], args: DataArguments) -> list[Group]:
+    """Return the files of --validation_sets."""
+    groups: list[Group] = []
+    for name, source in sets.items():
+        stream = Stream(f"validation_{name}", _files_of_set(source), args.validation_tokens)
         groups.append(Group([stream.name], stream))
     return groups
 
 
-def stage_group(group: Group, staging: Path, args: DataArguments, options: PreparationOptions) -> None:
-    """Tokenize the files of a group, and decide where its splits end."""
-    stage(group.stream, staging, args, options)
-    if group.splits == SPLITS:
-        _choose_validation(group, args)
+def stage_groups(groups: list[Group], staging: Path, args: DataArguments, options: PreparationOptions) -> None:
+    """Tokenize the files of groups, and decide where their splits end."""
+    for group in groups:
+        stage(group.stream, staging, args, options)
+        if group.splits == SPLITS:
+            tokens = sum(part.summary.tokens for part in group.stream.parts)
+            total = min(group.stream.limit, tokens)
+            choose_validation(group, args, total, args.validation_tokens)
 
 
-def _choose_validation(group: Group, args: DataArguments) -> None:
-    """Set the rule by which --split head or hash divides a group into validation and training."""
-    tokens = 0
-    documents = 0
-    for part in group.stream.parts:
-        tokens += part.summary.tokens
-        documents += part.summary.documents
-    total = min(group.stream.limit, tokens)
+def choose_validation(group: Group, args: DataArguments, total: float, requested: float) -> None:
+    """Set the rule by which --split head or hash divides a group into validation and training.
+
+    Args:
+        total: tokens of both splits together.
+        requested: tokens of validation with --split head.
+    """
     if args.split == "hash":
         group.head = None
+        documents = sum(part.summary.documents for part in group.stream.parts)
         if documents <= FEW_DOCUMENTS and _has_small_split(group, args):
             group.head = round(args.validation_fraction * total)
             group.cut = True
             share = f"the first {args.validation_fraction:.1%} of the text, and may cut a document"
             group.remark = f"--split hash has too few documents: validation has {share}"
         return
-    requested = args.validation_tokens
     most = MOST_HELD_OUT * total
     # Rounded, because otherwise a document that starts less than a token before it is included.
     head = round(min(requested, most))
@@ -229,7 +261,7 @@ def _choose_validation(group: Group, args: DataArguments) -> None:
         group.cut = True
         less = ""
         if requested > head:
-            less = f" instead of the {requested:,} that were requested"
+            less = f" instead of the {requested:,.0f} that were requested"
         share = f"the first {head:,} of {total:,.0f} tokens ({head / total:.1%})"
         group.remark = f"validation has {share}{less}. Its last document may be cut"
 

@@ -55,6 +55,7 @@ class PartSummary:
     ids: IdsLocation
     documents: int
     longest: int  # tokens of the longest document
+    held_out_tokens: int  # tokens of the documents that --split hash holds out
 
     @classmethod
     def from_json(cls, text: str) -> "PartSummary":
@@ -113,6 +114,7 @@ class Stream:
     name: str  # of the subfolder for the tokens of the files
     files: list[SourceFile]
     limit: float = np.inf  # stop after more than this many tokens
+    limits_training: bool = False  # whether the documents that --split hash holds out do not count for the limit
     parts: list[StagedPart] = dataclasses.field(default_factory=list)  # in order, as far as they are staged
 
 
@@ -136,13 +138,27 @@ class _Tokenized:
     ids: IdsLocation
     lengths: np.ndarray  # [documents], in tokens
     held_out: np.ndarray  # [documents], whether --split hash holds them out; empty for a token file
+    held_out_tokens: int = 0
     text_bytes: int = 0
     bad: int = 0
     bad_examples: list[str] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """The number of tokens after which no more documents are read."""
+
+    tokens: float
+    is_of_training: bool  # whether the documents that --split hash holds out do not count
+
+    def is_reached(self, tokens: int, held_out_tokens: int) -> bool:
+        if self.is_of_training:
+            return tokens - held_out_tokens > self.tokens
+        return tokens > self.tokens
+
+
 def stage_part(
-    part: Part, stem: Path, *, staging: Path, args: DataArguments, options: PreparationOptions, limit: float
+    part: Part, stem: Path, *, staging: Path, args: DataArguments, options: PreparationOptions, limit: Limit
 ) -> None:
     """Tokenize one part of a source file, and write the temporary files `stem`.*."""
     tokenizer = staging / "tokenizer"
@@ -170,6 +186,7 @@ def stage_part(
         ids=tokenized.ids,
         documents=len(lengths),
         longest=longest,
+        held_out_tokens=tokenized.held_out_tokens,
     )
     write_whole(stem.with_suffix(".json"), summary.to_json())  # written last: marks the part as complete
 
@@ -183,12 +200,13 @@ def _locate_tokens(part: TokenPart, encoder: Encoder, args: DataArguments) -> _T
 
 
 def _encode_part(
-    part: Part, path: Path, *, encoder: Encoder, args: DataArguments, options: PreparationOptions, limit: float
+    part: Part, path: Path, *, encoder: Encoder, args: DataArguments, options: PreparationOptions, limit: Limit
 ) -> _Tokenized:
     """Write the ids of a part's documents to a file."""
     lengths = [np.empty(0, np.int64)]
     held_out: list[bool] = []
     tokens = 0
+    held_out_tokens = 0
     text_bytes = 0
     bad = 0
     bad_examples: list[str] = []
@@ -203,15 +221,25 @@ def _encode_part(
             ids, lengths_of_batch = encoder.encode(documents)
             file.write(ids.tobytes())
             lengths.append(lengths_of_batch)
-            for text in documents:
-                held_out.append(args.split == "hash" and is_held_out(text, args))
+            for text, length in zip(documents, lengths_of_batch.tolist(), strict=True):
+                is_in_validation = args.split == "hash" and is_held_out(text, args)
+                held_out.append(is_in_validation)
+                if is_in_validation:
+                    held_out_tokens += length
                 text_bytes += len(text.encode())
             tokens += len(ids)
-            if tokens > limit:
+            if limit.is_reached(tokens, held_out_tokens):
                 break
     sync(path)
-    location = IdsLocation(None, 0, encoder.dtype.name)
-    return _Tokenized(location, np.concatenate(lengths), np.array(held_out, bool), text_bytes, bad, bad_examples)
+    return _Tokenized(
+        ids=IdsLocation(None, 0, encoder.dtype.name),
+        lengths=np.concatenate(lengths),
+        held_out=np.array(held_out, bool),
+        held_out_tokens=held_out_tokens,
+        text_bytes=text_bytes,
+        bad=bad,
+        bad_examples=bad_examples,
+    )
 
 
 def check_bad(bad: int, examples: list[str], allowed: int) -> None:
@@ -230,10 +258,12 @@ def stage(stream: Stream, staging: Path, args: DataArguments, options: Preparati
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.partial"):  # left by workers that were killed
         path.unlink(missing_ok=True)
-    work = functools.partial(stage_part, staging=staging, args=args, options=options, limit=stream.limit)
+    limit = Limit(stream.limit, stream.limits_training)
+    work = functools.partial(stage_part, staging=staging, args=args, options=options, limit=limit)
     size = sum(file.size for file in stream.files)
     examples: list[str] = []
     tokens = 0
+    held_out_tokens = 0
     tokens_before_file = 0
     bad = 0
     with (
@@ -253,10 +283,11 @@ def stage(stream: Stream, staging: Path, args: DataArguments, options: Preparati
             bar.update(part.size)
             stream.parts.append(part)
             tokens += part.summary.tokens
+            held_out_tokens += part.summary.held_out_tokens
             bad += part.summary.bad
             examples += part.summary.bad_examples
             check_bad(bad, examples, options.max_bad_documents)
-            if tokens > stream.limit:
+            if limit.is_reached(tokens, held_out_tokens):
                 break
         background.close()
         background.join()  # otherwise the download of a file beyond the limit could outlast this function

@@ -1,5 +1,6 @@
 """Write the files of a prepared folder: rows, tokenizer, validation text, manifest."""
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -16,8 +17,9 @@ import pyarrow as pa
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
+from gpt2_repro.data.preparation.mixing import Mixture
 from gpt2_repro.data.preparation.splits import DocumentCounts, Group
-from gpt2_repro.data.preparation.staging import EXAMPLES
+from gpt2_repro.data.preparation.staging import EXAMPLES, StagedPart
 from gpt2_repro.data.prepared import fingerprint_of, request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
@@ -25,7 +27,7 @@ from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sha256_of, sync, sync_folder, write_whole
-from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, ReadCounts, Shard, SplitCounts
+from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, MixedSource, ReadCounts, Shard, SplitCounts
 from gpt2_repro.tokenization import ENCODING
 
 
@@ -38,7 +40,9 @@ PACKAGES = ("datasets", "pyarrow", "numpy", "tokenizers")  # the manifest record
 NOISY_TOKENS = 2_000  # the loss of a token varies by about 3, so the mean of 2,000 tokens varies by 0.07
 
 
-def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: list[Group], encoder: Encoder) -> None:
+def write_folder(
+    staging: Path, args: DataArguments, sources: Sources, groups: Sequence[Group | Mixture], encoder: Encoder
+) -> None:
     """Write all files of a prepared folder into the subfolder "folder" of `staging`, and the manifest last.
 
     Raises UserError if a split has no row or an id that is not in the vocabulary.
@@ -50,12 +54,12 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
     shards: dict[str, list[Shard]] = {}
     tokens_by_source: dict[str, dict[str, int]] = {}
     for group in groups:
-        tokens_by_source |= group.tokens_by_source()
         for split, counted in group.counts().items():
+            tokens_by_source[split] = counted.tokens_by_source
             shards[split] = _write_split(folder / split, group, counted, args, encoder)
             counts[split] = _count_split(shards[split], counted, args)
-        if group.remark:
-            logger.info(group.remark)
+        for remark in group.remarks:
+            logger.info(remark)
     if args.validation_text:
         _write_validation_text(folder / "text", groups, encoder)
     names = {"splits": sorted(counts)}
@@ -75,10 +79,11 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
         split_hashes[split] = split_hash(shards_of_split)
         for shard in shards_of_split:
             largest_id = max(largest_id, shard.largest_id)
+    described = sources.described()
     manifest = Manifest(
         request=request_of(args),
-        source=sources.training.description,
-        validation_sets=sources.described()["validation_sets"],
+        source=described["training"],
+        validation_sets=described["validation_sets"],
         tokenizer_sha256=sha256_of(tokenizer / "tokenizer.json"),
         vocab_size=encoder.vocab_size,
         largest_id=largest_id,
@@ -91,12 +96,21 @@ def write_folder(staging: Path, args: DataArguments, sources: Sources, groups: l
         versions=_versions(encoder),
         reference_losses=losses,
         tokens_by_source=tokens_by_source,
+        mixture=_mixed_sources(groups),
         encoding=ENCODING,
     )
     # Written last: the manifest marks the folder as complete.
     content = json.dumps(manifest.to_json(), indent=2)
     write_whole(folder / MANIFEST, content + "\n")
     sync_folder(folder)
+
+
+def _mixed_sources(groups: Sequence[Group | Mixture]) -> list[MixedSource] | None:
+    """Return the sources of the mixture, or None for a single source."""
+    for group in groups:
+        if isinstance(group, Mixture):
+            return group.described()
+    return None
 
 
 def _hash_other_files(folder: Path) -> dict[str, str]:
@@ -115,15 +129,16 @@ def _versions(encoder: Encoder) -> dict[str, str]:
     return {name: version(name) for name in sorted(packages)}
 
 
-def _count_read(groups: Sequence[Group]) -> ReadCounts:
+def _count_read(groups: Sequence[Group | Mixture]) -> ReadCounts:
     """Return the counts over all files, for any split."""
     documents = 0
     text_bytes = 0
     longest = 0
     bad = 0
     bad_examples: list[str] = []
-    for group in groups:
-        for part in group.stream.parts:
+    streams = [stream for group in groups for stream in group.streams]
+    for stream in streams:
+        for part in stream.parts:
             summary = part.summary
             documents += summary.documents
             text_bytes += summary.text_bytes
@@ -140,7 +155,7 @@ def _count_read(groups: Sequence[Group]) -> ReadCounts:
 
 
 def _write_split(
-    folder: Path, group: Group, counted: DocumentCounts, args: DataArguments, encoder: Encoder
+    folder: Path, group: Group | Mixture, counted: DocumentCounts, args: DataArguments, encoder: Encoder
 ) -> list[Shard]:
     """Write the rows of one split, and check that the split can be used."""
     split = folder.name
@@ -189,7 +204,7 @@ def _count_split(shards: Sequence[Shard], counted: DocumentCounts, args: DataArg
     )
 
 
-def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encoder) -> None:
+def _write_validation_text(folder: Path, groups: Sequence[Group | Mixture], encoder: Encoder) -> None:
     """Write the documents of the split `validation` to validation.jsonl."""
     folder.mkdir()
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
@@ -201,39 +216,52 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], encoder: Encod
                 out.write(line + "\n")
 
 
-def _validation_texts(group: Group, encoder: Encoder) -> Iterator[str]:
+def _validation_texts(group: Group | Mixture, encoder: Encoder) -> Iterator[str]:
     """Yield the documents of the split `validation` in order."""
-    number_of_part = -1
-    for span in group.spans():
-        if span.split != "validation":
-            continue
-        if span.part != number_of_part:
-            number_of_part = span.part
-            part = group.stream.parts[number_of_part]
-            texts = part.texts()
-            lengths = part.lengths()
+    open_parts: dict[int, _OpenTexts] = {}  # of each source
+    for span in group.spans_of("validation"):
+        opened = open_parts.get(span.source_number)
+        if opened is None or opened.part is not span.part:
+            opened = _OpenTexts(span.part, span.part.texts(), span.part.lengths())
+            open_parts[span.source_number] = opened
         for number, length in enumerate(span.lengths.tolist(), start=span.first_document):
-            text = texts[number]
-            if length != lengths[number]:  # only the beginning of the document is held out
+            text = opened.texts[number]
+            if length != opened.lengths[number]:  # only the beginning of the document is held out
                 text = encoder.cut(text, length)
             yield text
 
 
-def _read(group: Group, split: str, args: DataArguments, bar: Progress) -> Iterator[Block]:
+@dataclasses.dataclass(frozen=True)
+class _OpenTexts:
+    """The documents of a part."""
+
+    part: StagedPart
+    texts: list[str]
+    lengths: np.ndarray  # [documents], in tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class _OpenIds:
+    """The mapped ids of a part."""
+
+    part: StagedPart
+    ids: np.ndarray
+
+
+def _read(group: Group | Mixture, split: str, args: DataArguments, bar: Progress) -> Iterator[Block]:
     """Yield the ids and lengths of the documents of a split, a few million ids at a time."""
-    number_of_part = -1
-    for span in group.spans():
-        if span.split != split:
-            continue
-        if span.part != number_of_part:
-            number_of_part = span.part
-            ids = group.stream.parts[number_of_part].ids()
+    open_parts: dict[int, _OpenIds] = {}  # of each source
+    for span in group.spans_of(split):
+        opened = open_parts.get(span.source_number)
+        if opened is None or opened.part is not span.part:
+            opened = _OpenIds(span.part, span.part.ids())
+            open_parts[span.source_number] = opened
         edges = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
         while first < len(span.lengths):
             fitting = np.searchsorted(edges, edges[first] + PIECE_TOKENS, side="right")
             last = max(first + 1, int(fitting) - 1)
-            piece = ids[edges[first] : edges[last]]
+            piece = opened.ids[edges[first] : edges[last]]
             if last > first + 1:
                 yield piece, span.lengths[first:last]
             else:

@@ -13,6 +13,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.base import Source, SourceFile, TextForm
 from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of, local_source, paths_of
+from gpt2_repro.data.sources.mixture import MixturePart
 from gpt2_repro.data.sources.presets import BY_LANGUAGE, OTHER_SOURCES, PRESETS
 from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, PythonDocumentation, Shakespeare
 from gpt2_repro.data.sources.token_files import TOKENS
@@ -25,22 +26,31 @@ _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^@:]+))?(@(?P<revi
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The training source, and the source of each set in --validation_sets."""
+    """The training sources, and the source of each set in --validation_sets."""
 
-    training: Source
+    training: list[Source]
     validation_sets: dict[str, Source]
+    mixture: list[MixturePart]  # the part of each training source, or an empty list for a single source
+    # Sets of --validation_sets that have the held-out documents of a source of the mixture: its number.
+    held_out_sets: dict[str, int]
 
     def described(self) -> dict[str, Any]:
-        """Return the descriptions of all sources."""
+        """Return the descriptions of all sources. A mixture has its sources under `sources`."""
         sets: dict[str, Any] = {}
         for name, source in self.validation_sets.items():
             sets[name] = source.description
-        return {"training": self.training.description, "validation_sets": sets}
+        for name, number in self.held_out_sets.items():
+            sets[name] = self.training[number].description
+        training = self.training[0].description
+        if self.mixture:
+            names = [part.source for part in self.mixture]
+            training = {"name": " + ".join(names), "sources": [source.description for source in self.training]}
+        return {"training": training, "validation_sets": sets}
 
     def changed(self) -> list[int]:
         """Return when each local file was last changed (`st_mtime_ns`)."""
         times: list[int] = []
-        for source in [self.training, *self.validation_sets.values()]:
+        for source in [*self.training, *self.validation_sets.values()]:
             for file in [*source.files, *source.validation_files]:
                 if isinstance(file, LocalFile):
                     status = Path(file.name).stat()
@@ -55,7 +65,7 @@ class SourceOpener:
     args: DataArguments
     folder: Path  # for a file that is not from the Hub
     downloads: Path | None  # folder for files of the Hub, or None for the local Hugging Face cache
-    revisions: dict[str, str]  # for each Hub repository, the revision that an interrupted preparation used
+    revisions: dict[str, str]  # for each name of a Hub dataset, the revision that an interrupted preparation used
 
     def open_all(self) -> Sources:
         """Open all sources in the recipe section `data:`."""
@@ -63,19 +73,25 @@ class SourceOpener:
         split_of_sets = "all"
         if args.split == "source":
             split_of_sets = "source"
+        mixture = args.mixture
+        names_of_parts = [part.source for part in mixture]
         sets: dict[str, Source] = {}
+        held_out_sets: dict[str, int] = {}
         for text in args.validation_sets:
             name, _, source = text.partition("=")
             is_name = re.fullmatch(r"[a-z0-9_]+", name)
-            if not is_name or not source or name in sets:
+            if not is_name or not source or name in sets or name in held_out_sets:
                 raise UserError(f"--validation_sets {text!r} is not NAME=SOURCE with a new NAME of a-z, 0-9 and _.")
-            sets[name] = self.open(source, split=split_of_sets)
+            if source in names_of_parts:
+                held_out_sets[name] = names_of_parts.index(source)
+            else:
+                sets[name] = self.open(source, split=split_of_sets)
         if args.data_files:
             form = TextForm(args.text_column)
-            training = local_source("files", args.data_files, form, split=args.split)
+            training = [local_source("files", args.data_files, form, split=args.split)]
         else:
-            training = self.open(args.source, split=args.split)
-        return Sources(training, sets)
+            training = [self.open(name, split=args.split) for name in names_of_parts or [args.source]]
+        return Sources(training, sets, mixture, held_out_sets)
 
     def open(self, text: str, *, split: str) -> Source:
         """Open one source: a name in --list_sources, a Hub dataset, or local files.
@@ -109,7 +125,7 @@ class SourceOpener:
         if not match:
             hint = did_you_mean(name, SOURCE_NAMES)
             raise UserError(f"Unknown source {name!r}. {hint} For a Hub dataset, pass OWNER/NAME.")
-        hub = self._repository(match["name"], match["revision"])
+        hub = self._repository(name, match["name"], match["revision"])
         config = match["config"]
         split = self.args.source_split
         described = {
@@ -124,7 +140,7 @@ class SourceOpener:
 
     def _open_preset(self, name: str) -> Source:
         preset = PRESETS[name]
-        hub = self._repository(preset.repository)
+        hub = self._repository(name, preset.repository)
         form = TextForm()
         described = {
             "name": name,
@@ -138,6 +154,7 @@ class SourceOpener:
         train = hub.files(preset.train, form)
         return Source(described, train, validation)
 
-    def _repository(self, name: str, requested: str | None = None) -> Repository:
+    def _repository(self, name: str, repository: str, requested: str | None = None) -> Repository:
+        """Open a repository. `name` is that of the source: two sources can have two revisions of one repository."""
         revision = self.revisions.get(name, requested)
-        return Repository(name, revision, self.downloads)
+        return Repository(repository, revision, self.downloads)
