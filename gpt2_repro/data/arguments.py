@@ -86,8 +86,11 @@ def default_folder(data: DataArguments) -> str:
 
     For example, books/shakespeare.txt.gz gives data/shakespeare, and 'books/*.txt' gives data/books. The names of two
     or three files in the working directory are joined: a.txt, b.txt and c.txt give data/a+b+c. Other lists of files
-    give the name of the common folder.
+    give the name of the common folder. A mixture has the names of its sources: data/fineweb-10bt+own.
     """
+    mixture = data.mixture
+    if mixture:
+        return _folder_of_mixture([part.name for part in mixture])
     texts = data.data_files
     if not texts and data.source != "files":
         texts = [data.source]

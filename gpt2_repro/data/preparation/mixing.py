@@ -222,7 +222,7 @@ def _expected_totals(sources: Sources, args: DataArguments) -> list[float]:
 
 def _limit(part: MixturePart, most: Fraction | float, args: DataArguments) -> float:
     """Return after how many tokens a source is not read further if the training split has at most `most` tokens."""
-    tokens = float(part.share * most / part.passes)
+    tokens = float(part.share * most)  # further passes are used only if the first has fewer
     if args.split == "head":
         return tokens + float(part.share * args.validation_tokens) + LAST_DOCUMENT
     if args.split == "hash":
@@ -270,15 +270,19 @@ def _divide(ingredients: list[Ingredient], most: Fraction | float, args: DataArg
         part = ingredient.part
         group = ingredient.train
         if group is ingredient.validation:
+            if args.split == "hash":  # how much more was staged must not matter
+                group.head = None
+                _end_after(group, math.ceil(part.share * most))
             tokens = min(_staged_tokens(group), part.share * most)
             choose_validation(group, args, float(tokens), float(part.share * args.validation_tokens))
+            group.limit = np.inf
         ingredient.available = group.counts()["train"].tokens
         if not ingredient.available:
             raise UserError(f"{part.source} has no tokens for the training split. Pass another --source.")
         total = min(total, part.passes * ingredient.available / part.share)
     for ingredient in ingredients:
         ingredient.used = round(ingredient.part.share * total)
-        if args.split == "hash":
+        if args.split == "hash" and ingredient.used < ingredient.available:
             _end_after(ingredient.train, ingredient.used)
         ingredient.held_out = ingredient.validation.counts()["validation"].tokens
 
