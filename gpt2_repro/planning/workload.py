@@ -1,12 +1,14 @@
 """Derive the batch plan of a recipe, and its workload for estimates of time, cost and memory."""
 
 import math
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 from gpt2_repro.batch_plan import BatchPlan, micro_batches, plan_batches
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.data.sources.mixture import MixturePart
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.manifest import MANIFEST
@@ -59,8 +61,8 @@ def text_size(data: DataArguments, *, expected_tokens: int) -> TextSize:
         tokens = sum(counts.tokens for counts in manifest.counts.values())
         held_out = [counts.row_tokens for split, counts in manifest.counts.items() if split != "train"]
         return TextSize(tokens, held_out, manifest.vocab_size, missing_bytes=0)
-    preset = None if data.data_files else PRESETS.get(data.source)
-    available: float = preset.tokens if preset else expected_tokens
+    available, downloads = _expected_source(data)
+    available = available or expected_tokens
     if data.max_tokens:
         available = min(available, data.max_tokens)
     if data.split == "head":
@@ -70,8 +72,29 @@ def text_size(data: DataArguments, *, expected_tokens: int) -> TextSize:
     held_out = [int(share)] + [data.validation_tokens] * len(data.validation_sets)
     vocab_size = expected_vocab_size(data.tokenizer) or 50_257
     staged = 2 * available
-    peak = peak_bytes(staged=staged, rows=staged, downloads=preset.downloads if preset else 0)
+    peak = peak_bytes(staged=staged, rows=staged, downloads=downloads)
     return TextSize(available, held_out, vocab_size, peak)
+
+
+class SourceSize(NamedTuple):
+    """The size of a source that is not prepared."""
+
+    tokens: float  # 0 if unknown
+    downloads: float  # maximum disk usage of downloaded files, in bytes
+
+
+def _expected_source(data: DataArguments) -> SourceSize:
+    """Return the size of a named source, or the tokens that a mixture of named sources has before one of them ends."""
+    if data.data_files:
+        return SourceSize(0, 0)
+    totals: list[float] = []
+    downloads = 0.0
+    for part in data.mixture or [MixturePart(data.source, Fraction(1))]:
+        preset = PRESETS.get(part.name)
+        if preset is not None:
+            totals.append(part.passes * preset.tokens / float(part.share))
+            downloads = max(downloads, preset.downloads)
+    return SourceSize(min(totals, default=0), downloads)
 
 
 class Saves(NamedTuple):

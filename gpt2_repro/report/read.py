@@ -90,7 +90,8 @@ class Run:
         request = self.environment.data.get("request", {})
         source = str(request.get("source"))
         is_fineweb = SHARDS.get(source, {}).get("text") == "fineweb" or source.startswith(f"{FINEWEB}:")
-        if not is_fineweb or request.get("tokenizer") != "openai-community/gpt2":
+        is_mixture = "mixture" in self.environment.data
+        if not is_fineweb or is_mixture or request.get("tokenizer") != "openai-community/gpt2":
             return None
         parameters = self.environment.parameters
         tokens = self.environment.plan.max_steps * self.environment.plan.tokens_per_step

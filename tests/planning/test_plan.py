@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gpt2_repro.data.sources.presets import PRESETS
 from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.size import gpt2_scale
 from gpt2_repro.planning.compute_optimal import Choice, choose, expected_loss
@@ -24,6 +25,16 @@ def work(**changed: Any) -> Workload:
     """
     words = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
     return workload_of(parse_for_training(*words, "--dataset_dir", "data/nowhere"))
+
+
+def test_the_size_of_a_mixture_is_that_of_its_shortest_source() -> None:
+    stories = PRESETS["tinystories"].tokens
+    for source, tokens in (
+        ("tinystories=0.5,fineweb-10bt=0.5", stories / 0.5),
+        ("tinystories=1,fineweb-10bt=3", stories / 0.25),
+        ("tinystories=1x2,fineweb-10bt=3", 2 * stories / 0.25),
+    ):
+        assert work(source=source).data_bytes == pytest.approx(2 * tokens)
 
 
 def minutes(planned: RunCost) -> dict[str, float]:

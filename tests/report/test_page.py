@@ -171,6 +171,9 @@ def test_expected_loss_only_for_fineweb_with_gpt2s_tokenizer(run_folder: Path) -
         change(run_folder / "environment.json", plan=plan, parameters=parameters, data={"request": request})
         expected = Run(run_folder).expected
         assert (expected and expected[0]) == (None if loss is None else pytest.approx(loss, abs=0.01))
+    mixed = {"source": "HuggingFaceFW/fineweb:sample-100BT=0.7,own.txt=0.3", "tokenizer": "openai-community/gpt2"}
+    change(run_folder / "environment.json", data={"request": mixed, "mixture": []})
+    assert Run(run_folder).expected is None
 
 
 def test_final_model_that_follow_has_scored_is_evaluated(run_folder: Path) -> None:

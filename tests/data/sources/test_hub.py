@@ -22,6 +22,7 @@ import pytest
 import prepare_data
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.rows import open_rows
+from gpt2_repro.data.sources import opening
 from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
@@ -257,3 +258,21 @@ def test_any_dataset_by_its_id_and_a_validation_set_of_another(
     assert texts[0] == texts[1] and len(texts[0]) > 1000
     local = read_object(tmp_path / "local" / "manifest.json")["sha256"]
     assert {split: manifest["sha256"][split] for split in local} == local
+
+
+def test_two_revisions_of_one_repository_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted preparation of a mixture opens each source at the revision that it had before."""
+
+    class Repository:
+        def __init__(self, name: str, revision: str, folder: Path | None) -> None:
+            self.name = name
+            self.revision = revision
+
+        def resolve(self, *words: object) -> list[object]:
+            return []
+
+    monkeypatch.setattr(opening, "Repository", Repository)
+    recorded = {"one/web@old": "a" * 40, "one/web@new": "b" * 40}
+    args = DataArguments(source="one/web@old=0.5,one/web@new=0.5")
+    sources = opening.SourceOpener(args, tmp_path, tmp_path, recorded).open_all()
+    assert {source.description["name"]: source.description["revision"] for source in sources.training} == recorded
