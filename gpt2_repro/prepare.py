@@ -46,7 +46,7 @@ def main(argv: list[str]) -> Path:
     from gpt2_repro.data.recipe import DataRecipe
 
     recipe = parse_recipe(DataRecipe, argv, description=__doc__, options=OPTIONS)
-    if {"source", "data_files"} <= recipe.typed:
+    if {"source", "data_files"} <= recipe.typed and recipe.data.source != "files":
         raise UserError("--source and --data_files both set the text. Pass only one of them.")
     if "validation_fraction" in recipe.typed and recipe.data.split != "hash":
         raise UserError("--validation_fraction needs --split hash.")

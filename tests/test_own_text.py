@@ -53,6 +53,14 @@ def test_a_recipe_that_names_only_the_folder_takes_its_settings(plays: list[str]
         PreparedData.open(load_recipe(["mine.yaml", "--sequence_length", "16"]))
 
 
+def test_source_files_may_be_passed_with_data_files(workspace: Path) -> None:
+    """The commands that train.py suggests have both options."""
+    prepare_data.main([RECIPE, "--source", "files", "--data_files", "plays", "--sequence_length", "32"])
+    assert Path("data/plays/manifest.json").is_file()
+    with pytest.raises(UserError, match="--source.*--data_files"):
+        prepare_data.main([RECIPE, "--source", "embedded", "--data_files", "plays", "--sequence_length", "32"])
+
+
 def test_files_folders_and_globs_of_all_kinds(workspace: Path, documents: list[str]) -> None:
     objects = [{"text": text} for text in documents if text]
     Path("plays/b.json").write_text(json.dumps([*objects[:9], "text"]), encoding="utf-8")
