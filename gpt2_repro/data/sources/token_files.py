@@ -53,10 +53,10 @@ class TokenPart(Part):
             raise UserError(f"{self.name} has ids of 16 bits, but the tokenizer has {vocab_size:,} ids.")
         ids = self.ids()[:CHECKED_IDS]
         is_long = len(ids) >= ENOUGH
-        if is_long and _are_halves(ids, is_text=is_text):
-            raise UserError(f"{self.name} has integers of more than 16 bits. Save the ids as uint16.")
         if is_long and _are_floats(ids):
             raise UserError(f"{self.name} has floats. Save the ids as uint16.")
+        if is_long and _are_halves(ids, is_text=is_text):
+            raise UserError(f"{self.name} has integers of more than 16 bits. Save the ids as uint16.")
         top = int(ids.max(initial=0)) + 1
         if top > vocab_size:
             fix = "Pass another --tokenizer."

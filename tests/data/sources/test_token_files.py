@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.data.preparation.staging import StagedPart, stage_part
+from gpt2_repro.data.preparation.staging import Limit, StagedPart, stage_part
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
@@ -82,6 +82,8 @@ CHARACTERS = np.random.default_rng(0).integers(0, 65, 5000)  # ids like those of
     [
         *((CHARACTERS.astype(kind).tobytes(), 65, "more than 16 bits") for kind in ("<i4", "<i8", ">i4", "<u4")),
         ((CHARACTERS * 1900).astype("<u4").tobytes(), 128_256, "16 bits"),
+        *((CHARACTERS.astype(kind).tobytes(), 65, "floats") for kind in ("<f2", "<f4", "<f8")),
+        ((CHARACTERS * 700).astype("<f4").tobytes(), 50_257, "floats"),
         (CHARACTERS.astype("u1").tobytes(), 50_257, "8 bits"),
         (CHARACTERS.astype("<u2").tobytes(), 50_257, "below 65,"),
         (CHARACTERS.astype("<u2").tobytes(), 65, None),
@@ -195,6 +197,6 @@ def test_a_document_of_more_than_4_billion_tokens_keeps_its_length(tmp_path: Pat
     args = dataclasses.replace(arguments(), separator="none", tokenizer="none:40")
     obtain_tokenizer(args, tmp_path / "tokenizer", list, 0)
     stem = tmp_path / "0"
-    options = {"staging": tmp_path, "args": args, "options": PreparationOptions(), "limit": np.inf}
+    options = {"staging": tmp_path, "args": args, "options": PreparationOptions(), "limit": Limit(np.inf, False)}
     stage_part(read_header(tmp_path / "a.bin"), stem, **options)
     assert StagedPart(stem, None, 0, 0, None, None).lengths().tolist() == [tokens]
