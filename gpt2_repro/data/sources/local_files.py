@@ -212,9 +212,9 @@ def _find(patterns: Sequence[str]) -> list[_Found]:
             if path.is_file():
                 files.append(path)
             else:
-                files += _text_files_in(path)
+                files += _data_files_in(path)
         if not files:
-            raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} file.")
+            raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} or {TOKENS} file.")
         base = _fixed_part(pattern)
         for path in files:
             split = split_of(path.relative_to(base))
@@ -252,25 +252,35 @@ def _source_of(file: _Found, patterns: Sequence[str]) -> str:
     return file.pattern
 
 
-def _text_files_in(folder: Path) -> list[Path]:
-    """Return the text files in a folder and its subfolders.
+def _data_files_in(folder: Path) -> list[Path]:
+    """Return the text files in a folder and its subfolders, or the token files if it has no text.
 
     Links to folders are followed. Hidden files and prepared folders are omitted. Files that describe a data set, such
     as README.md, are omitted if there are other text files. Raises UserError if a folder cannot be read or a link is broken.
     """
-    files: list[Path] = []
+    texts: list[Path] = []
+    token_files: list[Path] = []
     others: list[Path] = []
     for path in _files_below(folder):
         if not path.exists():
             raise UserError(f"{path} is a link to a missing file. Remove it, or pass other files.")
         if kind_of(path) in KINDS:
-            files.append(path)
+            texts.append(path)
+        elif path.suffix == TOKENS:
+            token_files.append(path)
         else:
             others.append(path)
+    # A folder of shards may have a README.md, and a folder of texts the weights of a model.
+    are_descriptions = all(path.name in DESCRIPTIONS for path in texts)
+    if token_files and are_descriptions:
+        files = token_files
+        others += texts
+    else:
+        files = [path for path in texts if path.name not in DESCRIPTIONS] or texts
+        others += token_files
     if files and others:
         logger.info("%d files in %s are not used, because of their file types: %s …", len(others), folder, others[0])
-    texts = [path for path in files if path.name not in DESCRIPTIONS]
-    return texts or files
+    return files
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from gpt2_repro.data.preparation.staging import Limit, StagedPart, stage_part
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
+from tests.reference import write_jsonl
 
 
 END = 50256
@@ -167,6 +168,22 @@ def test_a_wrong_token_file_leaves_nothing(arguments, tmp_path: Path) -> None:
             prepare(arguments("rows", **words | changes))
         assert not list(tmp_path.glob("rows*"))
     assert prepare(arguments("rows", **words, data_files=[a])).manifest.read.documents == 1
+
+
+def test_a_folder_of_token_files_is_read(arguments, tmp_path: Path) -> None:
+    """Also with the description of the data next to them. Next to texts, .bin files are something else."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for name in ("a", "b"):
+        np.random.default_rng(1).integers(0, 60_000, 4000).astype("<u2").tofile(shards / f"{name}.bin")
+    words = {"tokenizer": "none:60000", "separator": "none"}
+    wanted = prepare(arguments("glob", **words, data_files=[str(shards / "*.bin")])).manifest
+    assert prepare(arguments("folder", **words, data_files=[str(shards)])).manifest.sha256 == wanted.sha256
+    (shards / "README.md").write_text("Shards of tokens.", encoding="utf-8")
+    assert prepare(arguments("described", **words, data_files=[str(shards)])).manifest.sha256 == wanted.sha256
+    text = write_jsonl(shards / "text.jsonl", ["one two three " * 300])
+    described = prepare(arguments("texts", data_files=[str(shards)])).manifest.source["files"]
+    assert [file["path"] for file in described] == [text]
 
 
 def test_ids_of_gpt2_are_accepted(real_data: Path, tmp_path: Path) -> None:
