@@ -64,6 +64,7 @@ class MixedSource:
     passes: int  # how often a document may be used at most
     available: int | None  # training tokens of one pass. None if the source was not read to its end
     used: int  # tokens in the training split
+    row_tokens: int | None  # targets in its rows. None with --packing concat, which drops less than a row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

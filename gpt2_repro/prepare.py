@@ -129,12 +129,16 @@ def describe_mixture(mixture: list[MixedSource]) -> None:
     total = sum(mixed.used for mixed in mixture)
     for mixed in mixture:
         share = f"{mixed.used / total:.2%}, requested {mixed.share:.2%}"
-        unused = "was not read to its end"
+        unused = "not read to its end"
         if mixed.available is not None:
             rest = max(0, mixed.available - mixed.used)
             passes = mixed.used / mixed.available
             unused = f"{passes:.2f} passes, {rest:,} tokens of the source unused"
         print(f"    {mixed.source}: {mixed.used:,} tokens ({share}); {unused}")
+    targets = [mixed.row_tokens for mixed in mixture if mixed.row_tokens is not None]
+    if targets:
+        shares = ", ".join(f"{number / max(1, sum(targets)):.2%}" for number in targets)
+        print(f"    shares of the targets in the rows: {shares}")
 
 
 def describe_sources(tokens: dict[str, int]) -> None:

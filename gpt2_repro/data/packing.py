@@ -61,6 +61,14 @@ def pack_windows(pieces: Iterable[Block], sequence_length: int, *, min_length: i
         yield ids[positions], lengths
 
 
+def count_targets(documents: np.ndarray, sequence_length: int, *, min_length: int = 0) -> int:
+    """Return the number of targets in the rows of `pack_windows`, from the lengths of the documents."""
+    targets = np.maximum(documents - 1, 0)
+    in_last_row = targets % sequence_length
+    dropped = in_last_row[in_last_row < max(1, min_length)]
+    return int(targets.sum() - dropped.sum())
+
+
 def in_blocks(pieces: Iterable[Block], rows_per_block: int) -> Iterator[Block]:
     """Join and divide pieces so that each has `rows_per_block` rows, except the last."""
     waiting: list[Block] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.packing import count_targets
 from gpt2_repro.data.preparation.estimates import expected_tokens, row_bytes, staged_bytes
 from gpt2_repro.data.preparation.splits import SPLITS, DocumentCounts, DocumentSpan, Group, choose_validation
 from gpt2_repro.data.preparation.staging import Stream, stage
@@ -72,8 +73,8 @@ class _Reader:
                 lengths = lengths.copy()
                 lengths[-1] -= self.taken - self.quota
                 self.taken = self.quota
-            yield dataclasses.replace(
-                span,
+            yield DocumentSpan(
+                part=span.part,
                 first_document=span.first_document + first,
                 first_token=span.first_token + int(self._edges[first]),
                 lengths=lengths,
@@ -120,7 +121,7 @@ class Mixture:
 
     ingredients: list[Ingredient]
     held_out_sets: dict[str, int]  # of --validation_sets, by number of the source
-    sequence_length: int
+    args: DataArguments
 
     @property
     def splits(self) -> list[str]:
@@ -145,14 +146,33 @@ class Mixture:
 
     def described(self) -> list[MixedSource]:
         """Return the sources for the manifest."""
+        row_tokens: list[int | None] = [None] * len(self.ingredients)
+        if self.args.packing == "wrap":
+            row_tokens = list(self._count_row_tokens())
         described: list[MixedSource] = []
         for ingredient in self.ingredients:
             part = ingredient.part
             available = None
             if ingredient.is_complete:
                 available = ingredient.available
-            described.append(MixedSource(part.source, float(part.share), part.passes, available, ingredient.used))
+            mixed = MixedSource(
+                source=part.source,
+                share=float(part.share),
+                passes=part.passes,
+                available=available,
+                used=ingredient.used,
+                row_tokens=row_tokens[ingredient.number],
+            )
+            described.append(mixed)
         return described
+
+    def _count_row_tokens(self) -> list[int]:
+        """Count the targets of each source in the rows of the training split, with --packing wrap."""
+        counts = [0] * len(self.ingredients)
+        for span in self.spans_of("train"):
+            targets = count_targets(span.lengths, self.args.sequence_length, min_length=self.args.min_length)
+            counts[span.source_number] += targets
+        return counts
 
     def spans_of(self, split: str) -> Iterator[DocumentSpan]:
         """Yield the documents of a split in order."""
@@ -164,7 +184,7 @@ class Mixture:
             elif split == "validation" or ingredient.number == of_source:
                 readers.append(_Reader(ingredient, split, ingredient.held_out))
         tokens = sum(reader.quota for reader in readers)
-        run = min(max(tokens // RUNS, self.sequence_length), MOST_RUN_TOKENS)
+        run = min(max(tokens // RUNS, self.args.sequence_length), MOST_RUN_TOKENS)
         return _interleave(readers, run)
 
     def counts(self) -> dict[str, DocumentCounts]:
@@ -193,7 +213,7 @@ def stage_mixture(sources: Sources, staging: Path, args: DataArguments, options:
         ingredients[number] = ingredient
     in_order = [ingredients[number] for number in range(len(order))]
     _divide(in_order, most, args)
-    return Mixture(in_order, sources.held_out_sets, args.sequence_length)
+    return Mixture(in_order, sources.held_out_sets, args)
 
 
 def mixture_bytes(sources: Sources, args: DataArguments, itemsize: int) -> float:

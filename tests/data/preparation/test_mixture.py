@@ -232,6 +232,11 @@ def test_a_mixture_equals_the_naive_one(
     assert [json.loads(line)["text"] for line in lines] == [document.text for document in wanted.validation]
     total = tokens_of(wanted.train)
     assert data.manifest.mixture is not None
+    row_tokens = [mixed.row_tokens for mixed in data.manifest.mixture]
+    if packing == "wrap":
+        assert sum(row_tokens) == data.manifest.counts["train"].row_tokens
+    else:
+        assert row_tokens == [None] * len(sources)
     for source, mixed in zip(sources, data.manifest.mixture, strict=True):
         assert mixed.used == data.manifest.tokens_by_source["train"][mixed.source]
         assert math.isclose(mixed.used, source.share * total, abs_tol=1)
@@ -318,6 +323,16 @@ def test_shares_are_exact_although_the_last_document_is_large(mixture, tmp_path:
     by_name = {Path(source).stem: number for source, number in tokens.items()}
     assert by_name["b"] / sum(tokens.values()) == pytest.approx(0.1, abs=5e-4)
     assert data.manifest.counts["train"].tokens == sum(tokens.values())
+
+
+def test_dropped_rows_show_in_the_shares_of_the_targets(mixture, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["a one two three " * 40] * 90)
+    write_jsonl(tmp_path / "b.jsonl", ["b"] * 2000)  # too short for a row
+    data = prepare(mixture("short", "a.jsonl=0.9,b.jsonl=0.1", packing="wrap", min_length=8))
+    assert data.manifest.mixture is not None
+    a, b = data.manifest.mixture
+    assert b.used / (a.used + b.used) == pytest.approx(0.1, abs=5e-4)
+    assert (a.row_tokens, b.row_tokens) == (data.manifest.counts["train"].row_tokens, 0)
 
 
 def test_every_part_of_a_split_has_the_shares(mixture, tmp_path: Path) -> None:
