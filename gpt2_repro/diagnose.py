@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import diagnosis, output
 from gpt2_repro.evaluation.arguments import arguments_of_run
@@ -25,6 +24,7 @@ from gpt2_repro.files import to_json
 from gpt2_repro.model.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.tokenization import start_id
+from gpt2_repro.tokens import TokenCount
 
 
 LONGEST_WINDOW = 1024

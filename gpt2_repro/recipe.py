@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.config import JsonObject, Recipe, parse_recipe
 from gpt2_repro.data.arguments import name_folder
 from gpt2_repro.data.recipe import DataRecipe
@@ -20,6 +19,7 @@ from gpt2_repro.model.arguments import SHAPE, ModelArguments, check_model
 from gpt2_repro.optim import Schedule
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import Rotation
+from gpt2_repro.tokens import TokenCount
 
 
 # Fields of TrainingArguments that `trainer:` cannot set, by the reason. Nor can it set the fields of the section.

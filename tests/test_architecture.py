@@ -27,10 +27,10 @@ BESIDE = {
     "report": ("evaluation", "model", "checkpoints", "planning", "recipe"),
 }
 PURE = [
-    *("errors", "batch_plan", "manifest", "text", "model/size", "data/packing", "data/preparation/splits"),
+    *("errors", "tokens", "manifest", "text", "model/size", "data/packing", "data/preparation/splits"),
     *("data/sources/presets", "evaluation/comparison", "evaluation/references", "evaluation/model_card"),
     *("evaluation/scores", "run_record/time_breakdown", "model/checkpoint", "run_record/environment"),
-    *("evaluation/reading", "planning/cost", "planning/memory", "planning/compute_optimal"),
+    *("evaluation/reading", "planning/batch_plan", "planning/cost", "planning/memory", "planning/compute_optimal"),
 ]
 PATCHED = ("transformers", "accelerate", "deepspeed", "torch")
 # The files that replace functions or attributes of these packages.

@@ -10,7 +10,6 @@ import pytest
 from transformers import TrainingArguments
 
 import train
-from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.cli import words_of
 from gpt2_repro.config import load_sections, parse_recipe
 from gpt2_repro.config import values_of as section_values
@@ -20,6 +19,7 @@ from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.planning.cost import cost_of
 from gpt2_repro.planning.workload import plan_run, workload_of
 from gpt2_repro.recipe import REFUSED_FIELDS, EvaluationRecipe
+from gpt2_repro.tokens import TokenCount
 from gpt2_repro.training.deviations import compare_with_default
 from gpt2_repro.training.settings import run_identity_of
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_preparation, parse_for_training, values_of

@@ -7,11 +7,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.data.sources.mixture import MixturePart, parse_mixture
 from gpt2_repro.errors import UserError
 from gpt2_repro.fields import changeable, fixed, option, unnamed
 from gpt2_repro.files import expand
+from gpt2_repro.tokens import TokenCount
 
 
 MOST_WORKERS = 1024  # the largest machines that can be rented have fewer cores

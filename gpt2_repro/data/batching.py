@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from gpt2_repro.batch_plan import IGNORED
+from gpt2_repro.tokens import IGNORED
 
 
 def collate_rows(

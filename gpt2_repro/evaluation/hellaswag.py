@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.tasks import ENDINGS, read_columns
 from gpt2_repro.files import read_json_lines
 from gpt2_repro.hub import check_hub
 from gpt2_repro.tokenization import encode
+from gpt2_repro.tokens import IGNORED
 
 
 ScoredIds = tuple[list[int], int]  # the ids of a text, and how many at the end are scored

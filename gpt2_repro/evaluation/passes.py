@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.evaluation.hellaswag import ScoredIds, batch_means
 from gpt2_repro.evaluation.shared_rows import Branch, Row
+from gpt2_repro.tokens import IGNORED
 
 
 Answer = tuple[float, bool]  # a log-probability, and whether greedy decoding gives the scored ids

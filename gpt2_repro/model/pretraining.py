@@ -17,10 +17,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import in_a_line
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.size import NO_LIMIT, experts_of, max_positions, tokens_per_chunk
+from gpt2_repro.tokens import IGNORED
 
 
 # The compiler of torch 2.9 has no products of bf16 matrices with an fp32 result (pytorch#163393).

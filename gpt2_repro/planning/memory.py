@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from gpt2_repro.batch_plan import micro_batches
+from gpt2_repro.planning.batch_plan import micro_batches
 from gpt2_repro.text import Finding, size
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.tokenizer import expected_vocab_size
@@ -13,6 +12,7 @@ from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.planning.cost import Workload
 from gpt2_repro.planning.sizing import Plans
+from gpt2_repro.run_record.environment import BatchPlan
 from gpt2_repro.text import Cell, Table, size
 
 

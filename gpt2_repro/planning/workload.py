@@ -5,7 +5,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from gpt2_repro.batch_plan import BatchPlan, micro_batches, plan_batches
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.mixture import MixturePart
@@ -14,9 +13,11 @@ from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import checkpoint_bytes, state_bytes, tokens_per_chunk
+from gpt2_repro.planning.batch_plan import micro_batches, plan_batches
 from gpt2_repro.planning.cost import Workload
 from gpt2_repro.planning.memory import MemoryEstimate
 from gpt2_repro.recipe import TrainingRecipe, TrainingSection, count_steps
+from gpt2_repro.run_record.environment import BatchPlan
 
 
 # GPT-2 tokens in HellaSwag's 40,168 rows, with padding, in passes of 65,536 positions

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpt2_repro import cli
-from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.config import DEFAULT
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
@@ -14,6 +13,7 @@ from gpt2_repro.planning import cost
 from gpt2_repro.planning.compute_optimal import choose
 from gpt2_repro.planning.workload import workload_of
 from gpt2_repro.recipe import TrainingRecipe, load_recipe
+from gpt2_repro.tokens import TokenCount
 
 
 # Options that --budget and --hours can be combined with, besides those of preflight.

@@ -1,11 +1,32 @@
-"""Dataclasses for environment.json, and for how saved weights were trained."""
+"""Dataclasses for environment.json, which has the batch plan, and for how saved weights were trained."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import Accelerator
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchPlan:
+    """The number of optimizer steps in a run, and the forward passes in each step."""
+
+    tokens_per_step: int
+    sequence_length: int
+    micro_batch_size: int  # rows per process in one forward pass
+    num_processes: int
+    gradient_accumulation_steps: int
+    max_steps: int
+
+    @property
+    def rows_per_step(self) -> int:
+        """Number of rows per optimizer step."""
+        return self.tokens_per_step // self.sequence_length
+
+    @property
+    def total_tokens(self) -> int:
+        """Number of target tokens in the complete run."""
+        return self.max_steps * self.tokens_per_step
 
 
 @dataclasses.dataclass(frozen=True)

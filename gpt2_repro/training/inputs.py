@@ -11,14 +11,15 @@ from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from gpt2_repro import ranks
-from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import EpochSampler, collate_rows
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.hellaswag import HellaSwag, Item, read_items
 from gpt2_repro.recipe import TrainingSection
+from gpt2_repro.run_record.environment import BatchPlan
 from gpt2_repro.tokenization import start_ids
+from gpt2_repro.tokens import IGNORED
 
 
 logger = logging.getLogger(__name__)

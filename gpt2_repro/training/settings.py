@@ -8,7 +8,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from gpt2_repro import hardware
-from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.checkpoints.resuming import RunIdentity, Start
 from gpt2_repro.config import values_of
 from gpt2_repro.data.prepared import PreparedData
@@ -22,6 +21,7 @@ from gpt2_repro.planning.cost import price_of
 from gpt2_repro.planning.workload import plan_run
 from gpt2_repro.recipe import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.environment import BatchPlan
 from gpt2_repro.run_record.notes import WENT_BACK, noted
 from gpt2_repro.training.launch_checks import check_launcher
 

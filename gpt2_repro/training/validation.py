@@ -9,12 +9,13 @@ import torch
 from accelerate.utils import reduce, send_to_device
 from torch import Tensor
 
-from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.evaluation.hellaswag import HellaSwag, mean_losses
 from gpt2_repro.run_record import events
+from gpt2_repro.run_record.environment import BatchPlan
 from gpt2_repro.tokenization import bytes_of_ids, start_id
+from gpt2_repro.tokens import IGNORED
 from gpt2_repro.training.inputs import Inputs
 from gpt2_repro.training.when import StepControl
 

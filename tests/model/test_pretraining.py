@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.model import pretraining
 from gpt2_repro.model.pretraining import chunked_cross_entropy, plain_model
+from gpt2_repro.tokens import IGNORED
 from tests.commands import ROOT
 from tests.model.families import CONFIGS, PADDED, VOCABULARY, build
 

@@ -12,9 +12,9 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from transformers import trainer_optimizer
 from transformers.training_args import OptimizerNames
 
-from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS, current_launcher
+from gpt2_repro.planning.batch_plan import plan_batches
 from gpt2_repro.recipe import load_recipe
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import settings

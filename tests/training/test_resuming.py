@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.checkpoints import resuming
 from gpt2_repro.checkpoints.resuming import RunIdentity, choose_start, refuse_code
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.environment import BatchPlan
 from gpt2_repro.training.engine import fix_restored_optimizer
 from gpt2_repro.training.inputs import training_loader
 

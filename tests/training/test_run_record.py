@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro import run_record
-from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.checkpoints.manifest import manifest_hash
 from gpt2_repro.checkpoints.resuming import check_owner
 from gpt2_repro.data.prepared import PreparedData, exclusive_lock
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.run_record import HOLDER, RunRecord, events
-from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.environment import BatchPlan, Environment
 from gpt2_repro.run_record.notes import ENDED, FOLDER, SINCE
 from gpt2_repro.run_record.status import process_seconds
 from gpt2_repro.run_record.time_breakdown import breakdown, goodput

@@ -1,45 +1,10 @@
 """Divide optimizer steps into micro-batches for all processes, without torch."""
 
-import dataclasses
-
 from gpt2_repro.errors import UserError
+from gpt2_repro.run_record.environment import BatchPlan
 
 
-IGNORED = -100  # label of a position without a target; the default ignore_index of torch
 MOST_ROWS_PER_PASS = 64
-MOST_TOKENS = 10**18  # larger counts are mistakes, and their products would not fit into a float
-
-
-class TokenCount(int):
-    """A number of tokens, parsed from `10e9`, `10_000_000_000` or `524288`."""
-
-    def __new__(cls, value: object) -> "TokenCount":
-        number = float(str(value))
-        if not number.is_integer() or not 0 <= number < MOST_TOKENS:
-            raise ValueError(f"{value!r} is not a whole number of tokens")
-        return super().__new__(cls, int(number))
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchPlan:
-    """The number of optimizer steps in a run, and the forward passes in each step."""
-
-    tokens_per_step: int
-    sequence_length: int
-    micro_batch_size: int  # rows per process in one forward pass
-    num_processes: int
-    gradient_accumulation_steps: int
-    max_steps: int
-
-    @property
-    def rows_per_step(self) -> int:
-        """Number of rows per optimizer step."""
-        return self.tokens_per_step // self.sequence_length
-
-    @property
-    def total_tokens(self) -> int:
-        """Number of target tokens in the complete run."""
-        return self.max_steps * self.tokens_per_step
 
 
 def plan_batches(

@@ -4,11 +4,12 @@ import math
 
 import pytest
 
-from gpt2_repro.batch_plan import TokenCount, plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.size import bytes_of_rank, checkpoint_bytes, flops_per_token, gpt2_parameters
 from gpt2_repro.optim.schedule import learning_rate_factor
+from gpt2_repro.planning.batch_plan import plan_batches
 from gpt2_repro.recipe import TrainingSection, count_steps
+from gpt2_repro.tokens import TokenCount
 
 
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}
