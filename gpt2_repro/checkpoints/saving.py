@@ -204,7 +204,7 @@ class CheckpointSaver:
         too little space for the third save in a row, or for the save with which the run stops.
         """
         began = time.perf_counter()
-        self.wait_for_writers()
+        self.wait_for_writers()  # Direct callers may not have waited; the memory holds one save.
         if not self._make_room_or_skip(step, stops, rolling=rolling):
             return False
         self.saved_step = step
