@@ -18,8 +18,8 @@ from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST
 SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a process had it open
 
 
-def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
-    """Flush all files of a staging folder to disk, then write the manifest.
+def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> int:
+    """Flush all files of a staging folder to disk, then write the manifest. Return the files' total size in bytes.
 
     `facts` are further entries. `files` has `bytes` and `sha256` of the files that are already hashed and flushed.
     """
@@ -39,6 +39,7 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
     manifest["sha256"] = manifest_hash(manifest)
     write_whole(folder / CHECKPOINT_MANIFEST, json.dumps(manifest, indent=1))
     sync(folder)
+    return _total_size(manifest)
 
 
 def defect(checkpoint: Path, *, read_files: bool = False) -> str | None:
@@ -111,5 +112,9 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
 
 
 def checkpoint_size(checkpoint: Path) -> int:
-    """Return the total size of a complete checkpoint's files in bytes."""
-    return sum(file["bytes"] for file in read_manifest(checkpoint)["files"].values())
+    """Return the total size of a complete checkpoint's files in bytes, or 0 if its manifest is missing or damaged."""
+    return _total_size(read_manifest(checkpoint))
+
+
+def _total_size(manifest: dict[str, Any]) -> int:
+    return sum(file["bytes"] for file in manifest.get("files", {}).values())

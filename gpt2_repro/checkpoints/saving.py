@@ -31,7 +31,7 @@ from gpt2_repro.checkpoints.rotation import (
 )
 from gpt2_repro.checkpoints.side_process import SideProcess
 from gpt2_repro.checkpoints.staged_saves import StagingMemory
-from gpt2_repro.checkpoints.writer import Job, Save, perform
+from gpt2_repro.checkpoints.writer import Done, Job, Save, perform
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import growth, size_of
 from gpt2_repro.hardware import available_memory
@@ -129,7 +129,11 @@ class CheckpointSaver:
     def _needed(self) -> float:
         """Return the free space in bytes that the next checkpoint needs."""
         newest = newest_checkpoint(self.run)
-        expected = self.total_bytes if newest is None else checkpoint_size(newest)
+        expected = 0
+        if newest is not None:
+            expected = checkpoint_size(newest)
+        if expected == 0:  # the first checkpoint, or another process has moved the newest one meanwhile
+            expected = self.total_bytes
         return SPARE * expected
 
     def _reclaimable(self, resumes_at: int | None) -> int:
@@ -244,7 +248,7 @@ class CheckpointSaver:
                 continue
             if "error" in reply:
                 self._fail(reply)
-            self._report(self.jobs.pop(0), reply["seconds"])
+            self._report(self.jobs.pop(0), Done(**reply))
         if self.copier and self.copier.poll() and not self.jobs:
             self.rotate()  # the checkpoint was kept while it was copied
 
@@ -366,19 +370,19 @@ class CheckpointSaver:
             self.jobs.append(job)
             self.memory.begin(functools.partial(self.writer.submit, job.to_json()))
 
-    def _report(self, job: Job, seconds: float) -> None:
+    def _report(self, job: Job, done: Done) -> None:
         """Log a checkpoint that is complete, and continue with its copy. Does nothing on ranks above 0."""
         if job.save is None or job.rank:
             return
         if self.copier:
             self.copier.requeue()
-        self.seconds = self.paused + seconds
+        self.seconds = self.paused + done.seconds
         if self.writer is None:
             self.paused = self.seconds
         target = checkpoint_path(self.run, self.saved_step)
         self._completed.append(self.saved_step)
         text = "saved %s: %s MB in %.1f s, training paused for %.2f s"
-        logger.info(text, target, f"{checkpoint_size(target) / 1e6:,.1f}", self.seconds, self.paused)
+        logger.info(text, target, f"{done.bytes / 1e6:,.1f}", self.seconds, self.paused)
 
     def _make_room_or_skip(self, step: int, stops: str | None, *, rolling: bool) -> bool:
         """Return whether there is space for a checkpoint, after old ones were deleted. A collective."""

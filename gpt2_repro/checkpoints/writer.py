@@ -80,6 +80,19 @@ class Job:
         return cls(**fields)
 
 
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """The reply of the process that writes: a job has been performed.
+
+    Args:
+        seconds: the duration.
+        bytes: the size of the checkpoint that is complete now, or 0.
+    """
+
+    seconds: float
+    bytes: int = 0
+
+
 class HashedFile:
     """A file object that hashes all data written to it, and calls `progress` per piece."""
 
@@ -113,28 +126,27 @@ class HashedFile:
         return {"bytes": self.bytes, "sha256": self.digest.hexdigest()}
 
 
-def perform(job: Job, memory: memoryview, progress: Callable[[], None]) -> float:
+def perform(job: Job, memory: memoryview, progress: Callable[[], None]) -> Done:
     """Write the files of one rank. Rank 0 then writes the manifest of all files.
-
-    Returns the duration in seconds.
 
     Args:
         progress: a function that is called again and again while this rank, or the rank it waits for, writes.
     """
     began = time.monotonic()
+    size = 0
     if job.save is not None:
         files = _write_files(job.save, memory, progress)
         staged = Path(job.save.staged)
         if job.rank:
             write_whole(_report(staged, job.rank), json.dumps({"files": files}))
-            return time.monotonic() - began
+            return Done(time.monotonic() - began)
         for rank in range(1, job.ranks):
             files |= _wait_for_report(staged, rank, progress, trainer=job.trainer)
-        seal(staged, files, **job.save.facts)
+        size = seal(staged, files, **job.save.facts)
         publish(staged, Path(job.save.target))
         delete_tree(staged.parent)
     rotate(Path(job.run), job.rotation, also=job.also)
-    return time.monotonic() - began
+    return Done(time.monotonic() - began, size)
 
 
 def serve(descriptor: int) -> None:
@@ -142,7 +154,7 @@ def serve(descriptor: int) -> None:
 
     def write(document: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
         with mmap.mmap(descriptor, 0) as shared, memoryview(shared) as memory:
-            return {"seconds": perform(Job.from_json(document), memory, progress)}
+            return dataclasses.asdict(perform(Job.from_json(document), memory, progress))
 
     # After an error, the trainer deletes the staging folder. If the trainer has ended, the next start does.
     side_process.serve(write)

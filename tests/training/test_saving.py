@@ -5,6 +5,7 @@ import hashlib
 import json
 import mmap
 import os
+import select
 import threading
 import time
 from pathlib import Path
@@ -170,12 +171,57 @@ def test_a_rank_waits_for_the_writers_of_other_ranks(saver, monkeypatch) -> None
 def test_other_ranks_wait_for_the_own_writer(saver, monkeypatch) -> None:
     saver.alive = Mock()
     sent: list[int] = []
-    replies = iter([{}, None, None, {"seconds": 1.0}])
+    replies = iter([{}, None, None, {"seconds": 1.0, "bytes": 0}])
     saver.writer = SimpleNamespace(reply=lambda seconds: next(replies))
     saver.jobs = [writer.Job("", Rotation(1), also=-1, trainer=1, rank=0, ranks=2)]
     monkeypatch.setattr(saving.ranks, "largest", lambda own: (sent.append(int(own)), own)[1])
     saver.wait_for_writers()
     assert sent == [2, 1, 0] and saver.alive.call_count == 2
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_checkpoint_that_disappears_after_its_save_does_not_end_the_run(
+    in_background: bool, saver, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    caplog.set_level("INFO")
+    manifest = tmp_path / "checkpoint-1" / "manifest.json"
+    size = 0
+
+    def publish(staged: Path, target: Path) -> None:
+        nonlocal size
+        original(staged, target)
+        size = sum(path.stat().st_size for path in target.iterdir() if path != manifest)
+        manifest.unlink()
+
+    if in_background:
+        saver._start_writer()
+        saver.step(1)
+        saver.memory.wait()
+        select.select([saver.writer.process.stdout], [], [])  # the reply
+        size = sum(path.stat().st_size for path in manifest.parent.iterdir() if path != manifest)
+        manifest.unlink()
+        saver.poll(seconds=None)
+    else:
+        original = writer.publish
+        monkeypatch.setattr(writer, "publish", publish)
+        monkeypatch.setattr(saver, "finish", lambda: None)  # waits for the manifest
+        saver.step(1)
+    saver.close()
+    assert saver.take_completed() == [1] and not saver.jobs
+    saved = next(record for record in caplog.records if record.msg.startswith("saved"))
+    assert f"{size / 1e6:,.1f}" in saved.args
+
+
+def test_a_checkpoint_that_disappears_while_disk_space_is_checked(saver, tmp_path: Path, monkeypatch) -> None:
+    """Another process moves it after it was found to be complete."""
+    assert saver.step(1) and saver.step(2)
+    found = saving.newest_checkpoint(tmp_path), saving.expendable(tmp_path, Rotation(keep=1))
+    (tmp_path / "checkpoint-1").rename(tmp_path / "moved-1")
+    (tmp_path / "checkpoint-2").rename(tmp_path / "moved-2")
+    monkeypatch.setattr(saving, "newest_checkpoint", lambda run: found[0])
+    monkeypatch.setattr(saving, "expendable", lambda run, rotation: found[1])
+    assert saver._needed() == saving.SPARE * saver.total_bytes
+    saver.check_disk()
 
 
 def test_the_checkpoint_that_is_being_copied_is_not_deleted(saver, tmp_path: Path) -> None:
