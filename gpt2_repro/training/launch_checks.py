@@ -111,15 +111,41 @@ def _own_address(host: str) -> str | None:
 
 
 def end_with_launcher() -> None:
-    """On Linux, make this process receive the signal LAUNCHER_DIED when the launcher dies."""
+    """On Linux, make this process receive the signal LAUNCHER_DIED when the launcher dies, or now if it has died."""
     # torch's launcher sets the first variable. accelerate's launcher of a single process sets the second.
-    is_launched = "TORCHELASTIC_RUN_ID" in os.environ or "ACCELERATE_USE_CPU" in os.environ
+    is_elastic = "TORCHELASTIC_RUN_ID" in os.environ
+    is_launched = is_elastic or "ACCELERATE_USE_CPU" in os.environ
     if not is_launched or sys.platform != "linux":
         return  # without Linux, the processes of a killed launcher train until they are ended by hand
     launcher = os.getppid()
     end_with_parent(LAUNCHER_DIED)
-    if os.getppid() != launcher:  # the launcher died before prctl was called
+    has_died = os.getppid() != launcher  # before prctl was called
+    if is_elastic and not _is_started_by_python():  # torch's launcher died while this process imported modules
+        has_died = True
+    if has_died:
         os.kill(os.getpid(), LAUNCHER_DIED)
+
+
+def _is_started_by_python() -> bool:
+    """Return whether the parent of this process, or a parent of it, is a Python process, as torch's launcher is.
+
+    The parent can be another program, such as a shell script or a profiler. If the result is unknown, it is True.
+    """
+    for ancestor in psutil.Process().parents():
+        try:
+            program = program_of(ancestor)
+        except PermissionError:  # a process of another user, so not the launcher
+            continue
+        except OSError:
+            return True
+        if program.startswith(("python", "pypy")):
+            return True
+    return False
+
+
+def program_of(process: psutil.Process) -> str:
+    """Return the file name of the program that a process runs. Raises OSError if it is unknown."""
+    return Path(f"/proc/{process.pid}/exe").readlink().name
 
 
 def adopt_orphans() -> None:

@@ -52,6 +52,17 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
     assert results(train(run, *options, launcher=("launch", 2))) == results(golden)
 
 
+def test_workers_of_a_launcher_that_is_killed_at_once_end(start, run) -> None:
+    """They end also if it is killed while they import Python's modules, before they ask for a signal at its death."""
+    command = start(run, *LONG, launcher=("torchrun", 2))
+    workers = command.wait_until(lambda: len(command.ranks()) == 2 and command.ranks().values())
+    command.process.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    for worker in alive:
+        worker.kill()
+    assert not alive, command.text()
+
+
 def test_the_second_ctrl_c_ends_at_once(start, run) -> None:
     """A second Ctrl-C ends a run at once, even if a step hangs."""
     command = start(run, *LONG, fault=("hang", 3, 0))

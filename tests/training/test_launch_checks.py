@@ -3,8 +3,11 @@
 import functools
 import json
 import os
+import sys
 from pathlib import Path
+from unittest.mock import Mock, call
 
+import psutil
 import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -17,9 +20,9 @@ from gpt2_repro.launchers import LAUNCHERS, current_launcher
 from gpt2_repro.planning.batch_plan import plan_batches
 from gpt2_repro.recipe import load_recipe
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.training import settings
+from gpt2_repro.training import launch_checks, settings
 from gpt2_repro.training.engine import check_engine
-from gpt2_repro.training.launch_checks import check_deepspeed_json, check_launcher
+from gpt2_repro.training.launch_checks import LAUNCHER_DIED, check_deepspeed_json, check_launcher, end_with_launcher
 from gpt2_repro.training.settings import check_optimizer, resolve_settings
 
 
@@ -48,6 +51,36 @@ def test_deepspeed_json_with_ignored_or_wrong_settings_is_refused(told: str, cha
     (tmp_path / "mine.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(UserError, match=told):
         check_deepspeed_json(tmp_path / "mine.json")
+
+
+PYTHON = "python3.12"
+OTHER_USER = PermissionError()
+# The variable that the launcher sets, the programs of the worker's parent, its parent and so on, and whether it trains.
+PARENTS = {
+    "a launcher": ("TORCHELASTIC_RUN_ID", [PYTHON, "bash", OTHER_USER], True),
+    "torchrun --no-python wrapper.sh": ("TORCHELASTIC_RUN_ID", ["dash", PYTHON, "bash", OTHER_USER], True),
+    "a dead launcher": ("TORCHELASTIC_RUN_ID", [OTHER_USER], False),
+    "a dead launcher of root": ("TORCHELASTIC_RUN_ID", ["systemd"], False),
+    "a dead launcher, in a session": ("TORCHELASTIC_RUN_ID", ["systemd", OTHER_USER], False),
+    "/proc without links": ("TORCHELASTIC_RUN_ID", [FileNotFoundError()], True),
+    "a variable in a shell": ("ACCELERATE_USE_CPU", ["bash", OTHER_USER], True),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes have no such signal")
+@pytest.mark.parametrize("name", PARENTS)
+def test_a_worker_ends_if_its_launcher_has_died_before(name: str, monkeypatch) -> None:
+    variable, programs, trains = PARENTS[name]
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: programs)
+    monkeypatch.setattr(launch_checks, "program_of", Mock(side_effect=programs))
+    monkeypatch.setattr(launch_checks, "end_with_parent", lambda number: None)
+    sent = Mock()
+    monkeypatch.setattr(os, "kill", sent)
+    end_with_launcher()
+    assert [call(os.getpid(), LAUNCHER_DIED)] * (not trains) == sent.mock_calls
 
 
 def test_launcher_is_derived_from_the_zero_stage(monkeypatch: pytest.MonkeyPatch) -> None:
