@@ -36,11 +36,11 @@ def main(argv: list[str]) -> None:
     """Score two models on the same tokens, and write tables of their losses."""
     options = _parse(argv)
     checkpoint = resolve_checkpoint(options.run)
-    baseline = _baseline(options.baseline or arguments_of_run(checkpoint.run).baseline)
+    baseline = _baseline(options.baseline or arguments_of_run(checkpoint.run_directory).baseline)
     tokenizer = _common_tokenizer(checkpoint, baseline)
     dataset_dir = options.dataset_dir
-    if dataset_dir is None and checkpoint.run is not None:
-        dataset_dir = RunRecord(checkpoint.run).data_folder("--dataset_dir")
+    if dataset_dir is None and checkpoint.run_directory is not None:
+        dataset_dir = RunRecord(checkpoint.run_directory).data_folder("--dataset_dir")
     device = choose_device(options.device)
     models = [open_model(checkpoint), open_model(baseline)]
     window = options.max_length

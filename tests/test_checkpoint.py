@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_hub_id_is_a_checkpoint() -> None:
     hub = resolve_checkpoint("openai-community/gpt2")
-    assert (hub.source, hub.run, hub.record) == ("openai-community/gpt2", None, None)
+    assert (hub.source, hub.run_directory, hub.record) == ("openai-community/gpt2", None, None)
     assert hub.window(1024) == 1024
 
 
@@ -78,9 +78,9 @@ def test_a_checkpoint_belongs_to_its_run(run: Path) -> None:
         (run / name / "config.json").write_text("{}", encoding="utf-8")
         seal(run / name, {}, step=3, tokens=1536, run_identity={"seed": 1}, **facts)
     training, final = (resolve_checkpoint(str(run / name)) for name in ("checkpoint-3", "final"))
-    assert training.run == final.run == run
+    assert training.run_directory == final.run_directory == run
     assert training.source == str(run / "checkpoint-3") and training.record.environment.seed == 42
     assert final == resolve_checkpoint(str(run)) and final.tokens_trained == 1536 and final.window(1024) == 128
     (run / "final").rename(run.parent / "copied")
     elsewhere = resolve_checkpoint(str(run.parent / "copied"))
-    assert (elsewhere.run, elsewhere.tokens_trained) == (None, 1536)
+    assert (elsewhere.run_directory, elsewhere.tokens_trained) == (None, 1536)

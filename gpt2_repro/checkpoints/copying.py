@@ -38,7 +38,7 @@ _kept: set[str] = set()  # the copies that this process could not delete
 class Job:
     """The arguments of `copy` after the place."""
 
-    run: str
+    run_directory: str
     name: str
     rotation: Rotation
     identity: RunIdentity
@@ -54,7 +54,7 @@ class Job:
         """Return the job for an object of `to_json` that was sent as JSON."""
         rotation = Rotation(*document["rotation"])
         identity = RunIdentity(**document["identity"])
-        return cls(document["run"], document["name"], rotation, identity)
+        return cls(document["run_directory"], document["name"], rotation, identity)
 
 
 class RunCopier:
@@ -171,12 +171,12 @@ def serve(name: str) -> None:
 
     def perform(document: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
         job = Job.from_json(document)
-        return {"seconds": copy(Place(name, progress), job.run, job.name, job.rotation, job.identity)}
+        return {"seconds": copy(Place(name, progress), job.run_directory, job.name, job.rotation, job.identity)}
 
     side_process.serve(perform)
 
 
-def require_own(place: Place, run: Path, identity: RunIdentity, *, option: str = "--sync_to") -> None:
+def require_own(place: Place, run_directory: Path, identity: RunIdentity, *, option: str = "--sync_to") -> None:
     """Raise UserError unless a place is empty or has a copy of the run with this identity.
 
     Also raise it if the place is the run directory itself, or if it has only the final model of a later step.
@@ -187,13 +187,13 @@ def require_own(place: Place, run: Path, identity: RunIdentity, *, option: str =
         identity.require_same(saved, where=name, option=option)
     elif place.names():
         raise UserError(f"{option} {name} is neither empty nor a copy of this run. Pass another {option}.")
-    lock = run / layout.LOCK
+    lock = run_directory / layout.LOCK
     with contextlib.suppress(FileNotFoundError):
         # The lock names the process that has locked the run directory.
         if lock.is_file() and lock.stat().st_size and place.read(layout.LOCK) == lock.read_bytes():
             raise UserError(f"{option} {name} is the run directory. Pass a folder on another disk.")
     step = place.manifest(layout.FINAL).get("step", 0)
-    if step > last_step(RunRecord(run)) and not place.manifests():
+    if step > last_step(RunRecord(run_directory)) and not place.manifests():
         raise UserError(f"{option} {name} has a final model of step {step}, but no checkpoint. Pass another {option}.")
 
 
@@ -206,7 +206,7 @@ def last_step(run: RunRecord) -> int:
     return max(steps)
 
 
-def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIdentity) -> float:
+def copy(place: Place, run_directory: str, name: str, rotation: Rotation, identity: RunIdentity) -> float:
     """Copy the small files of a run and its folder `name`, and return the seconds.
 
     If the folder has been copied before or is "", the result is 0. After a checkpoint, incomplete copies are deleted,
@@ -216,12 +216,12 @@ def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIde
     Raises UserError, before anything is written, if the place belongs to another run (see `require_own`).
     """
     began = time.monotonic()
-    record = RunRecord(run)
-    folder = Path(run, name)
-    require_own(place, record.path, identity)
+    run = RunRecord(run_directory)
+    folder = Path(run_directory, name)
+    require_own(place, run.path, identity)
     copies = place.manifests()
-    _refuse_later_steps(copies, record)
-    _copy_small_files(place, record.path)
+    _refuse_later_steps(copies, run)
+    _copy_small_files(place, run.path)
     if not name:
         return 0.0
     manifest = read_manifest(folder)
@@ -237,8 +237,8 @@ def copy(place: Place, run: str, name: str, rotation: Rotation, identity: RunIde
             return 0.0  # deleted meanwhile
     if step_of(folder) >= 0:
         copies[step_of(folder)] = manifest
-        newest = max(step_of(folder), newest_step(record.path))
-        _rotate_copies(place, record.path, copies, newest, rotation)
+        newest = max(step_of(folder), newest_step(run.path))
+        _rotate_copies(place, run.path, copies, newest, rotation)
     return time.monotonic() - began if is_new else 0.0
 
 
@@ -250,9 +250,9 @@ def _refuse_later_steps(copies: Mapping[int, Mapping[str, Any]], run: RunRecord)
             raise RunFailed(f"it has the newer step {step} of another start of this run")
 
 
-def _copy_small_files(place: Place, run: Path) -> None:
+def _copy_small_files(place: Place, run_directory: Path) -> None:
     for name in SMALL_FILES:
-        path = run / name
+        path = run_directory / name
         if path.is_file():
             place.write(path.read_bytes(), name)  # not put: training appends to the originals
 
@@ -268,7 +268,7 @@ def _copy_folder(place: Place, folder: Path) -> None:
 
 
 def _rotate_copies(
-    place: Place, run: Path, copies: Mapping[int, Mapping[str, Any]], newest: int, rotation: Rotation
+    place: Place, run_directory: Path, copies: Mapping[int, Mapping[str, Any]], newest: int, rotation: Rotation
 ) -> None:
     """Delete the copies that the rotation does not keep, the incomplete ones, and those after the step `newest`.
 
@@ -279,8 +279,8 @@ def _rotate_copies(
     for step, manifest in copies.items():
         if manifest and step <= newest:
             rolling[step] = bool(manifest.get("rolling"))
-    for step in copies.keys() - to_keep(run, rolling, rotation):
-        name = layout.checkpoint_path(run, step).name
+    for step in copies.keys() - to_keep(run_directory, rolling, rotation):
+        name = layout.checkpoint_path(run_directory, step).name
         is_deleted = remove(place, name)
         if not is_deleted and step > newest and copies[step]:
             place.invalidate(name)  # a restore would choose it

@@ -98,44 +98,48 @@ def _warn_once(path: Path, reason: str) -> None:
         logger.warning("%s cannot be deleted%s. The run continues.", path, reason)
 
 
-def sweep(run: Path) -> None:
+def sweep(run_directory: Path) -> None:
     """Delete the staging folder and partly deleted checkpoints that a killed run left."""
-    for path in leftovers(run):
+    for path in leftovers(run_directory):
         delete_tree(path)
 
 
-def leftovers(run: Path) -> list[Path]:
+def leftovers(run_directory: Path) -> list[Path]:
     """Return the folders that a killed run left: unfinished saves and restores, partly deleted checkpoints."""
-    folders = [run / layout.STAGING, *run.glob(f"{layout.RESTORING}*"), *run.glob(f"{layout.TRASH}-*")]
+    folders = [
+        run_directory / layout.STAGING,
+        *run_directory.glob(f"{layout.RESTORING}*"),
+        *run_directory.glob(f"{layout.TRASH}-*"),
+    ]
     return [folder for folder in folders if folder.exists()]
 
 
-def complete_checkpoints(run: Path) -> list[Path]:
+def complete_checkpoints(run_directory: Path) -> list[Path]:
     """Return the complete checkpoints of a run by their file sizes, newest step first."""
-    return [path for path in layout.checkpoints(run) if defect(path) is None]
+    return [path for path in layout.checkpoints(run_directory) if defect(path) is None]
 
 
-def newest_checkpoint(run: Path) -> Path | None:
+def newest_checkpoint(run_directory: Path) -> Path | None:
     """Return the newest complete checkpoint of a run by its file sizes, or None without one."""
-    for path in layout.checkpoints(run):
+    for path in layout.checkpoints(run_directory):
         if defect(path) is None:
             return path
     return None
 
 
-def newest_step(run: Path) -> int:
+def newest_step(run_directory: Path) -> int:
     """Return the step of the newest complete checkpoint of a run, or -1 without a checkpoint."""
-    newest = newest_checkpoint(run)
+    newest = newest_checkpoint(run_directory)
     return -1 if newest is None else layout.step_of(newest)
 
 
-def newest_complete(run: Path, *, verified: Path | None = None) -> tuple[Path | None, list[str]]:
+def newest_complete(run_directory: Path, *, verified: Path | None = None) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint with correct hashes, and why others were skipped.
 
     The files of the checkpoint `verified`, whose hashes are known to be correct, are not read again.
     """
     skipped: list[str] = []
-    for checkpoint in layout.checkpoints(run):
+    for checkpoint in layout.checkpoints(run_directory):
         reason = defect(checkpoint, read_files=checkpoint != verified)
         if reason is None:
             return checkpoint, skipped
@@ -143,33 +147,35 @@ def newest_complete(run: Path, *, verified: Path | None = None) -> tuple[Path | 
     return None, skipped
 
 
-def choose_checkpoint(run: Path, name: str = "", *, verified: Path | None = None) -> tuple[Path | None, list[str]]:
+def choose_checkpoint(
+    run_directory: Path, name: str = "", *, verified: Path | None = None
+) -> tuple[Path | None, list[str]]:
     """Return the checkpoint with this name or path, or `newest_complete` without a name.
 
     Raises UserError if the run has no complete checkpoint of this name.
     """
     if not name:
-        return newest_complete(run, verified=verified)
-    chosen = run / Path(name).name
-    is_elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
+        return newest_complete(run_directory, verified=verified)
+    chosen = run_directory / Path(name).name
+    is_elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run_directory.resolve()
     if is_elsewhere or layout.step_of(chosen) < 0 or not chosen.is_dir():
-        names = ", ".join(path.name for path in complete_checkpoints(run)) or "none"
+        names = ", ".join(path.name for path in complete_checkpoints(run_directory)) or "none"
         fix = "For weights of another run, pass --init_from."
-        raise UserError(f"{run} has no checkpoint {name}. Complete checkpoints: {names}. {fix}")
+        raise UserError(f"{run_directory} has no checkpoint {name}. Complete checkpoints: {names}. {fix}")
     reason = defect(chosen, read_files=True)
     if reason is not None:
         raise UserError(f"{chosen} is not complete ({reason}).")
     return chosen, []
 
 
-def set_aside(run: Path, *, after: int) -> list[Path]:
+def set_aside(run_directory: Path, *, after: int) -> list[Path]:
     """Rename checkpoints after a step to abandoned-checkpoint-N. Return the new paths.
 
     In a folder that cannot be renamed, the manifest is renamed, so that the run does not choose it. Raises UserError if
     that fails too.
     """
     aside = []
-    for path in layout.checkpoints(run):
+    for path in layout.checkpoints(run_directory):
         if layout.step_of(path) <= after:
             continue
         target = path.with_name(f"abandoned-{path.name}")
@@ -194,20 +200,20 @@ def _set_aside_in_place(path: Path, error: OSError) -> Path:
         raise UserError(f"{problem}, and the run goes back before it. Move it out of the run directory.") from None
 
 
-def abandoned(run: Path) -> set[int]:
+def abandoned(run_directory: Path) -> set[int]:
     """Return the steps of the checkpoints that `set_aside` has renamed."""
     steps: set[int] = set()
-    for path in run.glob("abandoned-*"):
+    for path in run_directory.glob("abandoned-*"):
         step = path.name.rpartition("-")[2]
         if step.isdecimal():
             steps.add(int(step))
     return steps
 
 
-def rotate(run: Path, rotation: Rotation, *, also: int = -1) -> None:
+def rotate(run_directory: Path, rotation: Rotation, *, also: int = -1) -> None:
     """Delete the complete checkpoints of a run, except those of `to_keep` and the one at step `also`."""
     try:
-        deleted = expendable(run, rotation)
+        deleted = expendable(run_directory, rotation)
     except OSError as error:  # a manifest cannot be read
         logger.warning("Old checkpoints are not deleted: %s. The run continues.", error)
         return
@@ -216,17 +222,17 @@ def rotate(run: Path, rotation: Rotation, *, also: int = -1) -> None:
             discard(path)
 
 
-def expendable(run: Path, rotation: Rotation) -> list[Path]:
+def expendable(run_directory: Path, rotation: Rotation) -> list[Path]:
     """Return the complete checkpoints of a run that `to_keep` does not keep."""
-    complete = complete_checkpoints(run)
+    complete = complete_checkpoints(run_directory)
     rolling: dict[int, bool] = {}
     for path in complete:
         rolling[layout.step_of(path)] = bool(read_manifest(path).get("rolling"))
-    stays = to_keep(run, rolling, rotation)
+    stays = to_keep(run_directory, rolling, rotation)
     return [path for path in complete if layout.step_of(path) not in stays]
 
 
-def to_keep(run: Path, rolling: Mapping[int, bool], rotation: Rotation) -> set[int]:
+def to_keep(run_directory: Path, rolling: Mapping[int, bool], rotation: Rotation) -> set[int]:
     """Return the steps of the checkpoints to keep: the newest `keep` (0: all), and those of the other two fields.
 
     Rolling checkpoints, which the next save replaces, are not counted. The newest checkpoint is always kept. Also kept
@@ -243,16 +249,16 @@ def to_keep(run: Path, rolling: Mapping[int, bool], rotation: Rotation) -> set[i
     if rotation.keep_every:
         stays.update(step for step in complete if step % rotation.keep_every == 0)
     if rotation.keep_best:
-        losses = _losses(run, complete)
+        losses = _losses(run_directory, complete)
         if losses:
             stays.add(min(losses, key=losses.__getitem__))
     return stays
 
 
-def _losses(run: Path, steps: list[int]) -> dict[int, float]:
+def _losses(run_directory: Path, steps: list[int]) -> dict[int, float]:
     """Return the validation loss of each of the steps that has one, in the order of `steps`."""
     recorded: dict[int, Any] = {}
-    for event in events.read(run / layout.METRICS)[0]:
+    for event in events.read(run_directory / layout.METRICS)[0]:
         if "eval_loss" in event:
             # With --ema_steps, a checkpoint is evaluated by the average of its weights, which the first step has not yet.
             loss = event.get(f"{events.AVERAGED}_loss", event["eval_loss"])
@@ -266,7 +272,7 @@ def _losses(run: Path, steps: list[int]) -> dict[int, float]:
 
 
 @contextlib.contextmanager
-def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
+def disk_faults_in_words(run_directory: Path, name: str, staging: Path) -> Iterator[None]:
     """Raise RunFailed, and delete `staging`, if the disk of `run` is full or read-only.
 
     `name` is the name of the checkpoint or final model for the message.
@@ -279,13 +285,13 @@ def disk_faults_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
             raise
         shutil.rmtree(staging, ignore_errors=True)
         fix = "Free some space" if fault == "full" else "Make it writable"
-        problem = f"The disk of {run} is {fault}, so {name} could not be saved"
-        raise RunFailed(f"{problem}. {fix} and run the same command again {to_continue(run)}.") from None
+        problem = f"The disk of {run_directory} is {fault}, so {name} could not be saved"
+        raise RunFailed(f"{problem}. {fix} and run the same command again {to_continue(run_directory)}.") from None
 
 
-def to_continue(run: Path) -> str:
+def to_continue(run_directory: Path) -> str:
     """Return where the next attempt continues: `to continue from checkpoint-200`."""
-    newest = newest_checkpoint(run)
+    newest = newest_checkpoint(run_directory)
     if newest is None:
         return "to start again at step 0: no checkpoint was saved"
     return f"to continue from {newest.name}"

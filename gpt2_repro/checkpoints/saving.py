@@ -83,7 +83,7 @@ class CheckpointSaver:
 
     def __init__(
         self,
-        record: RunRecord,
+        run: RunRecord,
         settings: SavingSettings,
         *,
         device: str,
@@ -92,11 +92,11 @@ class CheckpointSaver:
         alive: Callable[[], None],
         prepare: Callable[[], None],
     ) -> None:
-        self.record = record
-        self.run = record.path
+        self.run = run
+        self.run_directory = run.path
         self.settings = settings
         self.device = device
-        self.staging = self.run / STAGING  # where checkpoints are written before they are complete
+        self.staging = self.run_directory / STAGING  # where checkpoints are written before they are complete
         self.total_bytes = total_bytes
         self.own_bytes = own_bytes
         self.alive = alive
@@ -124,11 +124,11 @@ class CheckpointSaver:
         missing = self._missing(deletes=False, resumes_at=resumes_at)
         if missing > 0:
             fix = "Free disk space or pass another --output_dir."
-            raise UserError(f"A checkpoint needs {size_text(missing)} more disk space in {self.run}. {fix}")
+            raise UserError(f"A checkpoint needs {size_text(missing)} more disk space in {self.run_directory}. {fix}")
 
     def _needed(self) -> float:
         """Return the free space in bytes that the next checkpoint needs."""
-        newest = newest_checkpoint(self.run)
+        newest = newest_checkpoint(self.run_directory)
         expected = 0
         if newest is not None:
             expected = checkpoint_size(newest)
@@ -138,8 +138,8 @@ class CheckpointSaver:
 
     def _reclaimable(self, resumes_at: int | None) -> int:
         """Return the bytes that the first save would free: unfinished saves, and older checkpoints."""
-        size = sum(size_of(folder) for folder in leftovers(self.run))
-        for path in expendable(self.run, self._fewest):
+        size = sum(size_of(folder) for folder in leftovers(self.run_directory))
+        for path in expendable(self.run_directory, self._fewest):
             if resumes_at is None or step_of(path) <= resumes_at:
                 size += checkpoint_size(path)
         return size
@@ -163,8 +163,8 @@ class CheckpointSaver:
         if self.settings.in_background and hasattr(os, "memfd_create"):
             self._start_writer()
         if self.settings.sync_to and ranks.is_main():
-            self.record.write_environment(environment)  # the copy needs the run identity
-            self.copier = RunCopier(self.record, self.settings.sync_to, self.settings.rotation, self.settings.identity)
+            self.run.write_environment(environment)  # the copy needs the run identity
+            self.copier = RunCopier(self.run, self.settings.sync_to, self.settings.rotation, self.settings.identity)
             if is_new:
                 self.copier.require_place()
 
@@ -187,8 +187,8 @@ class CheckpointSaver:
         self.memory = StagingMemory(self.own_bytes)
         logger.info("checkpoints are copied to memory (%s) and then written in the background", size_text(copies))
         descriptors = [self.memory.descriptor]
-        if self.record.lock_descriptor >= 0:
-            descriptors.append(self.record.lock_descriptor)  # the process also holds the lock
+        if self.run.lock_descriptor >= 0:
+            descriptors.append(self.run.lock_descriptor)  # the process also holds the lock
         self.writer = SideProcess(WRITER, self.memory.descriptor, descriptors=descriptors)
 
     def save(self, step: int, write: StageFiles, *, stops: str | None = None, rolling: bool = False) -> bool:
@@ -213,8 +213,8 @@ class CheckpointSaver:
             return False
         self.saved_step = step
         staged = checkpoint_path(self.staging, step)
-        target = checkpoint_path(self.run, step)
-        with disk_faults_in_words(self.run, target.name, self.staging):
+        target = checkpoint_path(self.run_directory, step)
+        with disk_faults_in_words(self.run_directory, target.name, self.staging):
             files, facts = write(staged)
             if rolling:
                 facts["rolling"] = True
@@ -254,8 +254,8 @@ class CheckpointSaver:
 
     def _fail(self, reply: dict[str, Any]) -> NoReturn:
         """Raise RunFailed for a writer that has failed."""
-        name = checkpoint_path(self.run, self.saved_step).name
-        with disk_faults_in_words(self.run, name, self.staging):
+        name = checkpoint_path(self.run_directory, self.saved_step).name
+        with disk_faults_in_words(self.run_directory, name, self.staging):
             if reply.get("errno") in DISK_FAULTS:
                 raise OSError(reply["errno"], reply["error"])
         shutil.rmtree(self.staging, ignore_errors=True)  # ends the writers of the other ranks
@@ -278,7 +278,7 @@ class CheckpointSaver:
         """Wait until the last save is complete on all ranks. Call this on all ranks."""
         self.wait_for_writers()
         if self.saved_step >= 0:
-            manifest = checkpoint_path(self.run, self.saved_step) / CHECKPOINT_MANIFEST
+            manifest = checkpoint_path(self.run_directory, self.saved_step) / CHECKPOINT_MANIFEST
             self.wait_until(manifest.is_file)
         ranks.wait()
 
@@ -355,7 +355,7 @@ class CheckpointSaver:
         if self.copier is not None and self.copier.job:
             copied = step_of(Path(self.copier.job))
         job = Job(
-            run=str(self.run.resolve()),
+            run_directory=str(self.run_directory.resolve()),
             rotation=self.settings.rotation,
             also=copied,
             trainer=os.getpid(),
@@ -379,7 +379,7 @@ class CheckpointSaver:
         self.seconds = self.paused + done.seconds
         if self.writer is None:
             self.paused = self.seconds
-        target = checkpoint_path(self.run, self.saved_step)
+        target = checkpoint_path(self.run_directory, self.saved_step)
         self._completed.append(self.saved_step)
         text = "saved %s: %s MB in %.1f s, training paused for %.2f s"
         logger.info(text, target, f"{done.bytes / 1e6:,.1f}", self.seconds, self.paused)
@@ -398,10 +398,10 @@ class CheckpointSaver:
             why = "For the third save in a row,"
             if stops:
                 why = f"When the run stopped ({stops}),"
-            fix = f"Free it and run the same command again {to_continue(self.run)}."
-            raise RunFailed(f"{why} the disk of {self.run} had {size_text(missing)} too little space. {fix}")
+            fix = f"Free it and run the same command again {to_continue(self.run_directory)}."
+            raise RunFailed(f"{why} the disk of {self.run_directory} had {size_text(missing)} too little space. {fix}")
         text = "NOT SAVED: the checkpoint of step %d needs %s more disk space in %s. After %d such saves the run ends."
-        logger.error(text, step, size_text(missing), self.run, SKIPS_ALLOWED + 1)
+        logger.error(text, step, size_text(missing), self.run_directory, SKIPS_ALLOWED + 1)
         return False
 
     def _missing(self, *, rolling: bool = False, deletes: bool = True, resumes_at: int | None = None) -> float:
@@ -419,16 +419,16 @@ class CheckpointSaver:
                 self._make_room(rolling=rolling)
             else:
                 reclaimable = self._reclaimable(resumes_at)
-            missing = self._needed() - shutil.disk_usage(self.run).free - reclaimable
+            missing = self._needed() - shutil.disk_usage(self.run_directory).free - reclaimable
         return ranks.of_main(missing)
 
     def _make_room(self, *, rolling: bool) -> None:
         """Delete what a killed run left, and old checkpoints if the disk has too little space."""
-        sweep(self.run)
-        if rolling or shutil.disk_usage(self.run).free >= self._needed():
+        sweep(self.run_directory)
+        if rolling or shutil.disk_usage(self.run_directory).free >= self._needed():
             return
-        before = len(complete_checkpoints(self.run))
-        rotate(self.run, self._fewest)
-        deleted = before - len(complete_checkpoints(self.run))
+        before = len(complete_checkpoints(self.run_directory))
+        rotate(self.run_directory, self._fewest)
+        deleted = before - len(complete_checkpoints(self.run_directory))
         if deleted:
             logger.warning("deleted %d older checkpoints to free disk space for the next one", deleted)

@@ -48,7 +48,7 @@ class Job:
     """The work of one rank's writer.
 
     Args:
-        run: the run directory, in which rank 0 deletes old checkpoints.
+        run_directory: the folder in which rank 0 deletes old checkpoints.
         rotation: which checkpoints it keeps.
         also: the step of another checkpoint that it keeps, or -1.
         trainer: the process id of the trainer. After the trainer has ended, rank 0 waits at most PATIENCE seconds for
@@ -58,7 +58,7 @@ class Job:
         save: the checkpoint to write before. None: only old checkpoints are deleted.
     """
 
-    run: str
+    run_directory: str
     rotation: Rotation
     also: int
     trainer: int
@@ -145,7 +145,7 @@ def perform(job: Job, memory: memoryview, progress: Callable[[], None]) -> Done:
         size = seal(staged, files, **job.save.facts)
         publish(staged, Path(job.save.target))
         delete_tree(staged.parent)
-    rotate(Path(job.run), job.rotation, also=job.also)
+    rotate(Path(job.run_directory), job.rotation, also=job.also)
     return Done(time.monotonic() - began, size)
 
 

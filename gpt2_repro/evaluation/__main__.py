@@ -139,8 +139,8 @@ def _evaluate(
 def _run_of(checkpoints: Sequence[Checkpoint]) -> Path | None:
     """Return the run of the first checkpoint that belongs to one."""
     for checkpoint in checkpoints:
-        if checkpoint.run:
-            return checkpoint.run
+        if checkpoint.run_directory:
+            return checkpoint.run_directory
     return None
 
 

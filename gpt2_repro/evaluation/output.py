@@ -31,8 +31,8 @@ def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
     The folder is RUN/evaluation if `first` belongs to a run directory RUN, otherwise evaluations/NAME. For a smoke
     test, it is the subfolder smoke_test of this folder.
     """
-    if first.run:
-        folder = first.run / EVALUATION_FOLDER
+    if first.run_directory:
+        folder = first.run_directory / EVALUATION_FOLDER
     else:
         folder = Path("evaluations") / file_name(first.source)
     if smoke_test:

@@ -26,7 +26,7 @@ class Checkpoint:
 
     name: str  # in tables, such as `final (runs/demo)`
     source: str  # the folder or Hub id to pass to `from_pretrained`
-    run: Path | None = None
+    run_directory: Path | None = None
     record: TrainingRecord | None = None  # how the weights were trained
     copy: str = ""  # the folder to load instead of `source`
 
@@ -54,9 +54,9 @@ class Checkpoint:
 
     def window(self, num_positions: int) -> int:
         """Return the sequence length of the model's run, but at most `num_positions`."""
-        if self.run is None:
+        if self.run_directory is None:
             return num_positions
-        recipe = RunRecord(self.run).recipe()
+        recipe = RunRecord(self.run_directory).recipe()
         length = recipe.get("data", {}).get("sequence_length")
         if not length:
             return num_positions
@@ -95,13 +95,13 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     return Checkpoint(name.rstrip("/"), name)
 
 
-def newer_than_final(run: Path) -> Path | None:
+def newer_than_final(run_directory: Path) -> Path | None:
     """Return the newest complete checkpoint of a run that has continued after it wrote final/, otherwise None."""
-    newest = newest_checkpoint(run)
-    ended = read_manifest(run / FINAL).get("step")
+    newest = newest_checkpoint(run_directory)
+    ended = read_manifest(run_directory / FINAL).get("step")
     if newest is None or ended is None:
         return None
-    status = RunRecord(run).status()
+    status = RunRecord(run_directory).status()
     went_back = status.state != "complete" and status.step is not None and status.step < ended
     if step_of(newest) > ended or went_back:
         return newest
@@ -121,11 +121,11 @@ def suggest_run(path: Path) -> str:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    run = folder.parent
+    run_directory = folder.parent
     record = training_record(folder)
-    if not (run / RECIPE).is_file():
+    if not (run_directory / RECIPE).is_file():
         return Checkpoint(str(folder), str(folder), record=record)
-    run_name = str(run)
-    if not run.name:
-        run_name = run.resolve().name
-    return Checkpoint(f"{folder.name} ({run_name})", str(folder), run, record)
+    run_name = str(run_directory)
+    if not run_directory.name:
+        run_name = run_directory.resolve().name
+    return Checkpoint(f"{folder.name} ({run_name})", str(folder), run_directory, record)

@@ -35,9 +35,9 @@ class Rotation(NamedTuple):
     keep_best: bool = False
 
 
-def checkpoint_path(run: Path, step: int) -> Path:
+def checkpoint_path(run_directory: Path, step: int) -> Path:
     """Return the path of the folder of a run's checkpoint at `step`."""
-    return run / f"checkpoint-{step}"
+    return run_directory / f"checkpoint-{step}"
 
 
 def step_of(checkpoint: Path) -> int:
@@ -46,9 +46,9 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def checkpoints(run: Path) -> list[Path]:
+def checkpoints(run_directory: Path) -> list[Path]:
     """Return the checkpoint-N folders, complete or not, newest step first."""
-    paths = [path for path in run.glob("checkpoint-*") if step_of(path) >= 0]
+    paths = [path for path in run_directory.glob("checkpoint-*") if step_of(path) >= 0]
     return sorted(paths, key=step_of, reverse=True)
 
 

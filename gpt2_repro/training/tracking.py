@@ -33,34 +33,36 @@ def check_reporting(report_to: list[str]) -> None:
             raise UserError(f"Cannot report to {name!r} (--report_to). {fix}")
 
 
-def prepare_tracking(report_to: list[str], run: Path) -> None:
+def prepare_tracking(report_to: list[str], run_directory: Path) -> None:
     """Make wandb and tensorboard write to the run directory, and continue the wandb run on a resume.
 
     Without an API key, wandb records offline. This changes only environment variables, see `record_tracking`.
     """
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run / "tensorboard"))
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_directory / "tensorboard"))
     if "wandb" not in report_to or os.environ.get("RANK", "0") != "0":
         return
     from requests.utils import get_netrc_auth
 
-    id_file = run / WANDB_ID
+    id_file = run_directory / WANDB_ID
     run_id = uuid.uuid4().hex[:12]
     if id_file.is_file():
         run_id = id_file.read_text(encoding="utf-8")
     os.environ.setdefault("WANDB_RUN_ID", run_id)
     os.environ.setdefault("WANDB_RESUME", "allow")
-    os.environ.setdefault("WANDB_DIR", str(run))
+    os.environ.setdefault("WANDB_DIR", str(run_directory))
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return
     if not get_netrc_auth("https://api.wandb.ai"):
         os.environ["WANDB_MODE"] = "offline"
-        logger.info("wandb has no API key and records offline in %s/wandb. Run `wandb sync` to upload the run.", run)
+        logger.info(
+            "wandb has no API key and records offline in %s/wandb. Run `wandb sync` to upload the run.", run_directory
+        )
 
 
-def record_tracking(report_to: list[str], run: Path) -> None:
+def record_tracking(report_to: list[str], run_directory: Path) -> None:
     """Write the id of the wandb run to the run directory, for a resume. Call this on rank 0 only."""
-    id_file = run / WANDB_ID
+    id_file = run_directory / WANDB_ID
     if "wandb" in report_to and not id_file.is_file():
         write_whole(id_file, os.environ["WANDB_RUN_ID"])
 

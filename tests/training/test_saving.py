@@ -297,7 +297,7 @@ def test_the_end_of_a_run_waits_until_its_last_save_is_copied(saver, fails: bool
         pytest.raises(ZeroDivisionError, saver.poll, seconds=None)
     saver.close()  # as after another error
     saver.writer.process.wait()
-    assert (saver.paused >= 0.2) == (saver.run / "checkpoint-1").exists() == (not fails)
+    assert (saver.paused >= 0.2) == (saver.run_directory / "checkpoint-1").exists() == (not fails)
 
 
 @pytest.mark.parametrize("code", [0, 2])
