@@ -82,12 +82,12 @@ def _evaluate(
 ) -> Comparison:
     """Score checkpoints and the baseline, write the results to `output_dir`, and return them."""
     # --- What to score
-    run = _run_of(checkpoints)
-    arguments = override_arguments(arguments_of_run(run), options)
+    run_directory = _run_of(checkpoints)
+    arguments = override_arguments(arguments_of_run(run_directory), options)
     reference = _find_baseline(arguments.baseline, checkpoints[0])
     prepared = None
     if options.check_overlap:
-        prepared = training_data(run)
+        prepared = training_data(run_directory)
     devices = choose_devices(options.device, options.processes)
     device = devices[0]
     if len(devices) > 1:
@@ -97,7 +97,7 @@ def _evaluate(
         batch_size = 1 if device == "cpu" else 32
     # A temporary folder, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
-        tasks = open_tasks(options, arguments.tasks, run, Path(folder))
+        tasks = open_tasks(options, arguments.tasks, run_directory, Path(folder))
         models, baseline = _open_models(checkpoints, reference)
         is_explicit = options.max_length is not None
         settings = EvaluationSettings(

@@ -74,11 +74,11 @@ def options_of_scores(options: argparse.Namespace) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-def arguments_of_run(run: Path | None) -> EvaluationArguments:
+def arguments_of_run(run_directory: Path | None) -> EvaluationArguments:
     """Return a run's recipe section `evaluation:`, or the defaults if `run` is None."""
-    if run is None:
+    if run_directory is None:
         return EvaluationArguments()
-    return parse_recipe(EvaluationRecipe, [str(run / RECIPE)]).evaluation
+    return parse_recipe(EvaluationRecipe, [str(run_directory / RECIPE)]).evaluation
 
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:

@@ -74,10 +74,10 @@ def follow(
     with faults_in_words(name):
         if not set(SMALL_FILES) & set(place.names()):
             raise UserError(f"{name} has no run. Start the training first.")
-    run = Path("evaluations", file_name(name))
+    run_directory = Path("evaluations", file_name(name))
     if place.is_local:
-        run = Path(place.root)
-    follower = Follower(place, output or run / EVALUATION_FOLDER, score, options)
+        run_directory = Path(place.root)
+    follower = Follower(place, output or run_directory / EVALUATION_FOLDER, score, options)
     os.nice(NICENESS)
     with _locked(follower.folder) as mark:
         while True:
@@ -85,7 +85,7 @@ def follow(
                 with faults_in_words(name):
                     _require_same_run(place, mark)
                     if not place.is_local and output is None:
-                        _read(place, run, *SMALL_FILES)
+                        _read(place, run_directory, *SMALL_FILES)
                     ending = follower.ending()  # before the list of checkpoints, which is then complete
                     new = follower.new_checkpoints()
                 if new:
@@ -163,11 +163,11 @@ class Follower:
         manifest = new[name]
         self.is_waiting = False
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=SNAPSHOT) as scratch:
-            run = Path(scratch)
+            run_directory = Path(scratch)
             with faults_in_words(self.place.name):
-                problem = _take(self.place, name, manifest, run)
+                problem = _take(self.place, name, manifest, run_directory)
             if not problem:
-                problem = self._score_copy(name, manifest, run)
+                problem = self._score_copy(name, manifest, run_directory)
         self.tried.add(manifest["sha256"])
         self.problems.pop(name, None)
         if not problem:
@@ -176,14 +176,14 @@ class Follower:
         if problem != DELETED:
             self.problems[name] = problem
 
-    def _score_copy(self, name: str, manifest: dict[str, Any], run: Path) -> str | None:
+    def _score_copy(self, name: str, manifest: dict[str, Any], run_directory: Path) -> str | None:
         """Score the copy of a checkpoint in the folder `run`, or return why it cannot be scored."""
         scores = self.folder / name
         options = self._all_options()
-        write_whole(run / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
+        write_whole(run_directory / name / CHECKPOINT_MANIFEST, json.dumps(manifest))
         (scores / OPTIONS).unlink(missing_ok=True)
         try:
-            checkpoint = self._open(name, run)
+            checkpoint = self._open(name, run_directory)
             self.score(checkpoint, scores)
         except BAD as error:
             return in_a_line(error)
@@ -191,9 +191,9 @@ class Follower:
         write_whole(scores / CHECKPOINT_MANIFEST, json.dumps(manifest))
         return None
 
-    def _open(self, name: str, run: Path) -> Checkpoint:
+    def _open(self, name: str, run_directory: Path) -> Checkpoint:
         try:
-            checkpoint = resolve_checkpoint(str(run / name))
+            checkpoint = resolve_checkpoint(str(run_directory / name))
         except UserError as error:
             raise BadCheckpoint(str(error)) from None
         title = f"{name} ({self.place.name})"
@@ -241,10 +241,10 @@ def _require_same_run(place: Place, mark: BinaryIO) -> None:
     has_same_event = bool(event) and event == scored.get("first_event")
     if "run_identity" in scored and not has_same_identity and not has_same_event:
         raise UserError(f"{Path(mark.name).parent} has scores of another run. Pass another --output_dir.")
-    run = {"run_identity": identity, "first_event": event}
-    if scored != run:
+    this_run = {"run_identity": identity, "first_event": event}
+    if scored != this_run:
         mark.truncate(0)
-        mark.write(json.dumps(run).encode())
+        mark.write(json.dumps(this_run).encode())
         mark.flush()
 
 
@@ -263,16 +263,16 @@ def _read(place: Place, folder: Path, *names: str) -> None:
             write_whole(folder / name, content)
 
 
-def _take(place: Place, name: str, manifest: dict[str, Any], run: Path) -> str | None:
+def _take(place: Place, name: str, manifest: dict[str, Any], run_directory: Path) -> str | None:
     """Link or copy what the model and the log need to the folder `run`, or return why that is impossible."""
     for file in filter(LOADED.fullmatch, manifest["files"]):
         try:
-            sha256 = _fetch(place, f"{name}/{file}", run / name / file)
+            sha256 = _fetch(place, f"{name}/{file}", run_directory / name / file)
         except FileNotFoundError:
             return f"{file} is missing" if place.manifest(name) == manifest else DELETED
         if sha256 != manifest["files"][file]["sha256"]:
             return f"{file} is damaged"
-    _read(place, run, *SMALL_FILES)
+    _read(place, run_directory, *SMALL_FILES)
     return None
 
 

@@ -30,20 +30,20 @@ Hashes = NDArray[np.uint64]
 NONE = np.empty(0, np.uint64)
 
 
-def training_data(run: Path | None) -> PreparedData:
+def training_data(run_directory: Path | None) -> PreparedData:
     """Return the prepared folder that a run was trained on. Raises UserError if it is unknown, damaged or replaced."""
     problem = "--check_overlap needs a run and its prepared folder. Pass a run directory, or leave it out."
-    if run is None:
+    if run_directory is None:
         raise UserError(problem)
-    record = RunRecord(run)
-    section = record.recipe().get("data", {})
+    run = RunRecord(run_directory)
+    section = run.recipe().get("data", {})
     folder = section.get("dataset_dir")
     if not folder:
         raise UserError(problem)
     prepared = PreparedData.read(folder)
-    trained = record.environment().data.get("sha256")
+    trained = run.environment().data.get("sha256")
     if trained and trained != prepared.manifest.sha256:
-        raise UserError(f"{folder} was prepared again after {run} was trained. Leave out --check_overlap.")
+        raise UserError(f"{folder} was prepared again after {run_directory} was trained. Leave out --check_overlap.")
     prepared.check_shards("train")
     prepared.check_tokenizer()
     return prepared

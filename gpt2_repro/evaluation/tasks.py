@@ -78,7 +78,7 @@ class TaskFiles(NamedTuple):
     of_core: Sequence[CoreTask] = ()
 
 
-def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, folder: Path) -> TaskFiles:
+def open_tasks(options: argparse.Namespace, names: list[str], run_directory: Path | None, folder: Path) -> TaskFiles:
     """Write task files to an empty folder, and load data from the Hub.
 
     Raises UserError for unknown tasks, and for tasks without a needed file.
@@ -92,7 +92,7 @@ def open_tasks(options: argparse.Namespace, names: list[str], run: Path | None, 
         if not options.tasks and not options.suite:
             names = []
     names = _with_completion(names)
-    data = options.local_data or own_documents(run, names)
+    data = options.local_data or own_documents(run_directory, names)
     if names and data:
         local = find_local_files(data, names) | local
     for name in names:
@@ -233,12 +233,12 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
+def own_documents(run_directory: Path | None, tasks: Iterable[str]) -> Path | None:
     """Return the run's prepared folder if a task needs its documents and it has them."""
     own = [task for task in tasks if task in OWN_TASKS]
-    if run is None or not own:
+    if run_directory is None or not own:
         return None
-    folder = RunRecord(run).data_folder("--local_data")
+    folder = RunRecord(run_directory).data_folder("--local_data")
     if folder is None or _first_file(folder, LOCAL_TASKS[own[0]]) is None:
         return None
     return folder
