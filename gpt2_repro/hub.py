@@ -27,7 +27,8 @@ def check_hub() -> None:
         logger.warning("%s is not reachable (%s). Only the local cache is used.", constants.ENDPOINT, in_a_line(error))
         constants.HF_HUB_OFFLINE = True
         os.environ["HF_HUB_OFFLINE"] = "1"  # for `datasets`, if it is imported later, and for worker processes
-        if datasets := sys.modules.get("datasets"):
+        datasets = sys.modules.get("datasets")
+        if datasets is not None:
             datasets.config.HF_HUB_OFFLINE = True
 
 

@@ -25,19 +25,21 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> int:
     """
     all_files = dict(files)
     for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
         if path.name.startswith(SILLY_RENAME):
             continue
-        if path.is_file() and name not in files:
-            all_files[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        name = str(path.relative_to(folder))
+        if path.is_dir():
             sync(path)
-        elif path.is_dir():
+        elif path.is_file() and name not in files:
+            size = path.stat().st_size
+            all_files[name] = {"bytes": size, "sha256": sha256_of(path)}
             sync(path)
     # The model card of final/ is written later, so the manifest does not list it.
     facts["files"] = dict(sorted(all_files.items()))
     manifest = json.loads(to_json(facts))
     manifest["sha256"] = manifest_hash(manifest)
-    write_whole(folder / CHECKPOINT_MANIFEST, json.dumps(manifest, indent=1))
+    text = json.dumps(manifest, indent=1)
+    write_whole(folder / CHECKPOINT_MANIFEST, text)
     sync(folder)
     return _total_size(manifest)
 
@@ -52,12 +54,14 @@ def defect(checkpoint: Path, *, read_files: bool = False) -> str | None:
         return "its manifest is missing or damaged"
     for name, expected in files.items():
         path = checkpoint / name
-        if not path.is_file() or path.stat().st_size != expected["bytes"]:
+        is_whole = path.is_file() and path.stat().st_size == expected["bytes"]
+        if not is_whole:
             return f"{name} is missing or cut short"
     if not read_files:
         return None
+    paths = [checkpoint / name for name in files]
     with ThreadPool(8) as pool:  # in contrast to a ThreadPoolExecutor, it does not delay an interrupt
-        hashes = pool.imap(sha256_of, [checkpoint / name for name in files])
+        hashes = pool.imap(sha256_of, paths)
         for name, sha256 in zip(files, hashes, strict=True):
             if sha256 != files[name]["sha256"]:
                 return f"{name} is damaged"
@@ -72,7 +76,8 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 def intact_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest, or {} if it is damaged."""
     files = manifest.get("files")
-    if not isinstance(files, dict) or not isinstance(manifest.get("run_identity", {}), dict):
+    identity = manifest.get("run_identity", {})
+    if not isinstance(files, dict) or not isinstance(identity, dict):
         return {}
     for file in files.values():
         if not isinstance(file, dict) or "bytes" not in file or "sha256" not in file:
@@ -84,15 +89,18 @@ def intact_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
     """Return the sha256 of all entries of a manifest except its entry `sha256`."""
-    content = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    content = dict(manifest)
+    content.pop("sha256", None)
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def training_record(checkpoint: Path) -> TrainingRecord | None:
     """Return how the weights in a `final/` or `checkpoint-N` were trained, or None."""
     manifest = read_manifest(checkpoint)
     if "environment" not in manifest:  # a checkpoint-N uses the environment of its run
-        environment = read_object(checkpoint.parent / layout.ENVIRONMENT)
+        run_directory = checkpoint.parent
+        environment = read_object(run_directory / layout.ENVIRONMENT)
         if not environment or "run_identity" not in manifest:
             return None
         environment["run_identity"] = manifest["run_identity"]
@@ -101,12 +109,16 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
         manifest["step"] = step
         averaged = (checkpoint / layout.AVERAGED_WEIGHTS).is_file()  # which `load_model` loads
         manifest["averaged"] = averaged
-        manifest["losses"] = events.model_losses(checkpoint.parent / layout.METRICS, step, averaged=averaged)
+        manifest["losses"] = events.model_losses(run_directory / layout.METRICS, step, averaged=averaged)
     if "run_identity" not in manifest["environment"]:
         return None
-    losses = {key: loss for key, loss in manifest.get("losses", {}).items() if loss is not None}
+    losses: dict[str, Any] = {}
+    for key, loss in manifest.get("losses", {}).items():
+        if loss is not None:
+            losses[key] = loss
+    manifest["losses"] = losses
     try:
-        return from_json(TrainingRecord, manifest | {"losses": losses})
+        return from_json(TrainingRecord, manifest)
     except ValueError:
         return None
 
@@ -117,4 +129,7 @@ def checkpoint_size(checkpoint: Path) -> int:
 
 
 def _total_size(manifest: dict[str, Any]) -> int:
-    return sum(file["bytes"] for file in manifest.get("files", {}).values())
+    size = 0
+    for file in manifest.get("files", {}).values():
+        size += file["bytes"]
+    return size

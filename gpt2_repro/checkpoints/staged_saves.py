@@ -5,7 +5,7 @@ import logging
 import mmap
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,11 +90,7 @@ class StagingMemory:
         self._copies = []
         stream: torch.cuda.Stream | None = None
         if self._device is not None:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for target, source in copies:
-                    target.copy_(source, non_blocking=True)
+            stream = _copy_in_stream(copies)
 
         def finish() -> None:
             if stream is None:
@@ -118,10 +114,12 @@ class StagingMemory:
             problem = f"Copying a checkpoint needs {size_text(size)} of memory ({error.strerror})"
             raise RunFailed(f"{problem}. Pass --no_background_save, or use a machine with more memory.") from None
         if self._pinned_at:
-            self._thread.submit(torch.cuda.cudart().cudaHostUnregister, self._pinned_at).result()
+            unregister = torch.cuda.cudart().cudaHostUnregister
+            self._thread.submit(unregister, self._pinned_at).result()
             self._pinned_at = 0
         self.size = size
-        self.view = memoryview(mmap.mmap(self.descriptor, size))
+        pages = mmap.mmap(self.descriptor, size)
+        self.view = memoryview(pages)
 
     def _prepare(self) -> None:
         """Map and pin the memory. Call this in `_thread`.
@@ -134,11 +132,24 @@ class StagingMemory:
         if self._device is not None:
             torch.cuda.set_device(self._device)  # in this thread
             address = pages.data_ptr()
-            code = int(torch.cuda.cudart().cudaHostRegister(address, self.size, 1))
+            register = torch.cuda.cudart().cudaHostRegister
+            code = int(register(address, self.size, 1))
             if code == 0:
                 self._pinned_at = address
             else:
-                logger.warning("Saves pause the training for longer: memory cannot be pinned (CUDA error %d).", code)
+                text = "Saves pause the training for longer: memory cannot be pinned (CUDA error %d)."
+                logger.warning(text, code)
+
+
+def _copy_in_stream(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.cuda.Stream:
+    """Begin to copy from a GPU to pinned memory. Return the stream, which waits for the work so far."""
+    stream = torch.cuda.Stream()
+    current = torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        for target, source in copies:
+            target.copy_(source, non_blocking=True)
+    return stream
 
 
 class StagedFiles:
@@ -173,17 +184,21 @@ class StagedFiles:
         self, tensors: dict[str, torch.Tensor], path: Any, metadata: dict[str, str] | None = None
     ) -> None:
         """Save tensors with the same bytes as safetensors' `save_file`."""
-        ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+        # Larger elements first, so that each tensor is aligned.
+        names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        ordered = {name: tensors[name] for name in names}
         header = _safetensors_header(ordered, metadata)
 
         def write(file: Any) -> None:
             file.write(header)
-            for _, tensor in ordered:
+            for tensor in ordered.values():
                 data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
                 if isinstance(file, StagingMemory):
-                    file.copy(data, file.reserve(data.numel()))
+                    start = file.reserve(data.numel())
+                    file.copy(data, start)
                 else:
-                    file.write(memoryview(data.cpu().numpy()))
+                    array = data.cpu().numpy()
+                    file.write(memoryview(array))
 
         self._write(Path(path), write)
 
@@ -200,20 +215,26 @@ class StagedFiles:
             self.files[name] = hashed.finish()
 
 
-def _safetensors_header(tensors: list[tuple[str, torch.Tensor]], metadata: dict[str, str] | None) -> bytes:
+def _safetensors_header(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None) -> bytes:
     """Return the start of a safetensors file: the size of the header, and the header with padding."""
     entries: dict[str, Any] = {}
     if metadata:
         entries["__metadata__"] = metadata
     start = 0
-    for name, tensor in tensors:
+    for name, tensor in tensors.items():
         end = start + tensor.nbytes
-        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        entries[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
         start = end
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    padding = -len(text) % 8
-    text += b" " * padding
-    return len(text).to_bytes(8, "little") + text
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False)
+    header = text.encode()
+    padding = -len(header) % 8
+    header += b" " * padding
+    size = len(header).to_bytes(8, "little")
+    return size + header
 
 
 def _save(obj: Any, file: Any) -> None:
