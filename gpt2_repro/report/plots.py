@@ -1,5 +1,6 @@
 """Draw figures about one or more runs, as PNG images."""
 
+import dataclasses
 import io
 import itertools
 import math
@@ -24,19 +25,31 @@ COLOURS = [f"C{number}" for number in range(10)]  # of the style
 GREY = "#5a5f66"
 GREEN = "#009e73"
 LINE_STYLES = ("--", ":", "-.")  # of reference lines
+TRAINING_NUMBERS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens/s"}
 STYLE = Path(__file__).with_name("figures.mplstyle")
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnRun:
+    """A run with its label and its colour in a figure."""
+
+    run: Run
+    label: str
+    colour: str
 
 
 def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, bytes]:
     """Return the figures that have data as PNG images, by file name without extension."""
+    drawn_runs: list[DrawnRun] = []
+    for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
+        drawn_runs.append(DrawnRun(run, label[-30:], colour))
     pictures: dict[str, bytes] = {}
     drawings = {"loss": draw_loss, "hellaswag": draw_hellaswag, "scores": draw_scores, "training": draw_training}
-    short_labels = [label[-30:] for label in labels]
     for name, draw in drawings.items():
         with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # the font lacks some scripts; such names are drawn as boxes
             figure = Figure(facecolor="white")
-            draw(figure, runs, short_labels)
+            draw(figure, drawn_runs)
             if any(_has_data(axes) for axes in figure.axes):
                 buffer = io.BytesIO()
                 figure.savefig(buffer, format="png")
@@ -51,43 +64,46 @@ def smooth(numbers: Sequence[float]) -> list[float]:
     means: list[float] = []
     for index in range(len(numbers)):
         reach = min(half, index, last - index)
-        means.append(statistics.fmean(numbers[index - reach : index + reach + 1]))
+        window = numbers[index - reach : index + reach + 1]
+        means.append(statistics.fmean(window))
     return means
 
 
-def draw_loss(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
+def draw_loss(figure: Figure, drawn_runs: Sequence[DrawnRun]) -> None:
     """Draw training and validation losses. Of several runs, only the main validation sets are drawn."""
     axes = figure.subplots()
-    if len(runs) == 1:
-        _draw_losses_of_one_run(axes, runs[0])
+    if len(drawn_runs) == 1:
+        _draw_losses_of_one_run(axes, drawn_runs[0].run)
     else:
-        for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
-            tokens, losses = points(run.training, "loss")
-            axes.plot(tokens, smooth(losses), color=colour, linewidth=1.5)
-            _draw_validation(axes, run, "eval_loss", label, colour)
+        for drawn in drawn_runs:
+            tokens, losses = points(drawn.run.training, "loss")
+            axes.plot(tokens, smooth(losses), color=drawn.colour, linewidth=1.5)
+            _draw_validation(axes, drawn, "eval_loss")
     leave_out_beginning(axes)
-    for run in runs:
-        if run.environment.reference:
-            _draw_band(axes, run)
+    for drawn in drawn_runs:
+        if drawn.run.environment.reference:
+            _draw_band(axes, drawn.run)
             break
-    _finish(axes, "loss (nats per token)", [run.reference_losses for run in runs], "{:.3f}")
+    references = [drawn.run.reference_losses for drawn in drawn_runs]
+    _draw_references(axes, references, "{:.3f}")
+    _finish(axes, "loss (nats per token)")
 
 
 def _draw_losses_of_one_run(axes: Axes, run: Run) -> None:
     tokens, losses = points(run.training, "loss")
     axes.plot(tokens, losses, color=COLOURS[-1], linewidth=0.8)
     axes.plot(tokens, smooth(losses), color=COLOURS[0], linewidth=1.5, label="training")
-    sets = {"eval_loss": "validation"}
+    colours = itertools.cycle(COLOURS[1:])
+    _draw_validation(axes, DrawnRun(run, "validation", next(colours)), "eval_loss")
     for name in run.further_sets:
-        sets[f"eval_{name}_loss"] = name
-    for (key, name), colour in zip(sets.items(), itertools.cycle(COLOURS[1:])):
-        _draw_validation(axes, run, key, name, colour)
+        _draw_validation(axes, DrawnRun(run, name, next(colours)), f"eval_{name}_loss")
 
 
-def _draw_validation(axes: Axes, run: Run, key: str, name: str, colour: str) -> None:
-    tokens, losses = points(run.validation, key)
-    label = f"{name} {losses[-1]:.3f}" if losses else None
-    axes.plot(tokens, losses, "o", color=colour, label=label)
+def _draw_validation(axes: Axes, drawn: DrawnRun, key: str) -> None:
+    tokens, losses = points(drawn.run.validation, key)
+    if losses:
+        label = f"{drawn.label} {losses[-1]:.3f}"
+        axes.plot(tokens, losses, "o", color=drawn.colour, label=label)
 
 
 def _draw_band(axes: Axes, run: Run) -> None:
@@ -102,68 +118,79 @@ def _draw_band(axes: Axes, run: Run) -> None:
             lows.append(limits[0])
             highs.append(limits[1])
     if tokens:
-        axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=run.environment.reference)
+        label = run.environment.reference
+        axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=label)
 
 
-def draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
+def draw_hellaswag(figure: Figure, drawn_runs: Sequence[DrawnRun]) -> None:
     axes = figure.subplots()
-    for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
-        tokens, scores = points(run.validation, "hellaswag_acc")
+    for drawn in drawn_runs:
+        tokens, scores = points(drawn.run.validation, "hellaswag_acc")
         if scores:
-            axes.plot(tokens, scores, "o-", color=colour, label=f"{label} {scores[-1]:.4f}")
-    _finish(axes, "HellaSwag accuracy", [run.reference_scores for run in runs], "{:.4f}")
+            label = f"{drawn.label} {scores[-1]:.4f}"
+            axes.plot(tokens, scores, "o-", color=drawn.colour, label=label)
+    references = [drawn.run.reference_scores for drawn in drawn_runs]
+    _draw_references(axes, references, "{:.4f}")
+    _finish(axes, "HellaSwag accuracy")
 
 
-def draw_scores(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
+def draw_scores(figure: Figure, drawn_runs: Sequence[DrawnRun]) -> None:
     """Draw the scores of checkpoints, one panel per metric."""
-    curves = [scores_of_checkpoints(run) for run in runs]
     names: dict[str, None] = {}  # the keys, in order
-    for curves_of_run in curves:
-        names.update(dict.fromkeys(curves_of_run))
+    for drawn in drawn_runs:
+        names.update(dict.fromkeys(scores_of_checkpoints(drawn.run)))
     if not names:
         return
     figure.set_size_inches(4.8, 0.8 + 1.6 * len(names))
-    panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
+    panels = _panels(figure, len(names))
     for axes, name in zip(panels, names, strict=True):
-        has_legend = len(runs) > 1 and axes is panels[0]
-        for curves_of_run, label, colour in zip(curves, labels, itertools.cycle(COLOURS)):
-            tokens, scores = curves_of_run.get(name, ([], []))
-            axes.plot(tokens, scores, "o-", color=colour, label=label if has_legend else None)
+        for drawn in drawn_runs:
+            curves = scores_of_checkpoints(drawn.run)
+            tokens, scores = curves.get(name, ([], []))
+            axes.plot(tokens, scores, "o-", color=drawn.colour, label=drawn.label)
         axes.set_title(name, loc="right", fontsize="medium")
-        _finish(axes, "")
+        has_legend = len(drawn_runs) > 1 and axes is panels[0]
+        _finish(axes, "", has_legend=has_legend)
 
 
-def draw_training(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
-    names = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens/s"}
-    keys = [key for key in names if _is_logged(runs, key)]
-    if not keys:
+def draw_training(figure: Figure, drawn_runs: Sequence[DrawnRun]) -> None:
+    names: dict[str, str] = {}
+    for key, name in TRAINING_NUMBERS.items():
+        if any(values(drawn.run.training, key) for drawn in drawn_runs):
+            names[key] = name
+    if not names:
         return
-    figure.set_size_inches(4.8, 0.5 + 1.4 * len(keys))
-    panels = figure.subplots(len(keys), sharex=True, squeeze=False)[:, 0]
-    for axes, key in zip(panels, keys, strict=True):
-        has_legend = len(runs) > 1 and axes is panels[0]
-        for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
-            tokens, numbers = points(run.training, key)
-            (line,) = axes.plot(tokens, numbers, linewidth=1, color=colour, label=label if has_legend else None)
-            if len(run.training) < 10:
+    figure.set_size_inches(4.8, 0.5 + 1.4 * len(names))
+    panels = _panels(figure, len(names))
+    for axes, key in zip(panels, names, strict=True):
+        for drawn in drawn_runs:
+            tokens, numbers = points(drawn.run.training, key)
+            (line,) = axes.plot(tokens, numbers, linewidth=1, color=drawn.colour, label=drawn.label)
+            if len(drawn.run.training) < 10:
                 line.set_marker(".")
         if key == "grad_norm":
             leave_out_beginning(axes)
         else:
             axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(_thousands if key == "tokens_per_second" else "{x:g}")
-        _finish(axes, names[key])
+        if key == "tokens_per_second":
+            axes.yaxis.set_major_formatter(_thousands)
+        else:
+            axes.yaxis.set_major_formatter("{x:g}")
+        has_legend = len(drawn_runs) > 1 and axes is panels[0]
+        _finish(axes, names[key], has_legend=has_legend)
 
 
-def _is_logged(runs: Sequence[Run], key: str) -> bool:
-    return any(values(run.training, key) for run in runs)
+def _panels(figure: Figure, number: int) -> Sequence[Axes]:
+    """Return panels below each other with the same x-axis."""
+    grid = figure.subplots(number, sharex=True, squeeze=False)
+    return [row[0] for row in grid]
 
 
 def leave_out_beginning(axes: Axes) -> None:
     """Limit the y-axis, so that a steep first part of long curves is above the frame."""
     every: list[float] = []
     later: list[float] = []  # without the first twentieth of each curve
-    is_long = False
+    longest = 0
     for line in axes.lines:
         xs: Any = line.get_xdata()
         ys: Any = line.get_ydata()
@@ -171,35 +198,46 @@ def leave_out_beginning(axes: Axes) -> None:
         for x, y in zip(xs, ys, strict=True):
             if x >= xs[-1] / 20:
                 later.append(y)
-        is_long |= len(ys) >= 20
-    if not is_long:
+        longest = max(longest, len(ys))
+    if longest < 20:
         return
     lowest = min(every)
     height = max(later) - min(later)
     # With the steep part, the rest of each curve would look like a flat line.
-    if max(every) - lowest > 3 * height > 0:
-        axes.set_ylim(lowest - 0.1 * height, max(later) + 0.2 * height)
+    is_steep = max(every) - lowest > 3 * height
+    if is_steep and height > 0:
+        bottom = lowest - 0.1 * height
+        top = max(later) + 0.2 * height
+        axes.set_ylim(bottom, top)
 
 
-def _finish(axes: Axes, name: str, references: Sequence[dict[str, float]] = (), form: str = "") -> None:
-    """Draw the reference lines that all runs share, the axes' labels, and the legend above the plot area."""
+def _draw_references(axes: Axes, references: Sequence[dict[str, float]], form: str) -> None:
+    """Draw a line for each reference value that all runs share and that is not above the frame."""
     if not _has_data(axes):
         return
-    top = math.inf if axes.get_autoscaley_on() else axes.get_ylim()[1]
+    top = math.inf
+    if not axes.get_autoscaley_on():
+        top = axes.get_ylim()[1]
     visible: list[tuple[float, str]] = []
-    if references:
-        for reference, value in references[0].items():
-            is_shared = all(of_run.get(reference) == value for of_run in references)
-            if is_shared and value <= top:
-                visible.append((value, reference))
-    for (value, reference), style in zip(sorted(visible), itertools.cycle(LINE_STYLES)):
-        label = f"{reference} {form.format(value)}"
+    for name, value in references[0].items():
+        is_shared = all(of_run.get(name) == value for of_run in references)
+        if is_shared and value <= top:
+            visible.append((value, name))
+    visible.sort()
+    for (value, name), style in zip(visible, itertools.cycle(LINE_STYLES)):
+        label = f"{name} {form.format(value)}"
         axes.axhline(value, color=GREY, linewidth=1, linestyle=style, label=label)
+
+
+def _finish(axes: Axes, name: str, *, has_legend: bool = True) -> None:
+    """Draw the labels of the axes, and the legend above the plot area."""
+    if not _has_data(axes):
+        return
     axes.set(xlabel="tokens trained", ylabel=name)
     axes.xaxis.set_major_formatter(_thousands)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.label_outer()
-    if axes.get_legend_handles_labels()[0]:
+    if has_legend and axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
 
 
