@@ -9,7 +9,7 @@ from typing import Literal
 from gpt2_repro.checkpoints.manifest import defect
 from gpt2_repro.evaluation.references import band, explained, verdict
 from gpt2_repro.report.page import progress
-from gpt2_repro.report.read import Row, Run, values
+from gpt2_repro.report.read import Row, Run, has_value, values
 from gpt2_repro.run_record.layout import FINAL, METRICS
 from gpt2_repro.text import Finding, duration
 
@@ -81,7 +81,7 @@ def _check_reference(run: Run) -> Iterator[Finding]:
     name = run.environment.reference
     for row in reversed(run.validation):
         step = int(row["step"])
-        if values([row], "eval_loss") and band(name, step):
+        if has_value(row, "eval_loss") and band(name, step):
             loss = row["eval_loss"]
             mark: Literal["✓", "✗"] = "✓" if verdict(name, step, loss) == "inside" else "✗"
             yield Finding(mark, "reference", explained(name, step, loss))

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from gpt2_repro.evaluation.references import band
-from gpt2_repro.report.read import Run, points, scores_of_checkpoints, values
+from gpt2_repro.report.read import Run, has_value, points, scores_of_checkpoints, values
 from gpt2_repro.text import count
 
 
@@ -113,7 +113,7 @@ def _draw_band(axes: Axes, run: Run) -> None:
     highs: list[float] = []
     for row in run.validation:
         limits = band(run.environment.reference, int(row["step"]))
-        if limits and values([row], "tokens"):
+        if limits and has_value(row, "tokens"):
             tokens.append(row["tokens"])
             lows.append(limits[0])
             highs.append(limits[1])

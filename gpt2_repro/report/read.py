@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,8 +34,8 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         if not layout.is_run(path):
-            where = f"{path} is not a run directory, the --output_dir of train.py."
-            raise UserError(f"{where} {suggest_run(path)}".strip())
+            problem = f"{path} is not a run directory, the --output_dir of train.py. {suggest_run(path)}"
+            raise UserError(problem.strip())
         record = RunRecord(path)
         damaged = record.damaged()
         if damaged:
@@ -47,12 +47,15 @@ class Run:
         self.environment = record.environment()
         self.environment_text = _read(path / layout.ENVIRONMENT, str) or ""
         # The GPT-2 model whose size is nearest to the run's active parameters.
-        self.baseline = baseline_of(self.environment.active_parameters or self.environment.parameters)
+        parameters = self.environment.active_parameters or self.environment.parameters
+        self.baseline = baseline_of(parameters)
         # A last line that a kill cut short is not counted as broken.
         metrics, self.broken_lines = events.read(record.metrics)
-        self.training = _last_per_step(row for row in metrics if "loss" in row)  # one row per step, in order
+        logged_steps = [event for event in metrics if "loss" in event]
+        self.training = _last_per_step(logged_steps)  # one row per step, in order
         self.non_finite_steps = [int(row["step"]) for row in self.training if math.isnan(row["loss"])]
-        self.validation = _last_per_step(row for row in metrics if _is_validation(row))
+        validations = [event for event in metrics if _is_validation(event)]
+        self.validation = _last_per_step(validations)
         self.further_sets = _further_sets(self.validation)
         self.samples = _samples(record)
         self.comparison = _comparison(path)
@@ -62,7 +65,9 @@ class Run:
         identity = self.environment.run_identity
         seed = identity.get("seed")
         data_seed = identity.get("data_seed")
-        self.seed_pair = (seed, seed if data_seed is None else data_seed)
+        if data_seed is None:
+            data_seed = seed
+        self.seed_pair = (seed, data_seed)
         # The same for all runs that differ only in the seed.
         self.setting = str(path)
         settings = {key: value for key, value in identity.items() if not key.endswith("seed")}
@@ -77,9 +82,8 @@ class Run:
         """
         data = self.environment.data
         losses = numbers_in(data.get("reference_losses", {}))
-        tokens = values(self.validation, "eval_tokens")
-        last_tokens = tokens[-1] if tokens else 0
-        published = published_loss(self.baseline, data.get("request", {}), last_tokens)
+        tokens = last_value(self.validation, "eval_tokens") or 0
+        published = published_loss(self.baseline, data.get("request", {}), tokens)
         if published is not None:
             losses[self.baseline.name] = published
         return losses
@@ -89,12 +93,14 @@ class Run:
         """The expected last loss of a run on FineWeb with GPT-2's tokenizer, and a note. None for other runs."""
         request = self.environment.data.get("request", {})
         source = str(request.get("source"))
-        is_fineweb = SHARDS.get(source, {}).get("text") == "fineweb" or source.startswith(f"{FINEWEB}:")
+        text = SHARDS.get(source, {}).get("text")
+        is_fineweb = text == "fineweb" or source.startswith(f"{FINEWEB}:")
         is_mixture = "mixture" in self.environment.data
         if not is_fineweb or is_mixture or request.get("tokenizer") != "openai-community/gpt2":
             return None
+        plan = self.environment.plan
         parameters = self.environment.parameters
-        tokens = self.environment.plan.max_steps * self.environment.plan.tokens_per_step
+        tokens = plan.max_steps * plan.tokens_per_step
         if not parameters or not tokens:
             return None
         note = f"estimate of --budget for {count(tokens)} tokens"
@@ -105,11 +111,11 @@ class Run:
     @property
     def reference_scores(self) -> dict[str, float]:
         """HellaSwag accuracies of the GPT-2 and the GPT-3 of the nearest size, if comparable."""
-        items = values(self.validation, "hellaswag_items")
-        if not items or items[-1] != HELLASWAG_ITEMS:
+        if last_value(self.validation, "hellaswag_items") != HELLASWAG_ITEMS:
             return {}
-        name = self.baseline.name
-        return {name: self.baseline.hellaswag, name.replace("GPT-2", "GPT-3"): self.baseline.gpt3_hellaswag}
+        gpt2 = self.baseline.name
+        gpt3 = gpt2.replace("GPT-2", "GPT-3")
+        return {gpt2: self.baseline.hellaswag, gpt3: self.baseline.gpt3_hellaswag}
 
     def missing(self) -> dict[str, str]:
         """Return one sentence for each part of the report, such as "training", without data."""
@@ -152,8 +158,10 @@ def _further_sets(validation: Sequence[Row]) -> list[str]:
 def _samples(record: RunRecord) -> list[dict[str, Any]]:
     """Return the samples in the order of steps. A resumed run writes some samples a second time."""
     samples: dict[tuple[int, str], dict[str, Any]] = {}
-    for sample in events.read(record.samples)[0]:
-        samples[sample["step"], sample["prompt"]] = sample
+    written, _ = events.read(record.samples)
+    for sample in written:
+        key = (sample["step"], sample["prompt"])
+        samples[key] = sample
     return sorted(samples.values(), key=lambda sample: sample["step"])
 
 
@@ -170,10 +178,18 @@ def _followed(path: Path) -> list[Comparison]:
     comparisons: list[Comparison] = []
     # The manifest is written last.
     for manifest in path.glob(f"{layout.EVALUATION_FOLDER}/*/{layout.CHECKPOINT_MANIFEST}"):
-        comparison = _read(manifest.with_name(Path(layout.COMPARISON).name), Comparison.from_json)
-        if comparison and comparison.models and comparison.models[0].tokens_trained:
+        file = manifest.with_name(Path(layout.COMPARISON).name)
+        comparison = _read(file, Comparison.from_json)
+        if comparison is not None and _tokens_trained(comparison):
             comparisons.append(comparison)
-    return sorted(comparisons, key=lambda comparison: comparison.models[0].tokens_trained or 0)
+    return sorted(comparisons, key=_tokens_trained)
+
+
+def _tokens_trained(comparison: Comparison) -> int:
+    """Return the tokens of the first model of a comparison, or 0 if they are unknown."""
+    if not comparison.models:
+        return 0
+    return comparison.models[0].tokens_trained or 0
 
 
 def _diagnosis(text: str) -> dict[str, Table]:
@@ -194,24 +210,40 @@ def _status(record: RunRecord, training: Sequence[Row], environment: Environment
     """Return the status of a run. Missing values come from the last training event and the batch plan."""
     status = record.status()
     if training and not status.tokens:  # the status of step 0. The log may be further.
-        tokens = values(training[-1:], "tokens")
-        step = int(training[-1]["step"])
-        status = dataclasses.replace(status, step=step, tokens=int(tokens[0]) if tokens else None)
+        last = training[-1]
+        tokens = int(last["tokens"]) if has_value(last, "tokens") else None
+        status = dataclasses.replace(status, step=int(last["step"]), tokens=tokens)
     if record.was_killed():
         status = dataclasses.replace(status, state="killed", reason="its process has ended without an entry here")
+    state = status.state or "unknown"
     planned = status.max_steps or environment.plan.max_steps or None
-    return dataclasses.replace(status, state=status.state or "unknown", max_steps=planned)
+    return dataclasses.replace(status, state=state, max_steps=planned)
+
+
+def has_value(row: Row, key: str) -> bool:
+    """Return whether a logged event has a finite value of `key`."""
+    return not math.isnan(row.get(key, math.nan))
 
 
 def values(rows: Sequence[Row], key: str) -> list[float]:
     """Return the finite values of `key` in a list of logged events, in order."""
-    return [row[key] for row in rows if not math.isnan(row.get(key, math.nan))]
+    return [row[key] for row in rows if has_value(row, key)]
+
+
+def last_value(rows: Sequence[Row], key: str) -> float | None:
+    """Return the last finite value of `key` in a list of logged events, or None."""
+    for row in reversed(rows):
+        if has_value(row, key):
+            return row[key]
+    return None
 
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     """Return token counts and finite values of `key`, as two lists of equal length."""
-    complete = [row for row in rows if values([row], "tokens") and values([row], key)]
-    return values(complete, "tokens"), values(complete, key)
+    complete = [row for row in rows if has_value(row, "tokens") and has_value(row, key)]
+    tokens = [row["tokens"] for row in complete]
+    numbers = [row[key] for row in complete]
+    return tokens, numbers
 
 
 def scores_of_checkpoints(run: Run) -> dict[str, tuple[list[int], list[float]]]:
@@ -219,29 +251,36 @@ def scores_of_checkpoints(run: Run) -> dict[str, tuple[list[int], list[float]]]:
     curves: dict[str, tuple[list[int], list[float]]] = {}
     for comparison in run.followed:
         model = comparison.models[0]
-        few = f" ({comparison.limit} documents)" if comparison.limit else ""
         for row in comparison.rows:
             score = row.values.get(model.name, NO_SCORE)
-            if score.value is not None and row.metric not in SAME:
-                tokens, scores = curves.setdefault(f"{row.task} {row.heading}{few}", ([], []))
-                tokens.append(model.tokens_trained or 0)
-                scores.append(score.value)
+            if score.value is None or row.metric in SAME:
+                continue
+            name = f"{row.task} {row.heading}"
+            if comparison.limit:
+                name += f" ({comparison.limit} documents)"
+            tokens, scores = curves.setdefault(name, ([], []))
+            tokens.append(_tokens_trained(comparison))
+            scores.append(score.value)
     return curves
 
 
 def numbers_in(event: Mapping[str, Any]) -> Row:
     """Return the values of a logged event, with NaN for everything that is not a finite number."""
-    return {key: value if events.is_number(value) else math.nan for key, value in event.items()}
+    numbers: Row = {}
+    for key, value in event.items():
+        numbers[key] = value if events.is_number(value) else math.nan
+    return numbers
 
 
-def _last_per_step(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+def _last_per_step(logged: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Merge the logged events of each step into one event.
 
     A resumed run logs some steps a second time. The later values are used. The events are ordered by step.
     """
     merged: dict[float, Row] = {}
-    for event in rows:
+    for event in logged:
         row = numbers_in(event)
-        if values([row], "step"):
-            merged.setdefault(row["step"], {}).update(row)
+        if has_value(row, "step"):
+            of_step = merged.setdefault(row["step"], {})
+            of_step.update(row)
     return [merged[step] for step in sorted(merged)]
