@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     output_dir = options.output_dir
     if output_dir is None:
         output_dir = output.default_output_dir(checkpoint) / "diagnosis"
-    output.check_output(output_dir)
+    output.create_output_folder(output_dir)
     losses: list[Losses] = []
     for opened in models:
         # Without a variable for the model, so that only one model at a time is in memory.

@@ -107,7 +107,7 @@ def _evaluate(
             device=device,
             limit=options.limit,
         )
-        output.check_output(output_dir)
+        output.create_output_folder(output_dir)
 
         # --- Scores
         scored = score_models(models, tasks, settings, devices, output_dir / "lm_eval", cached=not options.no_cache)

@@ -55,7 +55,7 @@ def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def check_output(folder: Path) -> None:
+def create_output_folder(folder: Path) -> None:
     """Create the folder for the output.
 
     Raises UserError if the folder cannot be written, or has a comparison that was not written by evaluate.sh. An
