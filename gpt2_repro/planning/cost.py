@@ -13,11 +13,13 @@ from gpt2_repro.text import Cell, Table, duration
 # FLOPs per token of the model that the speeds in cards.yaml belong to: 124M, rows of 1,024 tokens (6N + 12LCT).
 GPT2_FLOPS_PER_TOKEN = 855e6
 # Assumed minutes that a rented machine needs before and after training. The first start installs and compiles. The
-# evaluation is for models with up to 300M parameters.
+# evaluation is for models with up to 300M parameters on one GPU. Its first part, until the processes have imported
+# lm-eval, opened the tasks and loaded the model, takes the same time on several GPUs.
 BOOT = 3.0
 ENVIRONMENT = 4.0
 COMPILING = 1.5
 EVALUATION = 5.0
+EVALUATION_START = 1.0
 SAVE_SECONDS = 2.0
 SAMPLE_SECONDS = 0.6
 SYNC_BYTES_PER_SECOND = 50e6
@@ -182,10 +184,13 @@ class RunCost(NamedTuple):
         return [f"{heading}:", *Table(["activity", "time", "basis"], cells).lines(), f"speed: {self.speed}"]
 
 
-def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[Activity]:
+def budget(work: Workload, tokens_per_second: float, *, cards: int, basis: str) -> list[Activity]:
     """Return the activities on a rented machine.
 
-    The basis of the speed, of all GPUs together, is "typed" (passed as an option) or one of `Card.basis`.
+    Args:
+        tokens_per_second: the speed of all GPUs together.
+        cards: number of GPUs.
+        basis: the basis of the speed: "typed" (passed as an option) or one of `Card.basis`.
     """
     training = work.tokens / tokens_per_second / 60
     saves = work.saves
@@ -202,10 +207,17 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[Acti
         Activity("HellaSwag", work.hellaswag_tokens / 3 / tokens_per_second / 60, basis),
         Activity("samples", work.samples * SAMPLE_SECONDS / 60, "assumed"),
         Activity("saving", saves * SAVE_SECONDS / 60, "assumed"),
-        Activity("evaluation", EVALUATION * max(1, work.parameters / 300e6), "assumed"),  # on one GPU
+        Activity("evaluation", _evaluation_minutes(work, cards), "assumed"),
         Activity("sync", copied / SYNC_BYTES_PER_SECOND / 60, "assumed"),
     ]
     return [activity for activity in activities if activity.minutes]
+
+
+def _evaluation_minutes(work: Workload, cards: int) -> float:
+    """Return the minutes of evaluate.sh, which starts one process per GPU. The processes share the texts."""
+    on_one_card = EVALUATION * max(1, work.parameters / 300e6)
+    scoring = on_one_card - EVALUATION_START
+    return EVALUATION_START + scoring / cards
 
 
 def cost_of(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, speed: float = 0) -> RunCost:
@@ -237,7 +249,7 @@ def cost_of(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, s
         speed=rate.origin if rate else None,
         usd_per_hour=usd_per_hour or None,
         price=price,
-        budget=budget(work, rate.tokens_per_second, basis=rate.basis) if rate else [],
+        budget=budget(work, rate.tokens_per_second, cards=cards, basis=rate.basis) if rate else [],
     )
 
 

@@ -110,5 +110,5 @@ def _minutes_around(minutes: float, requested: TrainingRecipe, device: Accelerat
     )
     work = workload_of(dataclasses.replace(sized, model=model))
     tokens_per_second = speed * cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
-    activities = cost.budget(work, tokens_per_second, basis="estimated")
+    activities = cost.budget(work, tokens_per_second, cards=device.count, basis="estimated")
     return sum(activity.minutes for activity in activities if activity.name != "training steps")

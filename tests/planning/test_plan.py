@@ -93,6 +93,18 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     assert slow["saving"] == pytest.approx((1 + slow["training steps"] // 15) * 2 / 60)
 
 
+def test_several_gpus_share_the_scoring_of_an_evaluation() -> None:
+    """evaluate.sh starts one process per GPU. Only the time until they have started stays the same."""
+    of_cards = {cards: minutes(cost_of(work(), "H100 SXM", cards))["evaluation"] for cards in (1, 2, 4, 8)}
+    start = 2 * of_cards[2] - of_cards[1]
+    assert 0 < start < of_cards[1]
+    for cards, spent in of_cards.items():
+        assert spent == pytest.approx(start + (of_cards[1] - start) / cards)
+    # The start is the same for a larger model, which takes longer to score.
+    larger = {cards: minutes(cost_of(work(n_layer=48), "H100 SXM", cards))["evaluation"] for cards in (1, 2)}
+    assert larger[1] > of_cards[1] and 2 * larger[2] - larger[1] == pytest.approx(start)
+
+
 def test_the_memory_of_a_pass() -> None:
     found, shape = work(), {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "sequence_length": 1024, "chunk": 4096}
     one = MemoryEstimate(**shape, parameters=found.parameters, vocab_size=found.vocab_size, ranks=1)
