@@ -19,7 +19,6 @@ import os
 import signal
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import gpt2_repro
 from gpt2_repro import cli
 from gpt2_repro.console import console
+from gpt2_repro.processes import without_main_module
 
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _words(recipe: str | Path | None, options: dict[str, Any]) -> list[str]:
 def _call(name: str, main: Callable[[list[str]], Any], words: list[str]) -> Any:
     """Call the function of the command `gpt2-repro NAME` with its command line."""
     gpt2_repro.STARTED = time.monotonic()  # from which the seconds of a run are counted
-    with _same_process(), _without_main_module():
+    with _same_process(), without_main_module():
         sys.argv = [f"gpt2-repro {name}", *words]  # for messages and records
         cli.start_log()
         return main(words)
@@ -113,17 +113,3 @@ def _same_process() -> Iterator[None]:
         os.environ.clear()
         os.environ.update(environment)
         gc.unfreeze()
-
-
-@contextlib.contextmanager
-def _without_main_module() -> Iterator[None]:
-    """Hide the calling script from worker processes.
-
-    Otherwise, each worker would import the script, and run it again unless it has `if __name__ == "__main__":`.
-    """
-    script = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = script

@@ -5,7 +5,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, TypeVar
@@ -44,9 +46,24 @@ def submit(pool: ProcessPoolExecutor, work: Callable[..., Result], *args: Any) -
     # A call can start a worker, which inherits the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return pool.submit(work, *args)
+        with without_main_module():
+            return pool.submit(work, *args)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def without_main_module() -> Iterator[None]:
+    """Hide the calling script from spawned processes.
+
+    Otherwise, each process would import the script, and run it again unless it has `if __name__ == "__main__":`.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _start(start: Callable[..., None] | None, args: tuple[Any, ...]) -> None:

@@ -1,7 +1,6 @@
 """Tokenize source files in worker processes, and stage the tokens in temporary files."""
 
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -9,11 +8,9 @@ import hashlib
 import io
 import itertools
 import json
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
@@ -28,6 +25,7 @@ from gpt2_repro.data.sources.token_files import UINT16, TokenPart, map_ids
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sync, write_whole
+from gpt2_repro.processes import submit, worker_pool
 
 
 STREAMS = "streams"  # the subfolder of the staging folder with the staged tokens
@@ -342,49 +340,21 @@ def _finished(parts: Iterator[StagedPart], work: Callable[..., None], num_proc: 
                 work(part.unread, part.stem)
             yield part
         return
-    # Spawn instead of fork: a forked process inherits locks that threads of the tokenizer may hold.
-    context = multiprocessing.get_context("spawn")
-    # Workers must not import files of the current folder, such as types.py.
-    safe = os.environ.get("PYTHONSAFEPATH", "")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_end_with_parent)
-    queue: collections.deque[tuple[StagedPart, concurrent.futures.Future[None] | None]] = collections.deque()
+    queue: collections.deque[tuple[StagedPart, Future[None] | None]] = collections.deque()
     try:
-        while True:
-            for part in itertools.islice(parts, 2 * num_proc + 1 - len(queue)):
-                # The first call starts the workers. They inherit the mask: only the main process handles Ctrl-C.
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-                future = None
-                try:
+        with worker_pool(num_proc) as pool:
+            while True:
+                for part in itertools.islice(parts, 2 * num_proc + 1 - len(queue)):
+                    future = None
                     if part.unread:
-                        future = executor.submit(work, part.unread, part.stem)
-                finally:
-                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-                queue.append((part, future))
-            if not queue:
-                return
-            part, future = queue.popleft()
-            if future is not None:
-                future.result()
-            yield part
+                        future = submit(pool, work, part.unread, part.stem)
+                    queue.append((part, future))
+                if not queue:
+                    return
+                part, future = queue.popleft()
+                if future is not None:
+                    future.result()
+                yield part
     except BrokenProcessPool:
         fix = f"run the same command with --num_proc {max(1, num_proc // 2)} to resume."
         raise UserError(f"A worker ended. If no message above has the reason, memory ran out: {fix}") from None
-    finally:
-        # After enough tokens, an error or Ctrl-C, do not wait for parts that workers have begun.
-        for worker in multiprocessing.active_children():
-            worker.terminate()
-        executor.shutdown(cancel_futures=True)
-        os.environ["PYTHONSAFEPATH"] = safe
-
-
-def _end_with_parent() -> None:
-    """Start a thread that ends this worker if the main process was killed."""
-
-    def wait() -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
