@@ -31,7 +31,8 @@ class DataArguments:
         "source N times at most: fineweb-10bt=0.7,own/*.jsonl=0.3x2.",
     )
     data_files: list[str] = changeable(
-        [], "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin."
+        [],
+        "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin .ds.",
     )
     text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
     source_split: str = changeable("train", "The split to read from a Hub dataset OWNER/NAME.")

@@ -354,6 +354,8 @@ def _check_tokens(sources: Sources, args: DataArguments, encoder: Encoder) -> No
     for source in [*sources.training, *sources.validation_sets.values()]:
         for part in _local_tokens([*source.validation_files, *source.files]):
             part.check(encoder.vocab_size, is_text=is_text)
+            if encoder.end_of_text is not None:
+                part.check_separators(encoder.end_of_text, args.separator)
     for source in sources.training:
         _check_separator(source, args, encoder)
 
@@ -374,12 +376,13 @@ def _check_separator(source: Source, args: DataArguments, encoder: Encoder) -> N
 
 
 def _local_tokens(files: Iterable[SourceFile]) -> list[TokenPart]:
-    """Return the token ids of the local token files."""
+    """Return the token ids of the local token files, without empty files."""
     parts: list[TokenPart] = []
     for file in files:
         if isinstance(file, LocalFile) and file.name.endswith(TOKENS):
             part = read_header(Path(file.name))
-            parts.append(part)
+            if part.tokens:
+                parts.append(part)
     return parts
 
 

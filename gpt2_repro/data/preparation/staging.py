@@ -21,7 +21,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.sources.base import Part, SourceFile
 from gpt2_repro.data.sources.local_files import join_small
-from gpt2_repro.data.sources.token_files import UINT16, TokenPart, map_ids
+from gpt2_repro.data.sources.token_files import TokenPart, map_ids
 from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sync, write_whole
@@ -193,7 +193,7 @@ def _locate_tokens(part: TokenPart, encoder: Encoder, args: DataArguments) -> _T
     """Check a token file and find its documents. Its ids stay where they are."""
     part.check(encoder.vocab_size, is_text=not args.tokenizer.startswith("none:"))
     lengths = part.lengths(encoder.end_of_text, args.separator)
-    location = IdsLocation(str(Path(part.name).resolve()), part.offset, UINT16.name)
+    location = IdsLocation(str(Path(part.name).resolve()), part.offset, part.dtype.name)
     return _Tokenized(location, lengths, np.empty(0, bool))
 
 

@@ -141,7 +141,7 @@ class HubFile(SourceFile):
         if folder is None or self.path is None:
             return
         # Token files are kept until the rows are cut, because their ids are not copied.
-        if self.path.suffix != TOKENS and self.path.is_relative_to(folder):
+        if self.path.suffix not in TOKENS and self.path.is_relative_to(folder):
             self.path.unlink(missing_ok=True)
 
 

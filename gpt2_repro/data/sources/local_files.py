@@ -11,7 +11,7 @@ from gpt2_repro.data.sources.base import Batch, Part, Source, SourceFile, TextFo
 from gpt2_repro.data.sources.parquet_files import parquet_parts
 from gpt2_repro.data.sources.split_names import DESCRIPTIONS, TEST, TRAIN, VALIDATION, split_of
 from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart, is_json_array
-from gpt2_repro.data.sources.token_files import TOKENS, read_header
+from gpt2_repro.data.sources.token_files import BESIDE_DATATROVE, TOKENS, read_header
 from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 
@@ -50,7 +50,7 @@ class LocalFile(SourceFile):
     def parts(self) -> list[Part]:
         path = Path(self.name)
         kind = kind_of(path)
-        if kind == TOKENS:
+        if kind in TOKENS:
             return [read_header(path)]
         if kind == ".parquet":
             return parquet_parts(path, self.size, self.form, PART_BYTES)
@@ -102,7 +102,7 @@ def join_small(files: Sequence[SourceFile]) -> list[SourceFile]:
     group_size = 0
     for file in files:
         size = limit + 1
-        if isinstance(file, LocalFile) and kind_of(Path(file.name)) != TOKENS:
+        if isinstance(file, LocalFile) and kind_of(Path(file.name)) not in TOKENS:
             size = file.size
         group_size += size
         if group and (group_size > limit or group[-1].source != file.source):
@@ -135,7 +135,9 @@ def local_source(name: str, patterns: Sequence[str], form: TextForm, *, split: s
     for file in found:
         is_text = kind_of(file.path) in KINDS
         if not is_text and not file.has_tokens:
-            raise UserError(f"{file.path} is not a file of {', '.join(KINDS)} (also as .gz, .zst) or .bin.")
+            raise UserError(
+                f"{file.path} is not a file of {', '.join(KINDS)} (also as .gz, .zst) or {' or '.join(TOKENS)}."
+            )
     with_train = {file.pattern for file in found if file.split == TRAIN}
     source = Source({"name": name, "files": []}, [], [])
     unused: list[_Found] = []
@@ -195,7 +197,7 @@ class _Found:
 
     @property
     def has_tokens(self) -> bool:
-        return self.path.suffix == TOKENS
+        return self.path.suffix in TOKENS
 
     def __str__(self) -> str:
         if Path(self.pattern) == self.path:
@@ -214,7 +216,7 @@ def _find(patterns: Sequence[str]) -> list[_Found]:
             else:
                 files += _data_files_in(path)
         if not files:
-            raise UserError(f"{pattern!r} does not exist or contains no {', '.join(KINDS)} or {TOKENS} file.")
+            raise UserError(f"{pattern!r} does not exist or contains no {', '.join([*KINDS, *TOKENS])} file.")
         base = _fixed_part(pattern)
         for path in files:
             split = split_of(path.relative_to(base))
@@ -264,9 +266,11 @@ def _data_files_in(folder: Path) -> list[Path]:
     for path in _files_below(folder):
         if not path.exists():
             raise UserError(f"{path} is a link to a missing file. Remove it, or pass other files.")
+        if path.name.endswith(BESIDE_DATATROVE):
+            continue  # read with its .ds file
         if kind_of(path) in KINDS:
             texts.append(path)
-        elif path.suffix == TOKENS:
+        elif path.suffix in TOKENS:
             token_files.append(path)
         else:
             others.append(path)

@@ -113,7 +113,7 @@ class SourceOpener:
             described = {"name": name, "python": sysconfig.get_python_version()}
             return Source(described, [PythonDocumentation()], [])
         kind = kind_of(Path(name))
-        if kind in KINDS or kind == TOKENS or paths_of(name):
+        if kind in KINDS or kind in TOKENS or paths_of(name):
             return local_source(name, [name], form, split=split)
         return self._open_hub_dataset(name, form)
 

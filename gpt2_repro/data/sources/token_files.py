@@ -1,9 +1,10 @@
-"""Read token files: llm.c's .bin shards, and nanoGPT's raw uint16 files."""
+"""Read token files: llm.c's .bin shards, nanoGPT's raw uint16 files, and datatrove's .ds files."""
 
 import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,12 @@ from gpt2_repro.data.sources.base import Batch, Part
 from gpt2_repro.errors import UserError
 
 
-TOKENS = ".bin"  # extension of token files
+DATATROVE = ".ds"
+TOKENS = (".bin", DATATROVE)  # extensions of token files
+# datatrove's files next to a.ds: the end of each document, and a summary.
+BESIDE_DATATROVE = (".ds.index", ".ds.metadata")
 UINT16 = np.dtype("<u2")
+UINT32 = np.dtype("<u4")
 # Format of llm.c (llmc/dataloader.h): 256 int32 (magic, version, number of tokens), then uint16 ids.
 MAGIC = 20240520
 VERSION = 1
@@ -20,6 +25,7 @@ HEADER_BYTES = 1024
 CHUNK = 2**26  # ids that are compared with a separator at once
 ENOUGH = 256  # with fewer ids, a file is not checked for another format
 CHECKED_IDS = 2**20  # ids at the start of a file that are checked
+CHECKED_DOCUMENTS = 1000  # documents at the start of a file with an index whose separators are checked
 MOST_EQUAL = 1000  # a text ends with fewer equal ids, and has fewer empty documents in a row
 MOST_PERIOD = 16  # ids in a pattern at the end; in the middle, a text can repeat "0, " many times
 # Starts of .npy, .npz, PyTorch, pickle, Parquet, GGUF, gzip and safetensors files, and of others with capital letters
@@ -36,26 +42,29 @@ class TokenPart(Part):
     offset: int  # bytes
     tokens: int
     size: int
+    dtype: np.dtype[Any] = UINT16
+    index: Path | None = None  # datatrove's file with the end of each document in tokens, as uint64
 
     def read(self) -> Iterator[Batch]:
         raise UserError(f"{self.name} contains tokens, not text. Pass the tokenizer that made them as --tokenizer.")
 
     def ids(self) -> np.ndarray:
         """Return the ids in the file as a memory-mapped array of shape [tokens]."""
-        return map_ids(Path(self.name), self.offset, self.tokens, UINT16)
+        return map_ids(Path(self.name), self.offset, self.tokens, self.dtype)
 
     def check(self, vocab_size: int, *, is_text: bool = True) -> None:
         """Raise UserError if the file cannot have ids of the tokenizer.
 
         Only the ids at the start and the end of the file are checked. Ids of no text may have any frequencies.
         """
-        if vocab_size > 2**16:
+        if vocab_size > 2**16 and self.tokens and self.dtype == UINT16:
             raise UserError(f"{self.name} has ids of 16 bits, but the tokenizer has {vocab_size:,} ids.")
         ids = self.ids()[:CHECKED_IDS]
         is_long = len(ids) >= ENOUGH
-        if is_long and _are_floats(ids):
+        is_raw = self.index is None
+        if is_long and is_raw and _are_floats(ids):
             raise UserError(f"{self.name} has floats. Save the ids as uint16.")
-        if is_long and _are_halves(ids, is_text=is_text):
+        if is_long and is_raw and _are_halves(ids, is_text=is_text):
             raise UserError(f"{self.name} has integers of more than 16 bits. Save the ids as uint16.")
         top = int(ids.max(initial=0)) + 1
         if top > vocab_size:
@@ -82,12 +91,43 @@ class TokenPart(Part):
             fix = "Pass the tokenizer that made them."
             raise UserError(f"{self.name} has ids below {top:,}, but the tokenizer has {vocab_size:,}. {fix}")
 
+    def check_separators(self, end_of_text: int, separator: str) -> None:
+        """Raise UserError if most documents of a file with an index have no separator where --separator says.
+
+        Only the documents at the start of the file are checked. datatrove can cut documents (shuffle_chunk_size).
+        """
+        if self.index is None:
+            return
+        lengths = self._indexed_lengths(CHECKED_DOCUMENTS)
+        ends = np.cumsum(lengths)
+        ids = self.ids()
+        first_ids = ids[ends - lengths]
+        last_ids = ids[ends - 1]
+        shown = "none"
+        if (first_ids == end_of_text).mean() > 0.5:
+            shown = "before"
+        elif (last_ids == end_of_text).mean() > 0.5:
+            shown = "after"
+        if shown == "none":
+            raise UserError(f"{self.name} has no end-of-text ids between its documents. Pass --separator none.")
+        if shown != separator:
+            raise UserError(f"{self.name} has end-of-text ids {shown} each document. Pass --separator {shown}.")
+
+    def _indexed_lengths(self, documents: int = -1) -> np.ndarray:
+        """Return the tokens of each document of the index, or of its first ones, without empty documents."""
+        assert self.index is not None
+        ends = np.fromfile(self.index, "<u8", count=documents).astype(np.int64)
+        lengths = np.diff(ends, prepend=0)
+        return lengths[lengths > 0]
+
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
         """Return the number of tokens of each document, including its separator.
 
-        Without separators, all tokens of the file are one document. Raises UserError if
+        Without an index and without separators, all tokens of the file are one document. Raises UserError if
         MOST_EQUAL ids in a row are equal, or nearly all of MOST_EQUAL documents in a row are empty.
         """
+        if self.index is not None:
+            return self._indexed_lengths()
         if end_of_text is None or separator == "none":
             return np.array([self.tokens])
         ids = self.ids()
@@ -115,6 +155,8 @@ class TokenPart(Part):
 
 def read_header(path: Path) -> TokenPart:
     """Read the header of a token file and return the location of its ids."""
+    if path.suffix == DATATROVE:
+        return _read_index(path)
     size = path.stat().st_size
     start = np.fromfile(path, "<u4", count=4)
     words = np.zeros(4, int)
@@ -136,6 +178,25 @@ def read_header(path: Path) -> TokenPart:
     if size % 2:
         raise UserError(f"{damage} the {size // 2:,} uint16 ids. Download it again.")
     return TokenPart(str(path), 0, size // 2, size)
+
+
+def _read_index(path: Path) -> TokenPart:
+    """Return the location of the ids in a file of datatrove. The last end in its index is the number of tokens."""
+    index = Path(f"{path}.index")
+    if not index.is_file():
+        raise UserError(f"{index} is missing. Copy it too, or write the tokens again with save_index=True.")
+    ends = np.fromfile(index, "<u8")
+    tokens = 0
+    if len(ends):
+        tokens = int(ends[-1])
+    size = path.stat().st_size
+    is_whole = index.stat().st_size == 8 * len(ends)
+    is_sorted = bool((ends[1:] >= ends[:-1]).all())
+    for dtype in (UINT16, UINT32):
+        if is_whole and is_sorted and size == tokens * dtype.itemsize:
+            return TokenPart(str(path), 0, tokens, size, dtype, index)
+    problem = f"{path} with {size:,} bytes does not have the {tokens:,} ids of its index"
+    raise UserError(f"{problem}. Copy both again, or run the task of datatrove again.")
 
 
 def _counts_the_rest(words: list[int], size: int) -> bool:
