@@ -23,6 +23,7 @@ RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 ACCELERATE = {"--config_file", "--num_processes", "--num_machines", "--machine_rank", "--main_process_ip"}
 ACCELERATE |= {"--main_process_port", "--deepspeed_config_file"}
+DOCKER = {"--ipc", "--init", "--user"}
 FOREIGN = ("mpirun ", "python dev/data/", "python data/", "torchrun ", "hf ")  # commands of other projects
 INSTALLED = {"train": "train.py", "prepare": "prepare_data.py", "evaluate": "evaluate.sh"}
 PROGRAM = re.compile(
@@ -95,7 +96,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: page.stem)
 def test_commands(page: Path) -> None:
     """Options exist, and recipes parse and divide on the number of GPUs of their command."""
-    every = ACCELERATE.union(*map(options_of, ("train.py", "prepare_data.py", *(f"gpt2_repro.{m}" for m in MODULES))))
+    every = ACCELERATE.union(
+        DOCKER, *map(options_of, ("train.py", "prepare_data.py", *(f"gpt2_repro.{m}" for m in MODULES)))
+    )
     for code in code_of(page):
         programs = list(programs_in(code))
         if page == RESULTS:  # old results also name options that were removed later
