@@ -106,7 +106,8 @@ class HashedFile:
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), PIECE):
-            piece = view[start : start + PIECE]
+            end = start + PIECE
+            piece = view[start:end]
             self.digest.update(piece)
             self.bytes += self.file.write(piece)
             if self.bytes - self.synced >= SYNC:
@@ -138,14 +139,17 @@ def perform(job: Job, memory: memoryview, progress: Callable[[], None]) -> Done:
         files = _write_files(job.save, memory, progress)
         staged = Path(job.save.staged)
         if job.rank:
-            write_whole(_report(staged, job.rank), json.dumps({"files": files}))
+            report = json.dumps({"files": files})
+            write_whole(_report(staged, job.rank), report)
             return Done(time.monotonic() - began)
         for rank in range(1, job.ranks):
             files |= _wait_for_report(staged, rank, progress, trainer=job.trainer)
         size = seal(staged, files, **job.save.facts)
-        publish(staged, Path(job.save.target))
+        target = Path(job.save.target)
+        publish(staged, target)
         delete_tree(staged.parent)
-    rotate(Path(job.run_directory), job.rotation, also=job.also)
+    run_directory = Path(job.run_directory)
+    rotate(run_directory, job.rotation, also=job.also)
     return Done(time.monotonic() - began, size)
 
 
@@ -154,7 +158,9 @@ def serve(descriptor: int) -> None:
 
     def write(document: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
         with mmap.mmap(descriptor, 0) as shared, memoryview(shared) as memory:
-            return dataclasses.asdict(perform(Job.from_json(document), memory, progress))
+            job = Job.from_json(document)
+            done = perform(job, memory, progress)
+            return dataclasses.asdict(done)
 
     # After an error, the trainer deletes the staging folder. If the trainer has ended, the next start does.
     side_process.serve(write)
@@ -164,18 +170,20 @@ def _write_files(save: Save, memory: memoryview, progress: Callable[[], None]) -
     """Write the files that are in the memory. Return the manifest entries of all files of this rank."""
     files: dict[str, dict[str, Any]] = {}
     for name, entry in save.files.items():
-        files[name] = _write_file(Path(save.staged, name), entry, memory, progress)
+        path = Path(save.staged, name)
+        files[name] = _write_file(path, entry, memory, progress)
     return files
 
 
 def _write_file(path: Path, entry: dict[str, Any], memory: memoryview, progress: Callable[[], None]) -> dict[str, Any]:
     if "start" not in entry:
         return entry
-    end = entry["start"] + entry["bytes"]
+    start = entry["start"]
+    end = start + entry["bytes"]
     # A writer that outlived its trainer may not write into the files of the next start.
     with path.open("xb") as file:
         hashed = HashedFile(file, progress)
-        hashed.write(memory[entry["start"] : end])
+        hashed.write(memory[start:end])
         return hashed.finish()
 
 
