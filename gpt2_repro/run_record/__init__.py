@@ -54,19 +54,24 @@ class RunRecord:
     def recipe_text(self) -> str:
         """Return recipe.yaml, or "" if the file is missing."""
         path = self.path / layout.RECIPE
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        if not path.is_file():
+            return ""
+        return path.read_text(encoding="utf-8", errors="replace")
 
     def recipe(self) -> dict[str, Any]:
         """Return the sections in recipe.yaml, or {} if the file is missing or damaged."""
         try:
             sections = yaml.safe_load(self.recipe_text())
         except (yaml.YAMLError, ValueError, RecursionError):
-            sections = None
-        return sections if isinstance(sections, dict) else {}
+            return {}
+        if not isinstance(sections, dict):
+            return {}
+        return sections
 
     def environment(self) -> Environment:
         """Return environment.json, or an empty Environment if missing or damaged."""
-        return from_json(Environment, read_object(self.path / layout.ENVIRONMENT), default=Environment())
+        document = read_object(self.path / layout.ENVIRONMENT)
+        return from_json(Environment, document, default=Environment())
 
     def status(self) -> RunStatus:
         """Return run_status.json, or an empty RunStatus if missing or damaged."""
@@ -83,11 +88,13 @@ class RunRecord:
 
         Raises UserError, which names `option`, if the folder now has other rows.
         """
-        name = self.recipe().get("data", {}).get("dataset_dir")
+        section = self.recipe().get("data", {})
+        name = section.get("dataset_dir")
         if not name or not Path(name).is_dir():
             return None
         trained = self.environment().data.get("sha256")
-        current = read_object(Path(name, MANIFEST)).get("sha256")
+        manifest = read_object(Path(name, MANIFEST))
+        current = manifest.get("sha256")
         if trained and current and trained != current:
             problem = f"{name} was prepared again after {self.path} was trained, so {self.path} may know its text"
             raise UserError(f"{problem}. Pass {option} {name} to score it nevertheless.")
@@ -114,7 +121,7 @@ class RunRecord:
             return False
         with path.open("rb") as file:
             holder = file.read().decode(errors="replace")
-            if HOLDER.format(_process_of(holder), platform.node()) != holder:
+            if not _is_from_here(holder):
                 return False
             try:
                 # The process and the writer of its last checkpoint have an exclusive lock.
@@ -138,11 +145,14 @@ class RunRecord:
         while file is None:
             is_new = not path.exists()
             file = self._open_and_lock(path)
-            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            is_current = path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            if not is_current:
                 file.close()  # the job that had locked the file was refused, and has deleted it
                 file = None
         file.seek(0)
-        self._holder_before = None if is_new else file.read()
+        self._holder_before = None
+        if not is_new:
+            self._holder_before = file.read()
         self._created = missing
         file.truncate(0)
         file.write(HOLDER.format(os.getpid(), platform.node()))
@@ -210,7 +220,8 @@ class RunRecord:
         self.write_status("running", reason=None)
 
     def write_environment(self, environment: Environment) -> None:
-        write_whole(self.path / layout.ENVIRONMENT, to_json(environment.to_json(), indent=2) + "\n")
+        text = to_json(environment.to_json(), indent=2)
+        write_whole(self.path / layout.ENVIRONMENT, text + "\n")
 
     def write_status(self, state: str, **values: Any) -> None:
         """Update `state`, `values` and the time breakdown in run_status.json."""
@@ -226,7 +237,11 @@ class RunRecord:
         path = self.path / layout.STATUS
         self.written = time.monotonic()
         try:
-            write_whole(path, to_json(read_object(path) | values | written, indent=2) + "\n")
+            document = read_object(path)
+            document.update(values)
+            document.update(written)
+            text = to_json(document, indent=2)
+            write_whole(path, text + "\n")
         except OSError as error:
             logger.warning("Could not update %s (%s). The run continues.", path, error.strerror)
 
@@ -245,7 +260,8 @@ class RunRecord:
 
     def end_phase(self, name: str) -> None:
         """Add to a phase of the start the time since the end of the previous phase."""
-        seconds = max(0.0, round(process_seconds() - sum(self.startup.values()), 2))
+        earlier = sum(self.startup.values())
+        seconds = max(0.0, round(process_seconds() - earlier, 2))
         self.startup[name] = self.startup.get(name, 0.0) + seconds
 
     def seconds(self) -> float:
@@ -272,11 +288,14 @@ class RunRecord:
         """
         for name in PARTS:  # run_status.json may be damaged
             self._earlier[name] = max(self._earlier[name], at_checkpoint.get(name, 0.0))
-        if (self.status().step or 0) > step:
-            for name in STEPS:
-                lost = max(0.0, self._earlier[name] - at_checkpoint.get(name, 0.0))
-                self._earlier[name] -= lost
-                self._earlier["redone"] += lost
+        reached = self.status().step or 0
+        if reached <= step:
+            return
+        for name in STEPS:
+            kept = at_checkpoint.get(name, 0.0)
+            lost = max(0.0, self._earlier[name] - kept)
+            self._earlier[name] -= lost
+            self._earlier["redone"] += lost
 
 
 def _process_of(holder: str) -> str:
@@ -284,8 +303,15 @@ def _process_of(holder: str) -> str:
     return holder.partition(" on ")[0].removeprefix("process ")
 
 
+def _is_from_here(holder: str) -> bool:
+    """Return whether a text like HOLDER names a process of this machine."""
+    number = _process_of(holder)
+    return holder == HOLDER.format(number, platform.node())
+
+
 def _has_ended(holder: str) -> bool:
     """Return whether the process of a text like HOLDER ran here and has ended."""
     number = _process_of(holder)
-    is_from_here = holder == HOLDER.format(number, platform.node())
-    return is_from_here and number.isdigit() and not psutil.pid_exists(int(number))
+    if not _is_from_here(holder) or not number.isdigit():
+        return False
+    return not psutil.pid_exists(int(number))

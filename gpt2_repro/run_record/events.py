@@ -18,13 +18,16 @@ Event = dict[str, Any]
 
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether `value` is a number that can be plotted: between -1e30 and 1e30."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int | float) and -1e30 < value < 1e30
 
 
 def append(path: Path, event: Event) -> None:
     """Append an event to a file. If the disk is full, log a warning and continue."""
+    line = to_json(event, ensure_ascii=False)
     try:
-        append_line(path, to_json(event, ensure_ascii=False))
+        append_line(path, line)
     except OSError as error:
         text = "Could not write the log entry of step %s to %s (%s). Training continues."
         logger.warning(text, event.get("step"), path, error.strerror)
@@ -52,11 +55,17 @@ AVERAGED = "eval_EMA"  # instead of "eval", for losses of the averaged weights
 def validation_losses(path: Path, step: int | None = None) -> dict[str, float | None]:
     """Return the losses (None if not finite) of the validation at `step`, or the last one."""
     losses: dict[str, float | None] = {}
-    for event in read(path)[0]:
-        if "eval_loss" in event and step in (None, event.get("step")):
-            for key, value in event.items():
-                if key.endswith(LOSSES):
-                    losses[key] = value if is_number(value) else None
+    events, _ = read(path)
+    for event in events:
+        is_chosen = step is None or step == event.get("step")
+        if "eval_loss" not in event or not is_chosen:
+            continue
+        for key, value in event.items():
+            if not key.endswith(LOSSES):
+                continue
+            losses[key] = None
+            if is_number(value):
+                losses[key] = value
     return losses
 
 
@@ -68,8 +77,10 @@ def model_losses(path: Path, step: int, *, averaged: bool) -> dict[str, float]:
     """
     losses: dict[str, float] = {}
     for key, loss in validation_losses(path, step).items():
-        if key.startswith(AVERAGED) == averaged and loss is not None:
-            losses[key.replace(AVERAGED, "eval")] = loss
+        is_averaged = key.startswith(AVERAGED)
+        if is_averaged == averaged and loss is not None:
+            key = key.replace(AVERAGED, "eval")
+            losses[key] = loss
     return losses
 
 
@@ -87,12 +98,14 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
             return "eval_loss" not in event and "text" not in event
         return at <= step
 
-    if path.is_file():
-        text = ""
-        for line, event in _read(path):
-            if event is not None and stays(event):
-                text += line.removesuffix("\n") + "\n"
-        write_whole(path, text)
+    if not path.is_file():
+        return
+    text = ""
+    for line, event in _read(path):
+        if event is not None and stays(event):
+            text += line.removesuffix("\n")
+            text += "\n"
+    write_whole(path, text)
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:
@@ -101,4 +114,5 @@ def _read(path: Path) -> list[tuple[str, Event | None]]:
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
     # Only "\n" ends a line. str.splitlines() would also split at other Unicode line breaks.
-    return [(line, parse_object(line)) for line in re.findall(r"[^\n]+\n?", text)]
+    lines = re.findall(r"[^\n]+\n?", text)
+    return [(line, parse_object(line)) for line in lines]
