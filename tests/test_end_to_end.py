@@ -20,7 +20,7 @@ def run(train, tmp_path_factory) -> Path:
 
 
 def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -> None:
-    files = {"recipe.yaml", "environment.json", "run_status.json", "metrics.jsonl", "samples.jsonl"}
+    files = {"recipe.yaml", "environment.json", "run_status.json", "metrics.jsonl", "samples.jsonl", "console.log"}
     folders = {"checkpoint-4", "checkpoint-8", "final"}
     assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == files | folders
     resolved, written = (yaml.safe_load(one.read_text(encoding="utf-8")) for one in (run / "recipe.yaml", tiny_recipe))
