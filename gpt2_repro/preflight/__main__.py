@@ -13,7 +13,7 @@ import logging
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     forget_variables()
     packages = environment.check_python()
     if any(finding.text.startswith("is not installed") for finding in packages):
-        print("\n".join(map(str, packages)))
+        print(_text(packages))
         sys.exit(1)
     requested = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
     options = requested.options
@@ -63,7 +63,8 @@ def main(argv: list[str]) -> None:
     if any(note.about == "precision" for note in notes):
         requested = _with_options(requested, precision="fp16")
     recipe = follow_data(requested, device=device)
-    if recipe.training.tokens_per_step % (recipe.data.sequence_length * device.count):
+    tokens_of_a_row = recipe.data.sequence_length * device.count
+    if recipe.training.tokens_per_step % tokens_of_a_row:
         # No micro-batch divides the step: UserError, before a smaller one is proposed.
         plan_run(recipe.training, recipe.data, num_processes=device.count)
     memory_check = _check_memory(recipe, device)
@@ -71,30 +72,42 @@ def main(argv: list[str]) -> None:
     recipe = _with_options(recipe, **memory_check.changes)
 
     work = workload_of(recipe)
-    findings = notes
-    if not options.gpu:
-        findings = [*packages, *_check_machine(recipe, work)]
+    if options.gpu:
+        findings = notes
+    else:
+        findings = packages + _check_machine(recipe, work)
     plan = plan_run(recipe.training, recipe.data, num_processes=device.count)
-    findings += [Finding("✓", "step", division(plan)), *memory_check.findings]
+    findings.append(Finding("✓", "step", division(plan)))
+    findings += memory_check.findings
     speed = options.tokens_per_second or 0
     if has_limit:
         speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
     price = recipe.training.usd_per_hour
     planned = cost.cost_of(work, device.name, device.count, usd_per_hour=price, speed=speed)
-    lines = [str(finding) for finding in findings]
-    lines += ["", *run_lines(recipe.data, recipe.model, work, plans_of(recipe, requested, device))]
-    lines += ["", *planned.lines(), "", *cost.offer_lines()]
+    plans = plans_of(recipe, requested, device)
+
+    parts: list[Sequence[object]] = [
+        findings,
+        run_lines(recipe.data, recipe.model, work, plans),
+        planned.lines(),
+        cost.offer_lines(),
+    ]
     if memory_check.fits:
-        lines += ["", "Commands:", *_commands(requested, device)]
-    print("\n".join(lines))
+        parts.append(["Commands:", *_commands(requested, device)])
+    print("\n\n".join(_text(part) for part in parts))
     sys.exit(any(finding.mark == "✗" for finding in findings))
+
+
+def _text(lines: Sequence[object]) -> str:
+    return "\n".join(str(line) for line in lines)
 
 
 def _write_recipe(requested: TrainingRecipe, device: Accelerator) -> TrainingRecipe:
     """Write a recipe for --budget or --hours, print the comments at its top, and return it."""
     recipe = recipe_within(requested, device, OPTIONS)
     print(f"wrote {recipe.path}")
-    for line in recipe.path.read_text(encoding="utf-8").splitlines():
+    text = recipe.path.read_text(encoding="utf-8")
+    for line in text.splitlines():
         if line.startswith("#"):
             print(line)
     print()
@@ -109,10 +122,11 @@ def _device_of(requested: TrainingRecipe) -> Accelerator:
     options = requested.options
     if options.gpu is None:
         device = hardware.find_accelerator(use_cpu=requested.training.use_cpu)
-        count = options.n
-        if count is None:
-            count = device.count if device.kind == "cuda" else 1
-        return dataclasses.replace(device, count=count)
+        if options.n is not None:
+            return dataclasses.replace(device, count=options.n)
+        if device.kind != "cuda":
+            return dataclasses.replace(device, count=1)
+        return device
     if options.dist or options.memory:
         raise UserError("--dist and --memory check this machine, but --gpu plans for another machine.")
     card = cost.card_named(options.gpu)
@@ -133,7 +147,8 @@ def _notes_on_card(requested: TrainingRecipe) -> list[Finding]:
     if len(cards) > 1:
         names = " and ".join(card.card for card in cards)
         notes.append(Finding("!", "card", f"{name} matches {names}. The estimate is for the first"))
-    if cards and not cards[0].bf16 and requested.training.asked_precision in ("bf16", "auto"):
+    needs_bf16 = requested.training.asked_precision in ("bf16", "auto")
+    if cards and needs_bf16 and not cards[0].bf16:
         text = f"{cards[0].card} has no bf16, so the run is planned in fp16. Pass --precision fp16 to train.py"
         notes.append(Finding("!", "precision", text))
     if not cards or cards[0].memory_gb is None:
@@ -143,12 +158,15 @@ def _notes_on_card(requested: TrainingRecipe) -> list[Finding]:
 
 def _with_options(recipe: TrainingRecipe, **values: Any) -> TrainingRecipe:
     """Return a recipe as if these fields of the section training were passed as options."""
-    return dataclasses.replace(recipe.with_training(**values), typed=recipe.typed | values.keys())
+    typed = recipe.typed | values.keys()
+    return dataclasses.replace(recipe.with_training(**values), typed=typed)
 
 
 def _is_launched(recipe: TrainingRecipe, device: Accelerator) -> bool:
     """Return whether accelerate starts the run. On one GPU without bf16, `python train.py` does (docs/machines.md)."""
-    return device.count > 1 or (device.kind == "cuda" and recipe.training.precision != "fp16")
+    if device.count > 1:
+        return True
+    return device.kind == "cuda" and recipe.training.precision != "fp16"
 
 
 def _commands(recipe: TrainingRecipe, device: Accelerator) -> list[str]:
@@ -157,14 +175,17 @@ def _commands(recipe: TrainingRecipe, device: Accelerator) -> list[str]:
     options = recipe.overrides()
     if not Path(recipe.data.dataset_dir, MANIFEST).is_file():
         data_options = {name: value for name, value in options.items() if hasattr(recipe.data, name)}
-        of_data = cli.words_of(data_options)
+        prepare = [str(recipe.path)]
+        prepare += cli.words_of(data_options)
         if recipe.data.source == "files" and not recipe.data.data_files:
-            of_data += ["--data_files", "FILE"]
-        lines.append(f"{PREPARE} {shlex.join([str(recipe.path), *of_data])}")
+            prepare += ["--data_files", "FILE"]
+        lines.append(f"{PREPARE} {shlex.join(prepare)}")
     train = training_command("--num_processes", str(device.count), on_gpu=_is_launched(recipe, device))
-    train += [str(recipe.path), *cli.words_of(options)]
+    train.append(str(recipe.path))
+    train += cli.words_of(options)
     lines.append(shlex.join(train))
-    lines.append(f"{EVALUATE} {shlex.quote(output_dir_of(recipe))}")
+    run = shlex.quote(output_dir_of(recipe))
+    lines.append(f"{EVALUATE} {run}")
     return [f"  {line}" for line in lines]
 
 
@@ -184,8 +205,10 @@ class MemoryCheck(NamedTuple):
 def _check_memory(recipe: TrainingRecipe, device: Accelerator) -> MemoryCheck:
     """Check that the micro-batch of a recipe fits on a GPU."""
     training = recipe.training
-    setting = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
-    rows = max(1, training.tokens_per_step // recipe.data.sequence_length // device.count)
+    checkpointing = bool(training.activation_checkpointing)
+    setting = memory.MemoryTrial(training.per_device_train_batch_size, checkpointing)
+    rows_per_step = training.tokens_per_step // recipe.data.sequence_length
+    rows = max(1, rows_per_step // device.count)
     if recipe.options.memory:
         finding, fitting = _find_micro_batch(recipe, setting, rows, device)
     elif device.memory_bytes:
@@ -193,15 +216,14 @@ def _check_memory(recipe: TrainingRecipe, device: Accelerator) -> MemoryCheck:
         estimate = estimate._replace(sharded=_is_launched(recipe, device))
         finding, fitting = memory.check_memory(estimate, setting, rows, device.memory_bytes)
     else:
-        return MemoryCheck([], fits=True, changes={})
-    if fitting is None:
-        return MemoryCheck([finding], fits=finding.mark != "✗", changes={})
+        return MemoryCheck([], True, {})
     changes: dict[str, Any] = {}
-    if fitting != setting:
+    if fitting is not None and fitting != setting:
         changes["per_device_train_batch_size"] = fitting.micro_batch
         if fitting.checkpointing:
             changes["activation_checkpointing"] = True
-    return MemoryCheck([finding], fits=finding.mark != "✗" or bool(changes), changes=changes)
+    fits = finding.mark != "✗" or bool(changes)
+    return MemoryCheck([finding], fits, changes)
 
 
 def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]:
@@ -213,13 +235,18 @@ def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]
         data = _judge("data", lambda: f"{PreparedData.open(recipe).path} has the settings of the recipe")
     else:
         data = Finding("!", "data", f"{folder} is not prepared yet")
+    run_folder = Path(recipe.training.output_dir or "runs")
     needs = [
         environment.Need("data", folder, work.missing_bytes),
-        environment.Need("the run", Path(recipe.training.output_dir or "runs"), work.run_bytes),
+        environment.Need("the run", run_folder, work.run_bytes),
     ]
-    findings = [*_check_devices(recipe), *environment.check_limits(), data, *environment.check_room(needs)]
+    findings = _check_devices(recipe)
+    findings += environment.check_limits()
+    findings.append(data)
+    findings += environment.check_room(needs)
     if recipe.options.dist:
-        findings.append(check_all_reduce(recipe.options.n or torch.cuda.device_count() or 2))
+        processes = recipe.options.n or torch.cuda.device_count() or 2
+        findings.append(check_all_reduce(processes))
     return findings
 
 
@@ -244,7 +271,8 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
     if on_cpu:
         devices = f"the CPU, {hardware.cpu_cores()} cores"
     else:
-        devices = f"{device.count} x {device.name}, {(device.memory_bytes or 0) / 1e9:.0f} GB each"
+        gigabytes = (device.memory_bytes or 0) / 1e9
+        devices = f"{device.count} x {device.name}, {gigabytes:.0f} GB each"
     machine = Machine(
         cuda=device.kind == "cuda",
         bf16=training.asked_precision in ("auto", "bf16"),
@@ -280,7 +308,8 @@ def _check_compile(training: TrainingSection, *, on_cpu: bool) -> Finding:
     except UserError as error:
         return Finding("✗", "torch.compile", str(error))
     missing = hardware.compiler_obstacle(use_cpu=on_cpu)
-    if hardware.gpu_kind() == "cuda" and not on_cpu and missing is not None:
+    on_cuda = hardware.gpu_kind() == "cuda" and not on_cpu
+    if on_cuda and missing is not None:
         return Finding("!", "torch.compile", f"off: Triton needs {missing}. A GPU trains about half as fast without")
     return Finding("✓", "torch.compile", "on" if compiles else "off")
 
@@ -306,29 +335,46 @@ def _find_micro_batch(
     if not Path(folder, MANIFEST).is_file():
         return Finding("!", "memory", f"not tested, because the data in {folder} is not prepared yet"), None
     logger.info("Searching for the largest micro-batch. Each attempt takes 2 to 3 minutes (assumed).")
+    start = [sys.executable]
+    if _is_launched(recipe, device):
+        start = RECOMMENDED.command("--num_processes", str(device.count))
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         path = Path(scratch, "probe.yaml")
-        probe = recipe.with_training(eval_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True)
-        # Two steps: the optimizer state is allocated before the second one.
-        probe = probe.with_training(max_steps=2, warmup_steps=1, epochs=0.0, stop_at_step=0)
-        probe = probe.with_training(sync_to="", sync_from="", resume_from="")
-        path.write_text(probe.to_yaml(), encoding="utf-8")
-        launch = RECOMMENDED.command("--num_processes", str(device.count))
-        start = launch if _is_launched(recipe, device) else [sys.executable]
+        path.write_text(_probe_of(recipe).to_yaml(), encoding="utf-8")
         for trial in memory.trials_of(largest, rows):
-            # Two forward passes per step.
-            tokens_per_step = 2 * trial.micro_batch * recipe.data.sequence_length * device.count
+            rows_per_pass = trial.micro_batch * device.count
             varied = {
                 # Pass the data as an option, because then only the form of its rows must match the recipe.
                 "dataset_dir": folder,
                 "output_dir": Path(scratch, trial.options),
-                "tokens_per_step": tokens_per_step,
+                "tokens_per_step": 2 * rows_per_pass * recipe.data.sequence_length,  # two forward passes
             }
             command = [*start, *TRAINING, str(path), *cli.words_of(varied)]
             finding = environment.try_training(command, trial)
-            if finding is not None:
-                return finding, trial if finding.mark == "✓" else None
+            if finding is None:
+                continue
+            if finding.mark == "✓":
+                return finding, trial
+            return finding, None
     return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU"), None
+
+
+def _probe_of(recipe: TrainingRecipe) -> TrainingRecipe:
+    """Return a recipe that trains two steps and writes no checkpoint."""
+    return recipe.with_training(
+        # Two steps: the optimizer state is allocated before the second one.
+        max_steps=2,
+        warmup_steps=1,
+        epochs=0.0,
+        stop_at_step=0,
+        eval_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        sync_to="",
+        sync_from="",
+        resume_from="",
+    )
 
 
 if __name__ == "__main__":
