@@ -10,8 +10,8 @@ from gpt2_repro.checkpoints.manifest import defect
 from gpt2_repro.evaluation.references import band, explained, verdict
 from gpt2_repro.report.page import progress
 from gpt2_repro.report.read import Row, Run, has_value, values
-from gpt2_repro.run_record.layout import FINAL, METRICS
-from gpt2_repro.text import Finding, duration
+from gpt2_repro.run_record.layout import CONSOLE, FINAL, METRICS
+from gpt2_repro.text import Finding, duration, in_terminal
 
 
 SILENT_SECONDS = 900  # a running run without a status update for this long counts as hung or killed
@@ -19,6 +19,7 @@ RECENT = 20  # number of newest training events used for the speed and the waiti
 MUCH_WAITING = 0.05  # share of the training time spent waiting for rows
 RISES = 3  # consecutive validations, each with a higher loss than the previous one
 ABOVE_BEST = 0.5  # nats by which the smoothed training loss may exceed its lowest value
+LINE_CHARACTERS = 200  # of the last line that a run printed
 STEPS = 100  # time constant for smoothing the training loss, in optimizer steps
 
 
@@ -28,6 +29,7 @@ def findings(run: Run) -> list[Finding]:
         _check_state(run),
         *_check_files(run),
         *_check_losses(run),
+        *_check_models_to_beat(run),
         *_check_reference(run),
         *_check_speed(run),
     ]
@@ -37,7 +39,11 @@ def _check_state(run: Run) -> Finding:
     state = run.status.state
     text = f"{run.name}: {state}, {progress(run)}"
     if state in ("failed", "diverged", "killed"):
-        return Finding("✗", "state", f"{text}: {run.status.reason or 'no reason was recorded'}")
+        text += f": {run.status.reason or 'no reason was recorded'}"
+        last = last_line(run)
+        if last:
+            text += f". The last line in {CONSOLE}: {last}"
+        return Finding("✗", "state", text)
     if state == "running":
         silent = run.status.age()
         if SILENT_SECONDS < silent < math.inf:
@@ -48,32 +54,69 @@ def _check_state(run: Run) -> Finding:
     return Finding("!", "state", text)
 
 
+def last_line(run: Run) -> str:
+    """Return the last line that the run printed, "" if there is none."""
+    try:
+        lines = (run.path / CONSOLE).read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        if line.strip():
+            return in_terminal(line.strip(), LINE_CHARACTERS)
+    return ""
+
+
 def _check_files(run: Run) -> Iterator[Finding]:
+    logged = max(values([*run.training, *run.validation], "step"), default=0)
+    if run.broken_lines:
+        yield Finding("✗", "files", f"damaged lines in {METRICS}: {run.broken_lines}. Losses may be missing")
+    elif run.status.state == "complete" and logged < 0.9 * (run.status.step or 0):
+        yield Finding("✗", "files", f"{METRICS} ends at step {logged:,.0f}, before the run ended")
+    else:
+        yield Finding("✓", "files", f"{METRICS} has no damaged line, up to step {logged:,.0f}")
     if run.status.state == "complete":
         if defect(run.path / FINAL):
             yield Finding("!", "files", f"{FINAL}/ is missing or not complete")
-        logged = max(values([*run.training, *run.validation], "step"), default=0)
-        if logged < 0.9 * (run.status.step or 0):
-            yield Finding("✗", "files", f"{METRICS} ends at step {logged:,.0f}, before the run ended")
-    if run.broken_lines:
-        yield Finding("✗", "files", f"damaged lines in {METRICS}: {run.broken_lines}. Losses may be missing")
+        else:
+            yield Finding("✓", "files", f"{FINAL}/ is complete")
 
 
 def _check_losses(run: Run) -> Iterator[Finding]:
     steps = run.non_finite_steps
     if steps:
         yield Finding("✗", "losses", f"steps with a non-finite training loss: {len(steps)}, last step {steps[-1]:,}")
-    last = [row["eval_loss"] for row in run.validation if "eval_loss" in row][-RISES - 1 :]
+    elif run.training:
+        yield Finding("✓", "losses", "no training loss is NaN or infinite")
+    losses = values(run.validation, "eval_loss")
+    last = losses[-RISES - 1 :]
     if len(last) > RISES and all(later > earlier for earlier, later in itertools.pairwise(last)):
         text = f"the validation loss rose {RISES} times in a row, from {last[0]:.4f} to {last[-1]:.4f}"
         yield Finding("✗", "losses", text)
-    smoothed, best = smoothed_loss(run.training)
-    if smoothed - best > ABOVE_BEST:
+    elif len(losses) > 1:
+        text = f"the validation loss is {losses[-1]:.4f}; it was {losses[-2]:.4f} before, {min(losses):.4f} at best"
+        yield Finding("✓", "losses", text)
+    if run.training:
+        smoothed, best = smoothed_loss(run.training)
         text = f"the training loss, smoothed over {STEPS} steps, is {smoothed:.4f}; the lowest was {best:.4f}"
-        yield Finding("✗", "losses", text)
+        yield Finding("✗" if smoothed - best > ABOVE_BEST else "✓", "losses", text)
     skipped = values(run.training, "updates_skipped")
     if skipped:
         yield Finding("!", "losses", f"skipped optimizer updates: at least {skipped[-1]:,.0f}")
+    elif run.training:
+        yield Finding("✓", "losses", "no optimizer update was skipped")
+
+
+def _check_models_to_beat(run: Run) -> Iterator[Finding]:
+    """Compare the last validation loss with those of n-gram models and of GPT-2 on the same tokens."""
+    losses = values(run.validation, "eval_loss")
+    for name, loss in run.reference_losses.items():
+        if not losses:
+            return
+        difference = losses[-1] - loss
+        if difference < 0:
+            yield Finding("✓", "loss", f"{-difference:.2f} below the {name} model's {loss:.3f}")
+        else:
+            yield Finding("!", "loss", f"{difference:.2f} above the {name} model's {loss:.3f}")
 
 
 def _check_reference(run: Run) -> Iterator[Finding]:

@@ -46,6 +46,29 @@ def test_losses(run_folder: Path, events: list[dict], code: int, check) -> None:
     assert ended == code and "step 40 of 40" in out
 
 
+def test_each_check_that_passes_has_its_value(run_folder: Path, check) -> None:
+    change(run_folder / "environment.json", data={"reference_losses": {"unigram": 9.0, "bigram": 1.0}})
+    add(run_folder, step=39, eval_loss=4.5)
+    add(run_folder, step=40, eval_loss=4.25)
+    code, out = check()
+    assert code == 0
+    lines = out.splitlines()
+    assert {line[0] for line in lines} == {"✓", "!"}
+    for words in ("up to step 40", "4.2500; it was 4.5000 before", "4.75 below the unigram", "no optimizer update"):
+        assert sum(words in line for line in lines) == 1, words
+    (above,) = [line for line in lines if "3.25 above the bigram" in line]
+    assert above.startswith("!")
+
+
+def test_a_dead_run_shows_the_last_line_that_it_printed(run_folder: Path, check) -> None:
+    change(run_folder / "run_status.json", state="failed", reason="RuntimeError")
+    assert "console.log" not in check()[1]
+    (run_folder / "console.log").write_text("step 40\n\x1b[31mout of memory\n\n", encoding="utf-8")
+    state = check()[1].splitlines()[0]
+    assert state.endswith("out of memory")
+    assert "\x1b" not in state
+
+
 @pytest.mark.parametrize(
     ("status", "mark", "words"),
     [
