@@ -65,6 +65,10 @@ class Finding(NamedTuple):
         return f"{self.mark} {self.about:<16} {self.text}"
 
 
+# Characters of tables that LaTeX's fonts lack.
+IN_LATEX = {"±": r"$\pm$", "−": r"$-$", "–": "--", "↑": r"$\uparrow$", "↓": r"$\downarrow$"}
+
+
 class Cell(NamedTuple):
     """A table cell. `kind`: "", "number", or "better", "worse" or "even"."""
 
@@ -87,6 +91,19 @@ class Table(NamedTuple):
             rows.append([cell.text for cell in row])
         lines = [f"| {' | '.join(cells)} |" for cells in rows]
         return "\n".join(lines)
+
+    def latex(self) -> str:
+        """Return the table as a LaTeX `tabular`, with the rules of the package booktabs and numbers right-aligned."""
+        import pandas
+
+        first = self._first_column_of_numbers()
+        texts = [[cell.text for cell in row] for row in self.rows]
+        frame = pandas.DataFrame(texts, columns=self.headers)
+        columns = "l" * first + "r" * (len(self.headers) - first)
+        text: str = frame.to_latex(index=False, escape=True, column_format=columns)
+        for character, command in IN_LATEX.items():
+            text = text.replace(character, command)
+        return text
 
     def _first_column_of_numbers(self) -> int:
         for row in self.rows:

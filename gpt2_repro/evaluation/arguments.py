@@ -18,7 +18,7 @@ from gpt2_repro.run_record.layout import RECIPE
 
 
 # Options that do not change the scores, apart from rounding.
-SAME_SCORES = ("checkpoints", "follow", "no_cache", "output_dir", "device", "processes", "batch_size")
+SAME_SCORES = ("checkpoints", "follow", "no_cache", "output_dir", "device", "processes", "batch_size", "table")
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
@@ -32,6 +32,8 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--suite", choices=SUITES, help="Tasks to score. core: DCLM's 22 tasks.")
     parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help="Also score the text files in DIR.")
     parser.add_argument("--check_overlap", action="store_true", help="Also score without texts in the training data.")
+    table = "Also write comparison.csv, with one line per score, or comparison.tex, for the package booktabs."
+    parser.add_argument("--table", choices=("csv", "latex"), help=table)
     follow = "Score each checkpoint of a run, or of its copies at a place, while it trains."
     parser.add_argument("--follow", action="store_true", help=follow)
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")

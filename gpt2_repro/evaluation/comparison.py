@@ -1,6 +1,8 @@
 """Store the scores of several models in comparison.json, and format tables."""
 
+import csv
 import dataclasses
+import io
 import json
 import statistics
 from collections.abc import Mapping
@@ -71,6 +73,11 @@ class Score:
 
 
 NO_SCORE = Score(None)
+# Of comparison.csv. `low` and `high` are the ends of the 95 % interval of the difference.
+CSV_COLUMNS = [
+    *["task", "metric", "model", "value", "stderr", "seeds"],
+    *["difference", "difference_stderr", "low", "high", "verdict"],
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,6 +256,22 @@ class Comparison(EvaluationSettings):
                 cells.append(row.change(name))
             rows.append(cells)
         return Table(headers, rows)
+
+    def csv(self) -> str:
+        """Return the scores as CSV: one line per task, metric and model."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(CSV_COLUMNS)
+        for row in self.rows:
+            for model, score in row.values.items():
+                difference = score.difference
+                of_difference: list[object] = [None] * 4
+                if difference is not None:
+                    of_difference = [difference.value, difference.stderr, difference.low, difference.high]
+                seeds = max(1, len(score.seeds))
+                scores = [score.value, score.stderr, seeds, *of_difference, score.verdict]
+                writer.writerow([row.task, row.metric, model, *scores])
+        return file.getvalue()
 
     def _trend(self) -> Table:
         """Return a table with one row per model, to compare many checkpoints."""

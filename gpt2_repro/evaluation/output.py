@@ -88,6 +88,18 @@ def write_results(folder: Path, name: str, data: str, table: str) -> str:
     return f"Written: {folder / name}.md, {folder / name}.json"
 
 
+def write_table(folder: Path, comparison: Comparison, form: str) -> str:
+    """Write comparison.csv or, for the form `latex`, comparison.tex, and return the line to print."""
+    if form == "csv":
+        path = folder / "comparison.csv"
+        text = comparison.csv()
+    else:
+        path = folder / "comparison.tex"
+        text = comparison.table().latex()
+    write_whole(path, text)
+    return f"Written: {path}"
+
+
 def comparison_markdown(comparison: Comparison) -> str:
     """Return the comparison as Markdown: warnings, table, and a list of the settings."""
     metrics = {row.metric for row in comparison.rows}

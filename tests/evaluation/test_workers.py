@@ -1,5 +1,6 @@
 """Several processes give the scores of one, and end together."""
 
+import csv
 import json
 import os
 import signal
@@ -51,6 +52,26 @@ def test_two_processes_give_the_scores_of_one(folder: Path) -> None:
     """A batch has the same texts in both cases."""
     options = ["--device", "cpu", "--no_cache"]
     assert scores_of("two", *options, "--processes", "2") == scores_of("one", *options)
+
+
+def test_tables_for_a_paper(folder: Path) -> None:
+    words = ["model", "--baseline", "untrained", "--local_data", "data", "--tasks", "last_word", "--device", "cpu"]
+    for form in ("csv", "latex"):
+        main([*words, "--output_dir", "out", "--table", form])
+    rows = json.loads(Path("out/comparison.json").read_text(encoding="utf-8"))["rows"]
+    expected: list[tuple[str, str, str, float]] = []
+    for row in rows:
+        for model, score in row["values"].items():
+            expected.append((row["task"], row["metric"], model, score["value"]))
+    with Path("out/comparison.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["task"], line["metric"], line["model"], float(line["value"])) for line in lines] == expected
+    assert [bool(line["difference"]) for line in lines] == [True, False] * len(rows)
+
+    text = Path("out/comparison.tex").read_text(encoding="utf-8")
+    assert text.isascii()
+    assert text.count(r"last\_word & ") == len(rows)
+    assert text.count(r"\\") == len(rows) + 1
 
 
 def load() -> tuple[Any, Any]:
