@@ -195,7 +195,9 @@ def _build(staging: Path, args: DataArguments, options: PreparationOptions) -> N
     sources = _open_sources(staging, args, options)
     tokenizer = staging / "tokenizer"
     texts = functools.partial(_text_for_tokenizer, sources, args)
-    files = [file for source in sources.training for file in source.files]
+    files: list[SourceFile] = []
+    for source in sources.training:
+        files += source.files
     obtain_tokenizer(args, tokenizer, texts, text_bytes(files))
     encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
     _check_tokens(sources, args, encoder)

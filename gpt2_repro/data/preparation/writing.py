@@ -19,7 +19,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import Block, in_blocks, pack_rows, pack_windows
 from gpt2_repro.data.preparation.mixing import Mixture
 from gpt2_repro.data.preparation.splits import DocumentCounts, Group
-from gpt2_repro.data.preparation.staging import EXAMPLES, StagedPart
+from gpt2_repro.data.preparation.staging import EXAMPLES, StagedPart, Stream
 from gpt2_repro.data.prepared import fingerprint_of, request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
@@ -136,7 +136,9 @@ def _count_read(groups: Sequence[Group | Mixture]) -> ReadCounts:
     longest = 0
     bad = 0
     bad_examples: list[str] = []
-    streams = [stream for group in groups for stream in group.streams]
+    streams: list[Stream] = []
+    for group in groups:
+        streams += group.streams
     for stream in streams:
         for part in stream.parts:
             summary = part.summary
