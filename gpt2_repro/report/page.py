@@ -8,7 +8,7 @@ import os
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import jinja2
 from gpt2_repro.evaluation.comparison import NO_SCORE, Comparison, ComparisonRow
 from gpt2_repro.evaluation.model_card import deviation_table
 from gpt2_repro.files import write_whole
-from gpt2_repro.report.read import Row, Run, values
+from gpt2_repro.report.read import Row, Run, has_value, last_value, values
 from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.text import Cell, Table, count, duration, in_terminal
 
@@ -37,9 +37,14 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
             write_whole(folder / f"{name}.png", picture)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
     environment.filters["base64"] = _base64
+    date = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
     html = environment.get_template("page.html.j2").render(
         progress=progress,
         key_numbers=key_numbers,
@@ -52,7 +57,7 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
         run_table=run_table(runs, labels),
         settings=setting_table(runs, labels),
         differences=recipe_differences(runs, labels),
-        date=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
+        date=date,
     )
     write_whole(output, html.encode())
 
@@ -66,7 +71,11 @@ def label_runs(runs: Sequence[Run]) -> list[str]:
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names
-    return ["/".join(run.path.resolve().parts[-2:]) for run in runs]
+    labels: list[str] = []
+    for run in runs:
+        path = run.path.resolve()
+        labels.append("/".join(path.parts[-2:]))
+    return labels
 
 
 def summary(run: Run, page: Path) -> list[str]:
@@ -76,12 +85,15 @@ def summary(run: Run, page: Path) -> list[str]:
         lines.append(run.status.reason)
     numbers = Table(["", "", ""], [])
     for number in key_numbers(run):
-        numbers.rows.append([Cell(number.label), Cell(number.text, "number"), Cell(number.note)])
+        cells = [Cell(number.label), Cell(number.text, "number"), Cell(number.note)]
+        numbers.rows.append(cells)
     lines += numbers.lines()[1:]
     if run.comparison:
-        shown = _without_perplexities(run.comparison) or run.comparison.rows
-        table = dataclasses.replace(run.comparison, rows=shown).table()
-        lines += ["", *table.lines(), ""]
+        rows = _without_perplexities(run.comparison) or run.comparison.rows
+        shown = dataclasses.replace(run.comparison, rows=rows)
+        lines.append("")
+        lines += shown.table().lines()
+        lines.append("")
     lines += run.missing().values()
     if run.samples:
         newest = run.samples[-1]
@@ -106,7 +118,9 @@ def progress(run: Run) -> str:
         text += f" of {status.max_steps:,}"
     text += f", {count(status.tokens)} tokens"
     seconds = _seconds_left(run)
-    return text if seconds is None else f"{text}, {duration(seconds)} left"
+    if seconds is not None:
+        text += f", {duration(seconds)} left"
+    return text
 
 
 def _seconds_left(run: Run) -> float | None:
@@ -139,40 +153,37 @@ def key_numbers(run: Run) -> list[KeyNumber]:
 
 
 def _losses_and_scores(run: Run) -> list[KeyNumber]:
-    validated = [row for row in run.validation if values([row], "eval_loss")]
+    validated = [row for row in run.validation if has_value(row, "eval_loss")]
     last: Row = validated[-1] if validated else {}
-    references = "".join(f", {name} {loss:.3f}" for name, loss in run.reference_losses.items())
-    numbers = [
-        KeyNumber(
-            "validation loss (nats/token)",
-            last.get("eval_loss"),
-            "{:.3f}".format,
-            f"at step {last.get('step')}{references}",
-        )
-    ]
+    note = f"at step {last.get('step')}"
+    for name, loss in run.reference_losses.items():
+        note += f", {name} {loss:.3f}"
+    numbers = [KeyNumber("validation loss (nats/token)", last.get("eval_loss"), "{:.3f}".format, note)]
     best = min(validated, key=lambda row: row["eval_loss"], default=last)
     if best is not last:
-        numbers.append(
-            KeyNumber("best validation loss", best["eval_loss"], "{:.3f}".format, f"at step {best['step']}")
-        )
+        note = f"at step {best['step']}"
+        numbers.append(KeyNumber("best validation loss", best["eval_loss"], "{:.3f}".format, note))
     if run.expected:
         expected, basis = run.expected
         numbers.append(KeyNumber("expected last loss", expected, "{:.2f}".format, basis))
     numbers.append(KeyNumber("bits per byte", last.get("eval_bits_per_byte"), "{:.4f}".format))
     for name in run.further_sets:
+        loss_of_set = _last(run, f"eval_{name}_loss")
         bits = _last(run, f"eval_{name}_bits_per_byte")
         note = "" if bits is None else f"{bits:.4f} bits per byte"
-        numbers.append(KeyNumber(f"loss of {name}", _last(run, f"eval_{name}_loss"), "{:.3f}".format, note))
-    scores = ", ".join(f"{name} {score:.4f}" for name, score in run.reference_scores.items())
-    numbers.append(KeyNumber("HellaSwag", _last(run, "hellaswag_acc"), "{:.4f}".format, scores))
+        numbers.append(KeyNumber(f"loss of {name}", loss_of_set, "{:.3f}".format, note))
+    scores = [f"{name} {score:.4f}" for name, score in run.reference_scores.items()]
+    numbers.append(KeyNumber("HellaSwag", _last(run, "hellaswag_acc"), "{:.4f}".format, ", ".join(scores)))
     return numbers
 
 
 def _numbers_of_training(run: Run) -> list[KeyNumber]:
     environment = run.environment
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in environment.startup.items())
+    seconds = run.status.seconds
+    startup = sum(environment.startup.values())
+    phases = [f"{name} {of_phase:.1f} s" for name, of_phase in environment.startup.items()]
     price = environment.usd_per_hour or 0
-    cost = (run.status.seconds or 0) / 3600 * price
+    cost = (seconds or 0) / 3600 * price
     return [
         KeyNumber("non-finite training losses", len(run.non_finite_steps) or None, count, "steps"),
         KeyNumber("parameters", environment.parameters or None, count),
@@ -180,15 +191,14 @@ def _numbers_of_training(run: Run) -> list[KeyNumber]:
         KeyNumber("tokens/s", _median(run, "tokens_per_second"), "{:,.0f}".format, "median"),
         KeyNumber("MFU", _median(run, "mfu"), "{:.1%}".format, "median"),
         KeyNumber("padding", _median(run, "padding"), "{:.1%}".format, "median"),
-        KeyNumber("time", run.status.seconds, duration),
-        KeyNumber("last start-up", sum(environment.startup.values()) or None, duration, phases),
+        KeyNumber("time", seconds, duration),
+        KeyNumber("last start-up", startup or None, duration, ", ".join(phases)),
         KeyNumber("cost", cost or None, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
     ]
 
 
 def _last(run: Run, key: str) -> float | None:
-    logged = values(run.validation, key)
-    return logged[-1] if logged else None
+    return last_value(run.validation, key)
 
 
 def _median(run: Run, key: str) -> float | None:
@@ -199,23 +209,31 @@ def _median(run: Run, key: str) -> float | None:
 def not_comparable(runs: Sequence[Run]) -> list[str]:
     """Return the reasons why the numbers of the runs cannot be compared."""
     reasons: list[str] = []
-    data = [run.environment.data for run in runs]
-    if _differ(manifest.get("tokenizer_sha256") for manifest in data):
+    tokenizers: list[object] = []
+    texts: list[object] = []
+    for run in runs:
+        manifest = run.environment.data
+        tokenizers.append(manifest.get("tokenizer_sha256"))
+        texts.append(manifest.get("sha256", {}).get("validation"))
+    if _differ(tokenizers):
         reasons.append(
             "The runs use different tokenizers. Compare only their bits per byte (evaluate.sh with all runs)."
         )
-    elif _differ(manifest.get("sha256", {}).get("validation") for manifest in data):
+    elif _differ(texts):
         reasons.append("The runs use different validation sets. Task scores can be compared, but losses cannot.")
-    if _differ(_last(run, "eval_tokens") for run in runs):
+    tokens = [_last(run, "eval_tokens") for run in runs]
+    if _differ(tokens):
         reasons.append("The runs were validated on different numbers of tokens. Their losses cannot be compared.")
-    if _differ(run.status.step for run in runs):
+    steps = [run.status.step for run in runs]
+    if _differ(steps):
         reasons.append("The runs have different numbers of steps.")
-    if _differ(_last(run, "hellaswag_items") for run in runs):
+    items = [_last(run, "hellaswag_items") for run in runs]
+    if _differ(items):
         reasons.append("The runs were scored on different HellaSwag items. Their accuracies cannot be compared.")
     return reasons
 
 
-def _differ(known: Iterable[object]) -> bool:
+def _differ(known: Sequence[object]) -> bool:
     """Return whether there are two different values. None is not a value."""
     return len(set(known) - {None}) > 1
 
@@ -226,20 +244,38 @@ def sample_text(sample: dict[str, Any]) -> str:
     return re.sub(r"\n(?:[ \t\r]*\n)+", "\n\n", generated).rstrip()
 
 
+@dataclasses.dataclass(frozen=True)
+class RunEntry:
+    """A run of a table, with the texts of its row by column."""
+
+    run: Run
+    label: str
+    texts: dict[str, str]
+
+    @property
+    def loss(self) -> float:
+        """The last validation loss. A run without one is the last in the table."""
+        return _last(self.run, "eval_loss") or math.inf
+
+
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Return a table of the key numbers of several runs, the run with the lowest loss first."""
-    entries: list[tuple[Run, str, dict[str, str]]] = []
+    entries: list[RunEntry] = []
     columns: dict[str, None] = {}  # the keys, in order
     for run, label in zip(runs, labels, strict=True):
         texts = {number.label: number.text for number in key_numbers(run)}
         texts.update(_scores(run))
         columns.update(dict.fromkeys(texts))
-        entries.append((run, label, texts))
-    entries.sort(key=lambda entry: _last(entry[0], "eval_loss") or math.inf)
+        entries.append(RunEntry(run, label, texts))
+    entries.sort(key=lambda entry: entry.loss)
     rows: list[list[Cell]] = []
-    for run, label, texts in entries:
-        numbers = [Cell(texts.get(name, "–"), "number") for name in columns]
-        rows.append([Cell(label), Cell(f"{run.status.state}, {progress(run)}"), *numbers])
+    for entry in entries:
+        state = f"{entry.run.status.state}, {progress(entry.run)}"
+        row = [Cell(entry.label), Cell(state)]
+        for column in columns:
+            text = entry.texts.get(column, "–")
+            row.append(Cell(text, "number"))
+        rows.append(row)
     return Table(["run", "state", *columns], rows)
 
 
@@ -274,9 +310,9 @@ class Setting:
         if len(self.labels) == 1:
             return self.labels[0]
         start = os.path.commonprefix(self.labels)
-        reversed_labels = [label[::-1] for label in self.labels]
-        reversed_end = os.path.commonprefix(reversed_labels)
-        return f"{start}*{reversed_end[::-1]}"
+        backwards = [label[::-1] for label in self.labels]
+        end = os.path.commonprefix(backwards)[::-1]
+        return f"{start}*{end}"
 
     @property
     def loss(self) -> str:
@@ -300,12 +336,15 @@ def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     if len(runs) < 2:
         return table
     settings = _settings(runs, labels)
+    if not settings:
+        return table
+    best = settings[0]
     squares: list[float] = []
     for setting in settings:
-        squares += [(loss - setting.mean) ** 2 for loss in setting.losses]
+        for loss in setting.losses:
+            squares.append((loss - setting.mean) ** 2)
     freedom = len(squares) - len(settings)
     for setting in settings:
-        best = settings[0]
         difference = setting.mean - best.mean
         shown = f"{difference:+.4f}"
         if setting is best:
@@ -313,13 +352,15 @@ def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
             verdict = ""
         elif freedom:
             variance = sum(squares) / freedom
-            error = math.sqrt(variance * (1 / len(setting.losses) + 1 / len(best.losses)) / 2)
+            inverse_seeds = 1 / len(setting.losses) + 1 / len(best.losses)
+            error = math.sqrt(variance * inverse_seeds / 2)
             half = error * stats.studentized_range.ppf(0.95, len(settings), freedom)
             shown += f" ± {half:.4f}"
             verdict = "higher" if difference > half else "within the seeds"
         else:
             verdict = "one seed each: unknown"
-        texts = [setting.name, str(len(setting.seed_pairs)), setting.loss, shown, verdict]
+        seeds = str(len(setting.seed_pairs))
+        texts = [setting.name, seeds, setting.loss, shown, verdict]
         table.rows.append([Cell(text) for text in texts])
     return table
 
@@ -346,10 +387,7 @@ def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     fields: dict[str, None] = {}  # the keys, in order
     recipes: list[dict[str, str]] = []
     for run in runs:
-        recipe: dict[str, str] = {}
-        for section, keys in run.recipe.items():
-            for key, value in keys.items():
-                recipe[f"{section}.{key}"] = str(value)
+        recipe = _flat_recipe(run)
         recipes.append(recipe)
         fields.update(dict.fromkeys(recipe))
     rows: list[list[Cell]] = []
@@ -358,3 +396,12 @@ def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:
         if len(set(texts)) > 1:
             rows.append([Cell(text) for text in [field, *texts]])
     return Table(["field", *labels], rows)
+
+
+def _flat_recipe(run: Run) -> dict[str, str]:
+    """Return the values of a run's recipe as text, by names such as `training.seed`."""
+    values_as_text: dict[str, str] = {}
+    for section, keys in run.recipe.items():
+        for key, value in keys.items():
+            values_as_text[f"{section}.{key}"] = str(value)
+    return values_as_text
