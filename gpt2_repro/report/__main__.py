@@ -38,25 +38,31 @@ def main(argv: list[str]) -> None:
         results: list[Finding] = []
         for run in runs:
             results += findings(run)
-        print("\n".join(map(str, results)))
+        for finding in results:
+            print(finding)
         sys.exit(any(finding.mark == "✗" for finding in results))
     output = options.output or _default_output(runs)
     if output.suffix not in (".html", ".htm") or output.is_dir():
         raise UserError(f"-o {output} is not an .html file.")
     os.environ.pop("MPLBACKEND", None)  # matplotlib refuses the backend of Jupyter if it is not installed here
-    write_page(runs, output, folder=None if options.output else output.with_suffix(""))
+    folder = None
+    if not options.output:
+        folder = output.with_suffix("")
+    write_page(runs, output, folder)
     for run in runs:
-        print("\n".join(summary(run, output)))
-    reasons = not_comparable(runs)
-    if reasons:
-        print("\n".join(reasons))
-    elif len(runs) > 1:
-        print("\n".join(setting_table(runs, label_runs(runs)).lines()))
+        for line in summary(run, output):
+            print(line)
+    lines = not_comparable(runs)
+    if not lines and len(runs) > 1:
+        lines = setting_table(runs, label_runs(runs)).lines()
+    for line in lines:
+        print(line)
 
 
 def _default_output(runs: list[Run]) -> Path:
-    folder = runs[0].path if len(runs) == 1 else Path()
-    return folder / "report.html"
+    if len(runs) == 1:
+        return runs[0].path / "report.html"
+    return Path("report.html")
 
 
 if __name__ == "__main__":
