@@ -91,7 +91,7 @@ def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         total = re.search(r"^total +([\d.]+) min +\$([\d.]+)", out, re.MULTILINE)
         assert code == 0 and total and float(total[2]) == pytest.approx(budget, rel=0.01)
     path = tmp_path / "budget_25usd.yaml"
-    assert parse_for_training(path).model.n_layer == 13  # near gpt2_124m, which costs $31
+    assert parse_for_training(path).model.n_layer == 13  # near gpt2_124m, which costs $29
     assert "prepare_data.py budget_25usd.yaml" in out and "train.py budget_25usd.yaml" in out
     path.write_text(path.read_text(encoding="utf-8").replace("n_head: 13", "n_head: 6"), encoding="utf-8")
     other_recipe = "recipes/demo.yaml --budget 25"
