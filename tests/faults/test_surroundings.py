@@ -116,12 +116,11 @@ def test_output_to_a_full_disk_does_not_end_a_command(golden, tiny_recipe: Path,
 
 def test_memory_trials_run_the_real_command(tiny_recipe: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """`preflight --memory` reduces the micro-batch size until train.py succeeds."""
-    (tmp_path / "requirements.txt").symlink_to(ROOT / "requirements.txt")
     (tmp_path / "train.py").symlink_to(ROOT / "tests" / "faults" / "faulty_train.py")
     fault = {"FAULT": "small_device", "FAULT_AT": "0", "FAULT_RANK": "0", "FAULT_MARK": str(tmp_path / "mark")}
     for name, value in fault.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(preflight, "ROOT", tmp_path)
+    monkeypatch.setattr(preflight, "TRAINING", [str(tmp_path / "train.py")])
     with pytest.raises(SystemExit) as end:
         options = ("--memory", "--per_device_train_batch_size", "2", "--sync_to", str(tmp_path / "place"))
         preflight.main([str(tiny_recipe), *options])
