@@ -273,7 +273,7 @@ def _losses(run_directory: Path, steps: list[int]) -> dict[int, float]:
 
 @contextlib.contextmanager
 def disk_faults_in_words(run_directory: Path, name: str, staging: Path) -> Iterator[None]:
-    """Raise RunFailed, and delete `staging`, if the disk of `run` is full or read-only.
+    """Raise RunFailed, and delete `staging`, if the disk of `run_directory` is full or read-only.
 
     `name` is the name of the checkpoint or final model for the message.
     """
