@@ -20,6 +20,7 @@ ENVIRONMENT = 4.0
 COMPILING = 1.5
 EVALUATION = 5.0
 EVALUATION_START = 1.0
+CARDS_OF_A_MACHINE = 8
 SAVE_SECONDS = 2.0
 SAMPLE_SECONDS = 0.6
 SYNC_BYTES_PER_SECOND = 50e6
@@ -217,7 +218,7 @@ def _evaluation_minutes(work: Workload, cards: int) -> float:
     """Return the minutes of evaluate.sh, which starts one process per GPU. The processes share the texts."""
     on_one_card = EVALUATION * max(1, work.parameters / 300e6)
     scoring = on_one_card - EVALUATION_START
-    return EVALUATION_START + scoring / cards
+    return EVALUATION_START + scoring / min(cards, CARDS_OF_A_MACHINE)  # evaluate.sh uses one machine
 
 
 def cost_of(work: Workload, name: str, cards: int, *, usd_per_hour: float = 0, speed: float = 0) -> RunCost:

@@ -100,6 +100,7 @@ def test_several_gpus_share_the_scoring_of_an_evaluation() -> None:
     assert 0 < start < of_cards[1]
     for cards, spent in of_cards.items():
         assert spent == pytest.approx(start + (of_cards[1] - start) / cards)
+    assert minutes(cost_of(work(), "H100 SXM", 16))["evaluation"] == of_cards[8]  # on one of two machines
     # The start is the same for a larger model, which takes longer to score.
     larger = {cards: minutes(cost_of(work(n_layer=48), "H100 SXM", cards))["evaluation"] for cards in (1, 2)}
     assert larger[1] > of_cards[1] and 2 * larger[2] - larger[1] == pytest.approx(start)
