@@ -128,6 +128,7 @@ def _evaluate(
             table = output.comparison_markdown(comparison)
             print(f"\n{table}")  # first, because the scores took hours and the disk may be full
             print(output.write_results(output_dir, "comparison", comparison.to_json(), table))
+            output.delete_tables(output_dir)
             if options.table:
                 print(output.write_table(output_dir, comparison, options.table))
             return comparison

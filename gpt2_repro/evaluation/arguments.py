@@ -11,6 +11,7 @@ from typing import Any
 from gpt2_repro.cli import CommandParser, positive_count
 from gpt2_repro.config import parse_recipe, values_of
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.output import TABLES
 from gpt2_repro.fields import settings_of
 from gpt2_repro.launchers import EVALUATE
 from gpt2_repro.recipe import SUITES, EvaluationArguments, EvaluationRecipe
@@ -33,7 +34,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help="Also score the text files in DIR.")
     parser.add_argument("--check_overlap", action="store_true", help="Also score without texts in the training data.")
     table = "Also write comparison.csv, with one line per score, or comparison.tex, for the package booktabs."
-    parser.add_argument("--table", choices=("csv", "latex"), help=table)
+    parser.add_argument("--table", choices=TABLES, help=table)
     follow = "Score each checkpoint of a run, or of its copies at a place, while it trains."
     parser.add_argument("--follow", action="store_true", help=follow)
     parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")

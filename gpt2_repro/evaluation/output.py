@@ -22,6 +22,8 @@ from gpt2_repro.text import now
 
 logger = logging.getLogger(__name__)
 
+# Files of the table in other forms, by the value of --table.
+TABLES = {"csv": "comparison.csv", "latex": "comparison.tex"}
 LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 
 
@@ -62,7 +64,7 @@ def create_output_folder(folder: Path) -> None:
     evaluation will overwrite the comparison.
     """
     if "rows" not in read_object(folder / "comparison.json"):
-        for name in ("comparison.json", "comparison.md"):
+        for name in ("comparison.json", "comparison.md", *TABLES.values()):
             path = folder / name
             if path.exists():
                 raise UserError(f"{path} was not written by evaluate.sh. Delete it or pass another --output_dir.")
@@ -88,14 +90,19 @@ def write_results(folder: Path, name: str, data: str, table: str) -> str:
     return f"Written: {folder / name}.md, {folder / name}.json"
 
 
+def delete_tables(folder: Path) -> None:
+    """Delete comparison.csv and comparison.tex of an earlier evaluation, which have its scores."""
+    for name in TABLES.values():
+        (folder / name).unlink(missing_ok=True)
+
+
 def write_table(folder: Path, comparison: Comparison, form: str) -> str:
-    """Write comparison.csv or, for the form `latex`, comparison.tex, and return the line to print."""
+    """Write the table in a form of TABLES, and return the line to print."""
     if form == "csv":
-        path = folder / "comparison.csv"
         text = comparison.csv()
     else:
-        path = folder / "comparison.tex"
         text = comparison.table().latex()
+    path = folder / TABLES[form]
     write_whole(path, text)
     return f"Written: {path}"
 

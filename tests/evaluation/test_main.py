@@ -165,7 +165,7 @@ def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
 
 def test_a_comparison_of_another_program_is_kept(tiny_run):
     Path("out").mkdir()
-    for name in ("comparison.md", "comparison.json"):
+    for name in ("comparison.md", "comparison.json", "comparison.csv", "comparison.tex"):
         Path("out", name).write_text("[1]", encoding="utf-8")
         with pytest.raises(UserError, match=name):
             evaluate()
