@@ -31,16 +31,19 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def start(tmp_path: Path, corpus: list[Path]) -> Callable[..., subprocess.Popen[str]]:
+@pytest.fixture(params=["files", "mixture"])
+def start(tmp_path: Path, corpus: list[Path], request: pytest.FixtureRequest) -> Callable[..., subprocess.Popen[str]]:
     """Return a function that starts prepare_data.py in a new process session."""
     story = tmp_path / "story.py"
     story.write_text(STORY, encoding="utf-8")
 
     def run(name: str, workers: int) -> subprocess.Popen[str]:
         form = ("--tokenizer", "train:300", "--sequence_length", 32, "--split", "hash", "--validation_fraction", 0.1)
-        files = ("--data_files", *corpus, "--dataset_dir", tmp_path / name, "--validation_text", "true")
-        words = ("python", story, *form, *files, "--num_proc", workers)
+        sources = ("--data_files", *corpus)
+        if request.param == "mixture":
+            sources = ("--source", f"{corpus[0]}=0.6,{corpus[1]}=0.4x2")
+        output = ("--dataset_dir", tmp_path / name, "--validation_text", "true")
+        words = ("python", story, *form, *sources, *output, "--num_proc", workers)
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return start_command(words, {"PYTHONPATH": str(ROOT)}, **streams)
 
@@ -82,13 +85,13 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(start, tmp_path: P
         assert not (tmp_path / "out").exists()
 
     for parts in (1, 15):
-        kill_at("streams/train/*-*.json", parts)
+        kill_at("streams/train*/*-*.json", parts)
     process = start("out", 2)
     wait_for(process, lambda: len(workers_of(process)) >= 4)
     os.kill(max(workers_of(process)), signal.SIGKILL)  # the newest process is a worker
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2 and "--num_proc 1" in output and "Traceback" not in output, output
-    assert len(glob.glob(f"{tmp_path}/out.staging/streams/train/*-*.ids")) >= 15
+    assert len(glob.glob(f"{tmp_path}/out.staging/streams/train*/*-*.ids")) >= 15
     for shards in (1, 5):
         kill_at("folder/*/data-*.arrow", shards)
     for name in ("out", "alone"):
@@ -101,7 +104,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(start, tmp_path: P
 
 def test_ctrl_c_ends_workers_in_silence(start, tmp_path: Path) -> None:
     process = start("out", 2)
-    wait_for(process, lambda: bool(glob.glob(f"{tmp_path}/out.staging/streams/train/*-*.json")))
+    wait_for(process, lambda: bool(glob.glob(f"{tmp_path}/out.staging/streams/train*/*-*.json")))
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "Traceback" not in output, output

@@ -5,7 +5,10 @@ import itertools
 import json
 import math
 import random
+import shutil
+from collections import namedtuple
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -293,6 +296,24 @@ def interrupted_at(call: int) -> Callable[..., None]:
         write_whole(*words)
 
     return write
+
+
+@pytest.mark.parametrize(("free", "is_enough"), [(0.75, False), (0.85, True)])
+def test_the_disk_is_checked_before_a_mixture(
+    mixture, free: float, is_enough: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.jsonl"
+        write_jsonl(path, numbered(name, 200, 500))
+    tokens = path.stat().st_size / 4.5  # of each file
+    # All of a and 3/7 of b become rows. A tenth more of b is staged, in place of documents that the hash holds out.
+    needed = 2 * tokens * (10 / 7 + 1 + 3 / 7 / 0.9)
+    disk = namedtuple("usage", "free")(round(free * needed))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    expected = nullcontext() if is_enough else pytest.raises(UserError, match=r"--dataset_dir.*--max_tokens")
+    with expected:
+        prepare(mixture("out", split="hash"))
+    assert (tmp_path / "out").exists() == is_enough
 
 
 @pytest.mark.parametrize("split", ["head", "hash"])
