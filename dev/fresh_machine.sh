@@ -24,7 +24,9 @@ mistake() {
 }
 
 packages_of_readme() {
-  sed -n 's/.*apt-get install \([a-z0-9 +.-]*\).*/\1/p' "$repository/README.md" | head -n 1
+  local command
+  command=$(grep -o -m 1 'apt-get install [a-z0-9 +.-]*' "$repository/README.md" | head -n 1)
+  echo "${command#apt-get install }"
 }
 
 # --- In the namespaces: $root is the new system ----------------------------------------------------------------------
@@ -51,8 +53,10 @@ mount_system() {
     mount --bind "/dev/$device" "$root/dev/$device"
   done
   ln -s /proc/self/fd "$root/dev/fd"
-  mkdir "$root/dev/shm"
+  mkdir "$root/dev/shm" "$root/dev/pts"
   mount -t tmpfs tmpfs "$root/dev/shm"
+  mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts "$root/dev/pts"
+  ln -s pts/ptmx "$root/dev/ptmx"
   cat /etc/resolv.conf >"$root/etc/resolv.conf"
   cat /etc/hosts >"$root/etc/hosts"
 }
