@@ -21,6 +21,7 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$repository/runpod/environment.sh"
 (($# == 0)) || mistake "Unknown option $1."
 export HOME=${HOME:-/root}
+pod_start=$EPOCHSECONDS
 settings=$HOME/gpt2.env # in the container, because the next pod with this volume may have another image
 
 arm_deadline() {
@@ -34,6 +35,7 @@ arm_deadline() {
 write_settings() {
   printf 'export HF_HOME=${HF_HOME:-%q}\nexport HF_DATASETS_CACHE=${HF_DATASETS_CACHE:-%q}\n' \
     "$workspace/.cache/huggingface" "$HOME/.cache/huggingface/datasets"
+  printf 'export POD_START=%q\n' "$pod_start"
   printf 'export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-%q}\nexport PATH=%q:$PATH\ncd %q\n' \
     "$workspace/.cache/inductor" "$venv/bin" "$repository"
 }

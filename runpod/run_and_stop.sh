@@ -19,7 +19,8 @@
 # report, copies the run, waits --grace minutes and stops the pod, as after a failure. Closing the terminal has no
 # effect. All output is written to the log $WORKSPACE/logs/run-<UTC time>.log. If this folder cannot be written, the
 # log is in /tmp. A terminal shows the log. Without a terminal, only the last errors are printed. The log is copied to
-# console.log in the run directory. Only one run_and_stop.sh process can run on a pod.
+# pod.log in the run directory. It has the time and, with --usd_per_hour, the price of each part: set-up, training,
+# evaluation, copy, waiting. Only one run_and_stop.sh process can run on a pod.
 set -euo pipefail
 # shellcheck source=runpod/stop_pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stop_pod.sh"
@@ -77,6 +78,29 @@ trap '' HUP
 if ((stops)); then bash runpod/deadline.sh "$hours" $$ 8>&- 9>&- || exit 1; fi
 
 set +eu # from here on the script must not end before it has stopped the pod: failures are logged instead
+# on_start.sh sets POD_START, the time at which it started.
+pod_start=${POD_START:-$EPOCHSECONDS}
+part_start=$pod_start
+price="" # of the machine, in millionths of a dollar per hour
+if [[ " $* " =~ " --usd_per_hour"[\ =]([0-9.]+)" " ]]; then
+  per_hour=${BASH_REMATCH[1]}
+  if is_positive "$per_hour"; then price=$(seconds "$per_hour" 1000000); fi
+fi
+# SECONDS: print them with their price.
+priced() {
+  local cents
+  printf '%d s' "$1"
+  [[ -n $price ]] || return 0
+  cents=$(((price * $1 / 3600 + 5000) / 10000))
+  printf ' ($%d.%02d)' $((cents / 100)) $((cents % 100))
+}
+# PART: log the time and price of the part that ends now. The next part starts at the same moment.
+account() {
+  local now=$EPOCHSECONDS
+  say "time of $1: $(priced $((now - part_start))), since the start of the pod: $(priced $((now - pod_start)))"
+  part_start=$now
+}
+
 # shellcheck disable=SC2329  # called by the trap
 tell() { # send SIGTERM only once: a launcher that gets it twice dies before it has saved
   ((told)) || { told=1; say "sent SIGTERM: the training saves and ends"; [[ -z $training ]] || kill -TERM "$training"; }
@@ -84,6 +108,7 @@ tell() { # send SIGTERM only once: a launcher that gets it twice dies before it 
 main() { # a function is read completely before it runs: the file may change during the hours of training
   local code complete=0 run="" folder copied=0 safe=0 pause
   told=0 training=""
+  account "everything before the training"
   trap tell INT TERM
   # A new session: the signals of a terminal (Ctrl-C, hang-up) go to all processes of its session.
   GPT2_REPRO_RUN_NOTE=$note setsid "${PYTHON:-python}" -m gpt2_repro.supervise -- "$@" 8>&- &
@@ -95,6 +120,7 @@ main() { # a function is read completely before it runs: the file may change dur
   training=""
   { read -r run <"$note"; } 2>/dev/null
   say "the training ended with exit code $code, run directory: ${run:-unknown}"
+  account "the training"
 
   if [[ -n $run ]]; then
     ((code == 0)) && grep -qs '"state": "complete"' "$run/run_status.json" && complete=1
@@ -102,8 +128,9 @@ main() { # a function is read completely before it runs: the file may change dur
       bash evaluate.sh "$run" || { code=$?; say "the evaluation failed with exit code $code"; }
     fi
     "${PYTHON:-python}" -m gpt2_repro.report "$run" || say "the report failed: continuing without a report"
+    account "evaluation and report"
     folder=$run
-    cp "$log" "$run/console.log"
+    cp "$log" "$run/pod.log"
   else
     folder=${log%.log} # copy the logs first: a log that still grows never equals its copy
     mkdir -p "$folder" && cp "$(dirname "$log")"/*.log "$folder"
@@ -117,6 +144,7 @@ main() { # a function is read completely before it runs: the file may change dur
       say "THE COPY FAILED: $folder was not copied completely to $target"
       ((code)) || code=1
     fi
+    account "the copy"
   fi
   if [[ -n $run ]]; then
     if ((copied)) || [[ -n ${RUNPOD_VOLUME_ID:-} && $(realpath -m "$run") == "$(realpath -m "$workspace")"/* ]]; then safe=1; fi
@@ -128,6 +156,7 @@ main() { # a function is read completely before it runs: the file may change dur
   if ((code || !complete)); then
     say "the pod will be stopped in $grace minutes (to keep the pod until the deadline, run: kill -KILL $$)"
     rest "$(seconds "$grace" 60)" 8>&- 9>&-
+    account "waiting"
   fi
   if ((safe)); then stop_pod; else stop_pod stop; fi # terminating the pod would delete a run that was not copied
   exit

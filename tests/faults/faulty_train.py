@@ -151,6 +151,7 @@ OF_WRITER: dict[str, Fault] = {
     "kill_before_the_rename": ("checkpoints.writer.publish", kill, saves),
     "read_only": ("checkpoints.writer._write_file", refuse, saves),
     "slow_disk": ("checkpoints.writer.HashedFile.write", waits(8), always),
+    "slow_shards": ("checkpoints.writer._write_file", waits(600), is_shard),
     "stuck_disk": ("checkpoints.writer.HashedFile.write", waits(3600), always),
     "kill_in_rotation": ("checkpoints.rotation.shutil.rmtree", tear, deletes),
     "term_while_saving": ("checkpoints.writer.publish", signals(os.getppid, number=signal.SIGTERM), saves),

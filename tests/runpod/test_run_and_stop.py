@@ -44,7 +44,9 @@ def test_everything_comes_in_its_order(pod) -> None:
         f"python - {run} me/mine/mine",
         *TERMINATE,
     ]
-    assert "the training ended with exit code 0" in (run / "console.log").read_text(encoding="utf-8")
+    log = (run / "pod.log").read_text(encoding="utf-8")
+    assert "the training ended with exit code 0" in log
+    assert "time of the training: " in log and not (run / "console.log").exists()  # console.log belongs to train.py
 
 
 @pytest.mark.parametrize(
