@@ -45,6 +45,11 @@ class Ingredient:
     used: int = 0  # tokens in the mixture
 
 
+def _most_tokens(ingredient: Ingredient) -> Fraction:
+    """Return the tokens that the training split has if this source ends first."""
+    return ingredient.part.passes * ingredient.available / ingredient.part.share
+
+
 class _Reader:
     """Take documents of one source in order, and begin again if more tokens are needed."""
 
@@ -140,8 +145,14 @@ class Mixture:
     def remarks(self) -> list[str]:
         remarks: list[str] = []
         for ingredient in self.ingredients:
-            if ingredient.validation.remark:
-                remarks.append(f"{ingredient.part.source}: {ingredient.validation.remark}")
+            for remark in ingredient.validation.remarks:
+                remarks.append(f"{ingredient.part.source}: {remark}")
+        total = sum(ingredient.used for ingredient in self.ingredients)
+        shortest = min(self.ingredients, key=_most_tokens)
+        if _most_tokens(shortest) < self.args.max_tokens:
+            problem = f"train has {total:,} of the {self.args.max_tokens:,} tokens of --max_tokens"
+            fix = "Add text to it, or pass a smaller share or more passes (xN)"
+            remarks.append(f"{problem}, because {shortest.part.source} has no more. {fix}")
         return remarks
 
     def described(self) -> list[MixedSource]:
@@ -299,7 +310,7 @@ def _divide(ingredients: list[Ingredient], most: Fraction | float, args: DataArg
         ingredient.available = group.counts()["train"].tokens
         if not ingredient.available:
             raise UserError(f"{part.source} has no tokens for the training split. Pass another --source.")
-        total = min(total, part.passes * ingredient.available / part.share)
+        total = min(total, _most_tokens(ingredient))
     for ingredient in ingredients:
         ingredient.used = round(ingredient.part.share * total)
         if args.split == "hash" and ingredient.used < ingredient.available:

@@ -100,7 +100,7 @@ class Group:
     # None, --split hash chooses the documents.
     head: float | None = np.inf
     cut: bool = False  # whether to cut the document in two that contains the position `head`
-    remark: str = ""  # how the validation split differs from the requested split, if it does
+    remarks: list[str] = dataclasses.field(default_factory=list)  # how the splits differ from the requested ones
     limit: float = np.inf  # the position at which both splits end, if they end before the limit of the stream
 
     def spans(self) -> Iterator[DocumentSpan]:
@@ -155,12 +155,6 @@ class Group:
     @property
     def streams(self) -> list[Stream]:
         return [self.stream]
-
-    @property
-    def remarks(self) -> list[str]:
-        if not self.remark:
-            return []
-        return [self.remark]
 
     def counts(self) -> dict[str, DocumentCounts]:
         """Count documents, empty documents and tokens per split."""
@@ -229,8 +223,10 @@ def stage_groups(groups: list[Group], staging: Path, args: DataArguments, option
     """Tokenize the files of groups, and decide where their splits end."""
     for group in groups:
         stage(group.stream, staging, args, options)
+        tokens = sum(part.summary.tokens for part in group.stream.parts)
+        if group.splits[-1] == "train" and tokens < args.max_tokens:
+            group.remarks.append(f"the source has {tokens:,} of the {args.max_tokens:,} tokens of --max_tokens")
         if group.splits == SPLITS:
-            tokens = sum(part.summary.tokens for part in group.stream.parts)
             total = min(group.stream.limit, tokens)
             choose_validation(group, args, total, args.validation_tokens)
 
@@ -249,7 +245,7 @@ def choose_validation(group: Group, args: DataArguments, total: float, requested
             group.head = round(args.validation_fraction * total)
             group.cut = True
             share = f"the first {args.validation_fraction:.1%} of the text, and may cut a document"
-            group.remark = f"--split hash has too few documents: validation has {share}"
+            group.remarks.append(f"--split hash has too few documents: validation has {share}")
         return
     most = MOST_HELD_OUT * total
     # Rounded, because otherwise a document that starts less than a token before it is included.
@@ -263,7 +259,7 @@ def choose_validation(group: Group, args: DataArguments, total: float, requested
         if requested > head:
             less = f" instead of the {requested:,.0f} that were requested"
         share = f"the first {head:,} of {total:,.0f} tokens ({head / total:.1%})"
-        group.remark = f"validation has {share}{less}. Its last document may be cut"
+        group.remarks.append(f"validation has {share}{less}. Its last document may be cut")
 
 
 def _has_small_split(group: Group, args: DataArguments) -> bool:

@@ -298,6 +298,20 @@ def interrupted_at(call: int) -> Callable[..., None]:
     return write
 
 
+@pytest.mark.parametrize("max_tokens", [1000, 100_000])
+def test_a_mixture_that_ends_early_names_its_source(
+    mixture, max_tokens: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    data = prepare(mixture("out", max_tokens=max_tokens))
+    tokens = data.manifest.counts["train"].tokens
+    ends_early = f"train has {tokens:,} of the 100,000 tokens of --max_tokens, because "
+    assert (ends_early in caplog.text) == (max_tokens > tokens)
+    if max_tokens > tokens:
+        reason = caplog.text.partition(ends_early)[2]
+        assert "a.jsonl has no more" in reason.splitlines()[0]
+
+
 @pytest.mark.parametrize(("free", "is_enough"), [(0.75, False), (0.85, True)])
 def test_the_disk_is_checked_before_a_mixture(
     mixture, free: float, is_enough: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

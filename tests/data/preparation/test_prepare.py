@@ -264,6 +264,15 @@ def test_a_folder_that_is_read_is_not_replaced(arguments, content) -> None:
         data.lock()
 
 
+def test_a_source_with_less_than_max_tokens_is_announced(arguments, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    prepare(arguments("all", max_tokens=10**6))
+    assert "of the 1,000,000 tokens of --max_tokens" in caplog.text
+    caplog.clear()
+    prepare(arguments("some", max_tokens=3000))
+    assert "--max_tokens" not in caplog.text
+
+
 def test_the_disk_is_checked_before_the_start(arguments, real_data, monkeypatch, tmp_path: Path) -> None:
     text, tokens = write_jsonl(tmp_path / "a.jsonl", ["one two three " * 50_000]), tmp_path / "a.bin"
     np.resize([50_256, *range(1000, 3000)], 5_000_000).astype(np.uint16).tofile(tokens)
