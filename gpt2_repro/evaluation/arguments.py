@@ -28,7 +28,8 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     models = "A run directory (final/ or a newer checkpoint), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=models)
     defaults = "default: the value in the run's recipe; without a run, the value shown here"
-    _add_recipe_fields(parser.add_argument_group(f"section `evaluation` of the recipe ({defaults})"))
+    group = parser.add_argument_group(f"section `evaluation` of the recipe ({defaults})")
+    _add_recipe_fields(group)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
     parser.add_argument("--suite", choices=SUITES, help="Tasks to score. core: DCLM's 22 tasks.")
     parser.add_argument("--bits_per_byte", type=Path, metavar="DIR", help="Also score the text files in DIR.")
@@ -81,7 +82,9 @@ def arguments_of_run(run_directory: Path | None) -> EvaluationArguments:
     """Return a run's recipe section `evaluation:`, or the defaults if `run` is None."""
     if run_directory is None:
         return EvaluationArguments()
-    return parse_recipe(EvaluationRecipe, [str(run_directory / RECIPE)]).evaluation
+    path = run_directory / RECIPE
+    recipe = parse_recipe(EvaluationRecipe, [str(path)])
+    return recipe.evaluation
 
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:

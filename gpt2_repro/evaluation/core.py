@@ -60,7 +60,9 @@ def find_bundle(folder: Path | None) -> Path:
     if folder is None:
         folder = _download()
     inner = folder / BUNDLE
-    return inner if inner.is_dir() else folder
+    if inner.is_dir():
+        return inner
+    return folder
 
 
 def _download() -> Path:
@@ -98,8 +100,12 @@ def read_bundle(folder: Path) -> list[CoreTask]:
 
 
 def _accuracies_of_guessing(table: Path) -> dict[str, float]:
+    accuracies: dict[str, float] = {}
     with table.open(encoding="utf-8") as file:
-        return {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(file)}
+        for row in csv.DictReader(file):
+            percent = float(row["Random baseline"])
+            accuracies[row["Eval Task"]] = percent / 100
+    return accuracies
 
 
 def _task(entry: Mapping[str, Any], guessing: Mapping[str, float], data: Path) -> CoreTask:
@@ -123,12 +129,19 @@ def definition_of(task: CoreTask) -> dict[str, Any]:
         "metadata": {"version": VERSION},
     }
     if task.kind == MULTIPLE_CHOICE:
-        return definition | {"doc_to_text": "context", "doc_to_choice": "options", "doc_to_target": "gold"}
-    if task.kind == SCHEMA:
+        definition["doc_to_text"] = "context"
+        definition["doc_to_choice"] = "options"
+        definition["doc_to_target"] = "gold"
+    elif task.kind == SCHEMA:
         # lm-eval's form for several contexts: the text is the number of the right one.
-        return definition | {"doc_to_text": "gold", "doc_to_choice": "options", "doc_to_target": "continuation"}
-    definition["output_type"] = "loglikelihood"
-    return definition | {"doc_to_text": "context", "doc_to_target": "continuation"}
+        definition["doc_to_text"] = "gold"
+        definition["doc_to_choice"] = "options"
+        definition["doc_to_target"] = "continuation"
+    else:
+        definition["output_type"] = "loglikelihood"
+        definition["doc_to_text"] = "context"
+        definition["doc_to_target"] = "continuation"
+    return definition
 
 
 def rows_of(task: CoreTask) -> list[dict[str, Any]]:
@@ -142,7 +155,8 @@ def rows_of(task: CoreTask) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         others = [*range(number), *range(number + 1, len(items))]
-        chosen = random.Random(EXAMPLES_SEED + number).sample(others, task.examples)
+        generator = random.Random(EXAMPLES_SEED + number)
+        chosen = generator.sample(others, task.examples)
         examples = "".join(f"{solved[index]}\n\n" for index in chosen)
         row = _row(item, examples, task)
         row["shown"] = examples
@@ -182,7 +196,8 @@ def core_score(metrics: Sequence[Metric], tasks: Sequence[CoreTask]) -> list[Met
     ranges = [1 - task.guessing for task in tasks]  # from guessing to 100 %
     centred: list[float] = []
     for right, span in zip(right_of, ranges, strict=True):
-        centred.append(1 - (1 - float(right.mean())) / span)
+        wrong = 1 - float(right.mean())
+        centred.append(1 - wrong / span)
     core = float(np.mean(centred))
     documents: list[str] = []
     for task in tasks:
@@ -195,9 +210,12 @@ def core_score(metrics: Sequence[Metric], tasks: Sequence[CoreTask]) -> list[Met
     values: list[float] = []
     for right, span in zip(right_of, ranges, strict=True):
         size = len(right)
-        weight = math.sqrt(total * (total - 1) / size / max(1, size - 1)) / span / len(tasks)
-        values += (core + weight * (right - right.mean())).tolist()
-    details = TaskDetails(version=VERSION, documents=total, data=str(tasks[0].data.parents[1]))
+        variance_ratio = total * (total - 1) / size / max(1, size - 1)  # of the means over `size` and `total` values
+        weight = math.sqrt(variance_ratio) / span / len(tasks)
+        deviations = right - right.mean()
+        values += (core + weight * deviations).tolist()
+    bundle = tasks[0].data.parents[1]
+    details = TaskDetails(version=VERSION, documents=total, data=str(bundle))
     metric = Metric(CORE, "centred", None, None, True, MEAN, details=details).over(values, documents)
     if any(len(right) == 1 for right in right_of):  # such as a smoke test with --limit 1
         metric = dataclasses.replace(metric, stderr=None)

@@ -113,14 +113,17 @@ def read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[dict[str, 
     texts: dict[str, list[Ids]] = {}
     for name, rows in data.validation().items():
         texts[f"validation {name or 'text'}"] = _spread(rows, tokens)
-    training_ids = np.concatenate(_spread(data.rows("train"), COUNTED_TOKENS))
-    return texts, np.bincount(training_ids, minlength=len(tokenizer))
+    training_rows = _spread(data.rows("train"), COUNTED_TOKENS)
+    training_ids = np.concatenate(training_rows)
+    counts = np.bincount(training_ids, minlength=len(tokenizer))
+    return texts, counts
 
 
 def _spread(rows: Any, tokens: int) -> list[Ids]:
     """Return the ids of rows with about a number of targets, evenly chosen."""
     targets_of_rows = rows.lengths() - 1
-    count = _rows_with(tokens, len(rows), int(targets_of_rows.sum()))
+    targets = int(targets_of_rows.sum())
+    count = _rows_with(tokens, len(rows), targets)
     chosen = evenly(range(len(rows)), count)
     return [row["input_ids"] for row in rows.__getitems__(chosen)]
 
@@ -144,7 +147,8 @@ def cut_rows(texts: Mapping[str, Sequence[Ids]], *, window: int, tokens: int) ->
                 targets += row.targets
                 cut.append(row)
             number += 1
-        rows += evenly(cut, _rows_with(tokens, len(cut), targets))
+        count = _rows_with(tokens, len(cut), targets)
+        rows += evenly(cut, count)
     return rows
 
 
@@ -156,7 +160,8 @@ def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Lo
 
     from gpt2_repro.evaluation.hellaswag import batches_by_length
 
-    model = model.float().to(device).eval()
+    model = model.float().to(device)
+    model.eval()
     losses: Losses = [np.empty(0, np.float32)] * len(rows)
     lengths = [len(row.ids) for row in rows]
     batches = batches_by_length(lengths, POSITIONS)
@@ -167,12 +172,15 @@ def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Lo
                 ids = rows[number].ids.astype(np.int64)
                 ids_of_rows.append(torch.from_numpy(ids))
             # Padding is on the right, so that no position of a row attends to it.
-            batch = pad_sequence(ids_of_rows, batch_first=True).to(device)
+            batch = pad_sequence(ids_of_rows, batch_first=True)
+            batch = batch.to(device)
             inputs = batch[:, :-1]
             targets = batch[:, 1:]
-            logits = model(input_ids=inputs, use_cache=False).logits.float()
-            flat = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-            padded_losses = flat.view(targets.shape).cpu().numpy()
+            outputs = model(input_ids=inputs, use_cache=False)
+            logits = outputs.logits.float()
+            flat_logits = logits.flatten(0, 1)
+            flat_losses = cross_entropy(flat_logits, targets.flatten(), reduction="none")
+            padded_losses = flat_losses.view(targets.shape).cpu().numpy()
             for number, row_losses in zip(numbers, padded_losses, strict=True):
                 losses[number] = row_losses[: rows[number].targets]
     model.to("cpu")
@@ -196,14 +204,13 @@ def loss_tables(
         window: the largest number of targets (ids to predict) in a row.
         counts: how often each id occurs in the training text. If None, the ids in `rows` are counted instead.
     """
-    domains: list[Integers] = []
-    documents: list[Integers] = []
+    target_counts = [row.targets for row in rows]
+    domain = np.repeat([row.domain for row in rows], target_counts)
+    document = np.repeat([row.document for row in rows], target_counts)
     tokens: list[Ids] = []
     positions: list[Integers] = []
     distances: list[Integers] = []
     for row in rows:
-        domains.append(np.full(row.targets, row.domain))
-        documents.append(np.full(row.targets, row.document))
         tokens.append(row.ids[1:])
         if row.targets == window:
             positions.append(np.arange(window))
@@ -211,21 +218,22 @@ def loss_tables(
             # Only full rows, so that all positions are compared on the same rows.
             positions.append(np.full(row.targets, -1))
         distances.append(after_separator(row.ids, separator))
-    document = np.concatenate(documents)
     token = np.concatenate(tokens, dtype=np.int64)
+    position = np.concatenate(positions)
+    distance = np.concatenate(distances)
     if counts is None:
         counts = np.bincount(token)
     per_million = counts[token] * 1e6 / counts.sum()
-    frequency = np.digitize(per_million, list(FREQUENCIES)) - 1
+    lower_limits = list(FREQUENCIES)
+    frequency = np.digitize(per_million, lower_limits) - 1
+    frequency_labels = list(FREQUENCIES.values())
     is_separator = np.where(token == separator, 0, -1)
-    both = np.array([np.concatenate(losses_of_rows) for losses_of_rows in losses], np.float64)
-    domain = np.concatenate(domains)
-    position = np.concatenate(positions)
-    distance = np.concatenate(distances)
+    flat_losses = [np.concatenate(losses_of_rows) for losses_of_rows in losses]
+    both = np.array(flat_losses, np.float64)
     return {
         "domains": buckets(both, document, domain, names),
         "positions": by_range(both, document, position, position_edges(window)),
-        "frequencies": buckets(both, document, frequency, list(FREQUENCIES.values())),
+        "frequencies": buckets(both, document, frequency, frequency_labels),
         "ends": buckets(both, document, is_separator, ["the separator"]),
         "starts": by_range(both, document, distance, AFTER_SEPARATOR),
     }
@@ -235,8 +243,10 @@ def after_separator(ids: Ids, separator: int | None) -> Integers:
     """Return the distance of each id but the first from the separator before it, 0 without one."""
     index = np.arange(len(ids))
     separators = np.where(ids == separator, index, -1)
-    last = np.maximum.accumulate(separators)[:-1]
-    return np.where(last < 0, 0, index[1:] - last)
+    last_separator = np.maximum.accumulate(separators)
+    last = last_separator[:-1]  # before each id but the first
+    distance = index[1:] - last
+    return np.where(last < 0, 0, distance)
 
 
 def buckets(losses: Floats, document: Integers, group: Integers, labels: Sequence[str]) -> list[Bucket]:
@@ -274,7 +284,8 @@ def by_range(losses: Floats, document: Integers, position: Integers, edges: Sequ
             labels.append(f"{low:,}")
         else:
             labels.append(f"{low:,} to {high - 1:,}")
-    return buckets(losses, document, np.digitize(position, edges) - 1, labels)
+    range_of_target = np.digitize(position, edges) - 1
+    return buckets(losses, document, range_of_target, labels)
 
 
 def clustered(values: Floats, cluster: Integers) -> tuple[float, float | None, int]:
@@ -285,10 +296,12 @@ def clustered(values: Floats, cluster: Integers) -> tuple[float, float | None, i
     mean = values.mean()
     if clusters == 1:
         return float(mean), None, clusters
-    residuals = np.bincount(cluster, values) - mean * counts
+    sums = np.bincount(cluster, values)
+    residuals = sums - mean * counts
     sum_of_squares = (residuals**2).sum()
     spread = math.sqrt(sum_of_squares * clusters / (clusters - 1))
-    return float(mean), spread / len(values), clusters
+    stderr = spread / len(values)
+    return float(mean), stderr, clusters
 
 
 def position_edges(window: int) -> list[int]:

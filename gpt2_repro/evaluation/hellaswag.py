@@ -85,11 +85,14 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
     longest = 0  # of the last batch
     longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     for number in longest_first:
-        if batches and (len(batches[-1]) + 1) * longest <= positions:
-            batches[-1].append(number)
-        else:
-            batches.append([number])
-            longest = lengths[number]
+        if batches:
+            batch = batches[-1]
+            padded = (len(batch) + 1) * longest
+            if padded <= positions:
+                batch.append(number)
+                continue
+        batches.append([number])
+        longest = lengths[number]
     return batches
 
 
@@ -116,7 +119,8 @@ class HellaSwag:
             raise UserError("The tokenizer cannot encode HellaSwag. Pass --hellaswag_steps 0.") from None
         for number, text in enumerate(texts):
             context = contexts[number // ENDINGS]
-            row, targets = cut(text, len(text) - len(context), window)
+            ending_length = len(text) - len(context)
+            row, targets = cut(text, ending_length, window)
             if targets < 1:
                 raise UserError("The tokenizer gives no tokens for a text of HellaSwag. Pass --hellaswag_steps 0.")
             self.rows.append((row, targets))
@@ -177,9 +181,11 @@ def mean_losses(
         numbers = batches[-1]
         if is_own:
             numbers = batches[own]
-        of_batch = batch_means([rows[number] for number in numbers], losses_of, device)
+        rows_of_batch = [rows[number] for number in numbers]
+        means_of_batch = batch_means(rows_of_batch, losses_of, device)
         if is_own:
-            means[torch.tensor(numbers, device=means.device)] = of_batch
+            index = torch.tensor(numbers, device=means.device)
+            means[index] = means_of_batch
         after_batch()
     return means
 

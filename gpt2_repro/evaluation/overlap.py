@@ -69,10 +69,12 @@ def run_length(texts: Mapping[str, Sequence[str]], ids: Mapping[str, Sequence[Se
     """Return the tokens of a run: LENGTH, or more if these have fewer than RUN_BYTES bytes of the texts on average."""
     num_bytes = 0
     for texts_of_document in texts.values():
-        num_bytes += sum(len(text.encode()) for text in texts_of_document)
+        for text in texts_of_document:
+            num_bytes += len(text.encode())
     tokens = 0
     for ids_of_document in ids.values():
-        tokens += sum(len(ids_of_text) for ids_of_text in ids_of_document)
+        for ids_of_text in ids_of_document:
+            tokens += len(ids_of_text)
     length = math.ceil(RUN_BYTES * tokens / max(1, num_bytes))
     return max(LENGTH, length)
 
@@ -89,7 +91,8 @@ def texts_of(task: str, folder: Path) -> dict[str, list[str]]:
             name = hash_string(text)  # as in lm_eval/evaluator.py (0.4.13)
             texts_of_document = texts.setdefault(name, [])
             examples = request.doc.get("shown", "")  # see core.rows_of
-            texts_of_document.append("".join(request.args).removeprefix(examples))
+            whole_text = "".join(request.args)
+            texts_of_document.append(whole_text.removeprefix(examples))
     return texts
 
 
@@ -122,7 +125,8 @@ def hashes_of(ids: NDArray[Any], length: int) -> Hashes:
     size = 1
     while True:
         factor = np.uint64(pow(FACTOR, size, 1 << 64))
-        if length & size:
+        is_part_of_length = length & size != 0
+        if is_part_of_length:
             end = covered + count
             hashes = hashes * factor + doubled[covered:end]
             covered += size
@@ -154,7 +158,8 @@ def find_overlaps(
         for ids in texts:
             names.append(name)
             hashes_of_texts.append(hashes_of(np.asarray(ids), length))
-    wanted = WantedHashes(np.concatenate([NONE, *hashes_of_texts]))
+    all_hashes = np.concatenate([NONE, *hashes_of_texts])
+    wanted = WantedHashes(all_hashes)
     margin = length - 1  # ids of a run after the first one
     with Progress(desc="overlap with the training data", unit="token", total=total, unit_scale=True) as bar:
         end = np.empty(0, np.uint16)  # of the array before, as a run may begin there
@@ -163,7 +168,8 @@ def find_overlaps(
             end = trained[-margin:]
             for start in range(0, len(trained), PIECE):
                 stop = start + PIECE + margin
-                wanted.mark(hashes_of(trained[start:stop], length))
+                piece = trained[start:stop]
+                wanted.mark(hashes_of(piece, length))
             bar.update(len(array))
     found: set[str] = set()
     is_seen = wanted.is_seen()
@@ -193,7 +199,8 @@ class WantedHashes:
         candidates = hashes[may_be_wanted]
         nearest = np.searchsorted(self._unique, candidates, side="right") - 1  # at most; -1 is never equal
         is_equal = self._unique[nearest] == candidates
-        self._seen[nearest[is_equal]] = True
+        found = nearest[is_equal]
+        self._seen[found] = True
 
     def is_seen(self) -> NDArray[np.bool_]:
         """Return for each hash whether it was seen."""
@@ -201,4 +208,5 @@ class WantedHashes:
 
 
 def _slot(hashes: Hashes) -> NDArray[np.int64]:
-    return (hashes >> np.uint64(64 - BITS)).astype(np.int64)
+    leading_bits = hashes >> np.uint64(64 - BITS)
+    return leading_bits.astype(np.int64)

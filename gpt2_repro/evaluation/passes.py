@@ -24,29 +24,37 @@ def score_rows(model: Any, rows: Sequence[Row]) -> dict[int, Answer]:
     """Return the answers of a batch, by the number of the request."""
     device = model.device
     ids = _padded([row.ids for row in rows], device)
-    options: dict[str, Tensor] = {}
-    num_branches = sum(len(row.branches) for row in rows)
-    if num_branches > len(rows):
-        length = ids.shape[1]
-        mask = torch.stack([row.mask(length) for row in rows])
-        options["position_ids"] = _padded([row.positions for row in rows], device)
-        options["attention_mask"] = mask[:, None].to(device)
     branches: list[Branch] = []
-    places: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []  # row and column of each scored position
     for number, row in enumerate(rows):
-        branches += row.branches
         for branch in row.branches:
+            branches.append(branch)
             for column in branch.columns:
                 places.append((number, column))
-    all_logits = _logits(model, ids, torch.tensor(places), **options)
-    logits_of = all_logits.split([len(branch.targets) for branch in branches])
+    attention: dict[str, Tensor] = {}
+    if len(branches) > len(rows):
+        attention = _attention_in_branches(rows, ids.shape[1], device)
+    all_logits = _logits(model, ids, torch.tensor(places), **attention)
+    sizes = [len(branch.targets) for branch in branches]
     answers: dict[int, Answer] = {}
-    for branch, logits in zip(branches, logits_of, strict=True):
+    for branch, logits in zip(branches, all_logits.split(sizes), strict=True):
         targets = torch.tensor(branch.targets, device=device)
         loss = cross_entropy(logits, targets, reduction="sum")
+        log_probability = -float(loss)
         is_greedy = (logits.argmax(-1) == targets).all()
-        answers[branch.request] = (-float(loss), bool(is_greedy))
+        answers[branch.request] = (log_probability, bool(is_greedy))
     return answers
+
+
+def _attention_in_branches(rows: Sequence[Row], length: int, device: torch.device) -> dict[str, Tensor]:
+    """Return the arguments of a forward pass over rows with several branches, which do not attend to each other."""
+    masks = [row.mask(length) for row in rows]
+    mask = torch.stack(masks).unsqueeze(1)  # the same for all heads
+    positions = [row.positions for row in rows]
+    return {
+        "position_ids": _padded(positions, device),
+        "attention_mask": mask.to(device),
+    }
 
 
 @torch.inference_mode()
@@ -67,11 +75,14 @@ def _logits(model: Any, ids: Tensor, places: Tensor, **options: Tensor) -> Tenso
     row, column = places.to(model.device).T
 
     def select(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        return inputs[0][row, column]
+        hidden = inputs[0]
+        return hidden[row, column]
 
-    with model.get_output_embeddings().register_forward_pre_hook(select):
-        logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits.float()
-    return logits
+    head = model.get_output_embeddings()
+    with head.register_forward_pre_hook(select):
+        outputs = model(input_ids=ids, use_cache=False, **options)
+    logits: Tensor = outputs.logits
+    return logits.float()
 
 
 def _padded(rows: Sequence[list[int]], device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from gpt2_repro.cli import Progress
 from gpt2_repro.evaluation.hellaswag import ScoredIds, batches_by_length, cut
 from gpt2_repro.evaluation.passes import Answer, mean_losses_of, score_rows
-from gpt2_repro.evaluation.shared_rows import Text, rows_of
+from gpt2_repro.evaluation.shared_rows import Row, Text, rows_of
 from gpt2_repro.evaluation.workers import Passes, passes_of
 from gpt2_repro.tokenization import encode, start_id
 
@@ -42,9 +42,10 @@ class Rolling(float):
     windows: list[Window]
 
     def __new__(cls, windows: list[Window]) -> "Rolling":
-        total = super().__new__(cls, sum(score for score, _ in windows))
-        total.windows = windows
-        return total
+        total = sum(score for score, _ in windows)
+        document = super().__new__(cls, total)
+        document.windows = windows
+        return document
 
     # lm-eval pickles scores to bootstrap a metric in other processes.
     def __reduce__(self) -> tuple[Callable[..., "Rolling"], tuple[Any]]:
@@ -108,18 +109,29 @@ class Scorer(HFLM):
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[Answer]:
         if self.compares_options:
             return self._compare_options(requests)
-        if not self.per_token:
-            return super().loglikelihood(requests, disable_tqdm=True)
+        if self.per_token:
+            return self._mean_per_token(requests, disable_tqdm)
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def _mean_per_token(self, requests: Any, disable_tqdm: bool) -> list[Answer]:
+        """Return the mean log-probability of the tokens of each continuation."""
         rows: list[ScoredIds] = []
+        lengths: list[int] = []
         for request in requests:
             context, continuation = request.args
             before, after = self._encode_pair(context, continuation)
-            rows.append(cut(before + after, len(after), self.max_length))
+            row = cut(before + after, len(after), self.max_length)
+            ids, _ = row
+            rows.append(row)
+            lengths.append(len(ids) - 1)
+        numbers_of = batches_by_length(lengths, self.positions)
+        batches: list[list[ScoredIds]] = []
+        for numbers in numbers_of:
+            batches.append([rows[number] for number in numbers])
         answers: list[Answer] = [(0.0, False)] * len(rows)
-        numbers_of = batches_by_length([len(ids) - 1 for ids, _ in rows], self.positions)
-        batches = [[rows[number] for number in numbers] for numbers in numbers_of]
         with Progress(total=len(rows), desc="score", unit="text", hidden=disable_tqdm) as bar:
-            for numbers, means in zip(numbers_of, self._passes(mean_losses_of, batches), strict=True):
+            means_of = self._passes(mean_losses_of, batches)
+            for numbers, means in zip(numbers_of, means_of, strict=True):
                 for number, mean in zip(numbers, means, strict=True):
                     # The metric acc does not need to know if an ending is the greedy one.
                     answers[number] = (-mean, False)
@@ -133,31 +145,38 @@ class Scorer(HFLM):
             texts = [request.args for request in items]
             if len(set(texts)) > 1:
                 pairs += self._split_options(texts)
-            else:  # a single continuation, which greedy decoding must give
-                for context, continuation in texts:
-                    before, after = self._encode_pair(context, continuation)
-                    pairs.append((None, before, after))
-        answers: list[Answer] = []
-        for (_, _, after), (total, is_greedy) in zip(pairs, self._loglikelihood_tokens(pairs), strict=True):
+                continue
+            # A single continuation, which greedy decoding must give.
+            for context, continuation in texts:
+                before, after = self._encode_pair(context, continuation)
+                pairs.append((None, before, after))
+        means: list[Answer] = []
+        answers = self._loglikelihood_tokens(pairs)
+        for (_, _, after), (total, is_greedy) in zip(pairs, answers, strict=True):
             scored = min(len(after), self.max_length)
-            answers.append((total / scored, is_greedy))
-        return answers
+            means.append((total / scored, is_greedy))
+        return means
 
     def _split_options(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
         """Divide the ids of options with one context where they begin to differ.
 
         Options with different contexts have the same continuation. Their ids are divided where they cease to differ.
         """
-        options = [self._start + ids for ids in encode(self.tokenizer, ["".join(text) for text in texts])]
+        joined = [context + continuation for context, continuation in texts]
+        options = [self._start + ids for ids in encode(self.tokenizer, joined)]
+        shortest = min(len(ids) for ids in options)
+        most = shortest - 1  # an option has at least one token to score
         contexts = {context for context, _ in texts}
-        most = min(len(ids) for ids in options) - 1  # an option has at least one token to score
         pairs: list[Pair] = []
         if len(contexts) == 1:
-            shared = min(most, len(os.path.commonprefix(options)))
+            prefix = os.path.commonprefix(options)
+            shared = min(most, len(prefix))
             for ids in options:
                 pairs.append((None, ids[:shared], ids[shared:]))
             return pairs
-        shared = min(most, len(os.path.commonprefix([ids[::-1] for ids in options])))
+        reversed_options = [ids[::-1] for ids in options]
+        suffix = os.path.commonprefix(reversed_options)
+        shared = min(most, len(suffix))
         shared = max(1, shared)
         for ids in options:
             pairs.append((None, ids[:-shared], ids[-shared:]))
@@ -191,9 +210,11 @@ class Scorer(HFLM):
         """Return the log-probability of each continuation, and whether greedy decoding gives it."""
         texts = self._texts(requests)
         rows = rows_of(texts, most=self.max_length, shared=self._shares_rows)
+        lengths = [len(row.ids) for row in rows]
+        batches: list[list[Row]] = []
+        for numbers in batches_by_length(lengths, self.positions):
+            batches.append([rows[number] for number in numbers])
         answers: list[Answer] = [(0.0, True)] * len(requests)
-        numbers_of = batches_by_length([len(row.ids) for row in rows], self.positions)
-        batches = [[rows[number] for number in numbers] for numbers in numbers_of]
         with Progress(total=len(texts), desc="score", unit="text", hidden=disable_tqdm) as bar:
             for answers_of_batch in self._passes(score_rows, batches):
                 for request, answer in answers_of_batch.items():

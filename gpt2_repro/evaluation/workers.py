@@ -8,7 +8,7 @@ import contextlib
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
@@ -50,10 +50,11 @@ class Workers:
         """
 
         def run(score: Callable[[Any, Batch], Result], batches: Sequence[Batch]) -> Iterator[Result]:
+            revision = model.column.revision
+            futures: list[Future[Result]] = []
             try:
-                futures = [
-                    submit(self._pool, _score, model.column.revision, model.load, score, batch) for batch in batches
-                ]
+                for batch in batches:
+                    futures.append(submit(self._pool, _score, revision, model.load, score, batch))
                 for future in futures:
                     yield future.result()
             except BrokenProcessPool:
@@ -86,7 +87,8 @@ class _Worker:
         if self.revision != revision:
             self.model = None  # frees the memory of the last model
             model, _ = load()
-            self.model = model.float().to(self.device).eval()
+            model = model.float().to(self.device)
+            self.model = model.eval()
             self.revision = revision
         return self.model
 
@@ -98,10 +100,13 @@ def _start(devices: Any, num_workers: int) -> None:
     import torch
 
     logging.disable(logging.WARNING)  # the main process has loaded the same models and has said it
-    torch.set_num_threads(max(1, torch.get_num_threads() // num_workers))
-    _workers.append(_Worker(devices.get()))
+    share = torch.get_num_threads() // num_workers
+    torch.set_num_threads(max(1, share))
+    device = devices.get()
+    _workers.append(_Worker(device))
 
 
 def _score(revision: str, load: Callable[[], tuple[Any, Any]], score: Callable[[Any, Any], Any], batch: Any) -> Any:
     (worker,) = _workers
-    return score(worker.open(revision, load), batch)
+    model = worker.open(revision, load)
+    return score(model, batch)
