@@ -171,7 +171,9 @@ def serve(name: str) -> None:
 
     def perform(document: dict[str, Any], progress: Callable[[], None]) -> dict[str, Any]:
         job = Job.from_json(document)
-        return {"seconds": copy(Place(name, progress), job.run_directory, job.name, job.rotation, job.identity)}
+        place = Place(name, progress)
+        seconds = copy(place, job.run_directory, job.name, job.rotation, job.identity)
+        return {"seconds": seconds}
 
     side_process.serve(perform)
 
@@ -235,11 +237,14 @@ def copy(place: Place, run_directory: str, name: str, rotation: Rotation, identi
             if folder.is_dir():
                 raise
             return 0.0  # deleted meanwhile
-    if step_of(folder) >= 0:
-        copies[step_of(folder)] = manifest
-        newest = max(step_of(folder), newest_step(run.path))
+    step = step_of(folder)
+    if step >= 0:  # a checkpoint
+        copies[step] = manifest
+        newest = max(step, newest_step(run.path))
         _rotate_copies(place, run.path, copies, newest, rotation)
-    return time.monotonic() - began if is_new else 0.0
+    if not is_new:
+        return 0.0
+    return time.monotonic() - began
 
 
 def _refuse_later_steps(copies: Mapping[int, Mapping[str, Any]], run: RunRecord) -> None:
@@ -262,7 +267,8 @@ def _copy_folder(place: Place, folder: Path) -> None:
     remove(place, folder.name)  # of an interrupted copy, or from before the run went back
     manifest = folder / CHECKPOINT_MANIFEST
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != CHECKPOINT_MANIFEST and not path.name.startswith(SILLY_RENAME):
+        is_copied = path.name != CHECKPOINT_MANIFEST and not path.name.startswith(SILLY_RENAME)
+        if is_copied and path.is_file():
             place.put(path, f"{folder.name}/{path.relative_to(folder)}")
     place.put(manifest, f"{folder.name}/{CHECKPOINT_MANIFEST}")
 
@@ -279,7 +285,8 @@ def _rotate_copies(
     for step, manifest in copies.items():
         if manifest and step <= newest:
             rolling[step] = bool(manifest.get("rolling"))
-    for step in copies.keys() - to_keep(run_directory, rolling, rotation):
+    kept = to_keep(run_directory, rolling, rotation)
+    for step in copies.keys() - kept:
         name = layout.checkpoint_path(run_directory, step).name
         is_deleted = remove(place, name)
         if not is_deleted and step > newest and copies[step]:

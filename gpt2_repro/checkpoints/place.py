@@ -20,6 +20,7 @@ from gpt2_repro.run_record.layout import CHECKPOINT_MANIFEST, step_of
 SSH = re.compile(r"(^|::)(sftp|ssh)://|^(?!.*://)([\w.-]+@)?[\w.-]+:")
 SECRET = re.compile(r"://[^/]*:[^/]*@|://.*\?.*=")  # a password, or a query with a signature or token
 PARTIAL = ".partial"  # suffix of a file that is being written
+RELATIVE_URL = re.compile(r"(?:file|local)://(?!/)")  # its scheme, before a relative path
 LOST = re.compile(r"(^|::)(memory|cached|\w+cache)(://|::)")  # fsspec's file systems that end with the process
 
 
@@ -34,11 +35,17 @@ def absolute(name: str, *, option: str = "--sync_to") -> str:
         raise UserError(f"{problem}. Pass it in the environment.")
     if LOST.search(name):
         raise UserError(f"{option} {name} keeps nothing after this process. Pass a folder or a URL.")
+
+    def add_current_folder(scheme: re.Match[str]) -> str:
+        return f"{scheme[0]}{Path.cwd()}/"
+
     # The process that copies has another current folder.
-    name = re.sub(r"((?:file|local)://)(?!/)", lambda start: f"{start[1]}{Path.cwd()}/", expand(name))
+    name = RELATIVE_URL.sub(add_current_folder, expand(name))
     if SSH.search(name):
         raise UserError(f"{option} {name} needs SSH, which is not supported. Pass a folder, s3://… or hf://….")
-    return name if "://" in name else os.path.abspath(name)  # noqa: PTH100
+    if "://" in name:
+        return name
+    return os.path.abspath(name)  # noqa: PTH100
 
 
 class Place:
@@ -71,13 +78,15 @@ class Place:
         entries: list[dict[str, Any]] = []
         with contextlib.suppress(FileNotFoundError):
             entries = self.fs.ls(self.root, detail=True)
+        root = self.root.strip("/")
         names: list[str] = []
         for entry in entries:
+            is_root = entry["name"].strip("/") == root
+            if is_root and not entry["size"]:
+                continue  # some object stores list the folder itself, as an object of 0 bytes
             path = Path(entry["name"])
-            # Some object stores list the folder itself, as an object of 0 bytes.
-            is_folder_itself = not entry["size"] and entry["name"].strip("/") == self.root.strip("/")
-            is_hidden = path.name.startswith(".") or path.suffix == PARTIAL
-            if not is_folder_itself and not is_hidden:
+            is_hidden = path.name.startswith(".")
+            if not is_hidden and path.suffix != PARTIAL:
                 names.append(path.name)
         return names
 
@@ -95,7 +104,8 @@ class Place:
         manifests: dict[int, dict[str, Any]] = {}
         for step in sorted(steps, reverse=True):
             if step >= 0:  # a checkpoint
-                manifests[step] = self.manifest(layout.checkpoint_path(Path(), step).name)
+                folder = layout.checkpoint_path(Path(), step)
+                manifests[step] = self.manifest(folder.name)
         return manifests
 
     def run_identity(self) -> dict[str, Any]:
@@ -104,10 +114,15 @@ class Place:
         if not identity:
             intact = [manifest for manifest in self.manifests().values() if manifest]
             if intact:
-                identity = intact[0].get("run_identity")
+                newest = intact[0]
+                identity = newest.get("run_identity")
             else:
-                identity = self.manifest(layout.FINAL).get("environment", {}).get("run_identity")
-        return identity if isinstance(identity, dict) else {}
+                final = self.manifest(layout.FINAL)
+                environment = final.get("environment", {})
+                identity = environment.get("run_identity")
+        if isinstance(identity, dict):
+            return identity
+        return {}
 
     def _environment(self) -> dict[str, Any]:
         """Return environment.json, or {} if it is missing or damaged."""
@@ -139,7 +154,7 @@ class Place:
         if self.is_bucket:
             self._add_to_bucket(path, target)
         elif self.is_local:
-            partial = Path(f"{target}{PARTIAL}")
+            partial = Path(target + PARTIAL)
             self._copy(path, partial)
             partial.replace(target)
             sync(partial.parent)
@@ -152,7 +167,7 @@ class Place:
         if self.is_bucket:
             self._add_to_bucket(content, target)
         elif self.is_local:
-            partial = Path(f"{target}{PARTIAL}")
+            partial = Path(target + PARTIAL)
             partial.write_bytes(content)
             sync(partial)
             partial.replace(target)
@@ -163,7 +178,8 @@ class Place:
     def _target(self, name: str) -> str:
         """Return the path of a file at the place, whose folder then exists."""
         target = f"{self.root}/{name}"
-        self.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        folder, _, _ = target.rpartition("/")
+        self.fs.makedirs(folder, exist_ok=True)
         return target
 
     def _add_to_bucket(self, source: Path | bytes, target: str) -> None:
@@ -179,7 +195,8 @@ class Place:
         with source.open("rb") as read, target.open("wb") as written:
             file = HashedFile(written, self.progress)
             shutil.copyfileobj(read, file, PIECE)
-            return file.finish()["sha256"]
+            facts = file.finish()
+        return facts["sha256"]
 
     def invalidate(self, name: str) -> None:
         """Replace the manifest of a checkpoint that cannot be deleted, so that the copy is not complete."""

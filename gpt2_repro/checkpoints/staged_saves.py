@@ -66,13 +66,16 @@ class StagingMemory:
     def write(self, data: Any) -> int:
         """Append `data`. This is the method that torch.save needs."""
         piece = memoryview(data).cast("B")
-        start = self.reserve(len(piece))
-        self.view[start : start + len(piece)] = piece
-        return len(piece)
+        size = len(piece)
+        start = self.reserve(size)
+        end = start + size
+        self.view[start:end] = piece
+        return size
 
     def seek(self, size: int, whence: int) -> int:
         """Leave out `size` bytes. torch.save calls this method for each storage, within `skip_data`."""
-        self.skipped.append((self.reserve(size), size))
+        start = self.reserve(size)
+        self.skipped.append((start, size))
         return self.used
 
     def flush(self) -> None:
@@ -80,8 +83,9 @@ class StagingMemory:
 
     def copy(self, data: torch.Tensor, start: int) -> None:
         """Let `begin` copy a tensor of bytes to `start`."""
-        if data.numel():
-            target = torch.frombuffer(self.view, dtype=torch.uint8, count=data.numel(), offset=start)
+        size = data.numel()
+        if size:
+            target = torch.frombuffer(self.view, dtype=torch.uint8, count=size, offset=start)
             self._copies.append((target, data))
 
     def begin(self, then: Callable[[], None]) -> None:
@@ -184,15 +188,19 @@ class StagedFiles:
         self, tensors: dict[str, torch.Tensor], path: Any, metadata: dict[str, str] | None = None
     ) -> None:
         """Save tensors with the same bytes as safetensors' `save_file`."""
+
+        def rank(name: str) -> tuple[int, str]:
+            return -tensors[name].element_size(), name
+
         # Larger elements first, so that each tensor is aligned.
-        names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-        ordered = {name: tensors[name] for name in names}
+        ordered = {name: tensors[name] for name in sorted(tensors, key=rank)}
         header = _safetensors_header(ordered, metadata)
 
         def write(file: Any) -> None:
             file.write(header)
             for tensor in ordered.values():
-                data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+                flat = tensor.detach().contiguous().reshape(-1)
+                data = flat.view(torch.uint8)
                 if isinstance(file, StagingMemory):
                     start = file.reserve(data.numel())
                     file.copy(data, start)
@@ -207,7 +215,8 @@ class StagedFiles:
         if self.memory is not None:
             start = self.memory.used
             write(self.memory)
-            self.files[name] = {"bytes": self.memory.used - start, "start": start}
+            size = self.memory.used - start
+            self.files[name] = {"bytes": size, "start": start}
             return
         with path.open("xb") as file:
             hashed = HashedFile(file, self.progress)
@@ -261,5 +270,6 @@ def _save(obj: Any, file: Any) -> None:
     for storage, (start, size) in zip(storages.values(), file.skipped, strict=True):
         if size != storage.nbytes():
             raise RuntimeError("torch.save has written the storages in another order.")
-        data = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        data = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        data.set_(storage)
         file.copy(data, start)
