@@ -28,7 +28,8 @@ def require_gpt2(model: PreTrainedModel) -> None:
     """Raise UserError if llm.c would compute something else than a model."""
     config = model.config
     is_gpt2 = type(model) is GPT2LMHeadModel
-    if not is_gpt2 or config.n_inner not in (None, 4 * config.n_embd):
+    usual_widths = (None, 4 * config.n_embd)
+    if not is_gpt2 or config.n_inner not in usual_widths:
         kind = type(model).__name__
         raise UserError(f"llm.c reads only GPT-2 with a feed-forward width of 4 x n_embd, not this {kind}.")
     is_scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
@@ -59,8 +60,14 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     config = model.config
     padded = padded_size(config.vocab_size, 128)  # rows of the token embeddings
     header = np.zeros(256, dtype=np.int32)
-    header[:4] = (MAGIC, DTYPES[dtype], config.n_positions, config.vocab_size)
-    header[4:8] = (config.n_layer, config.n_head, config.n_embd, padded)
+    header[0] = MAGIC
+    header[1] = DTYPES[dtype]
+    header[2] = config.n_positions
+    header[3] = config.vocab_size
+    header[4] = config.n_layer
+    header[5] = config.n_head
+    header[6] = config.n_embd
+    header[7] = padded
     padding = padded - config.vocab_size
     torch_dtype = getattr(torch, dtype)
     with path.open("wb") as file:
@@ -109,18 +116,20 @@ def read_llmc(path: Path) -> PreTrainedModel:
         if name == "wte.weight":
             rows = padded
         shape = torch.Size([rows, *tensor.shape[1:]])
-        stored = values[: shape.numel()].reshape(shape)
+        end = shape.numel()
+        stored = values[:end].reshape(shape)
         tensor.copy_(stored[: len(tensor)])
-        values = values[shape.numel() :]
+        values = values[end:]
     return model
 
 
 def _tensors(model: GPT2LMHeadModel) -> Iterator[tuple[str, Tensor]]:
     """Yield names and views of the weights, in the order and layout of llm.c's model file."""
     names = ["wte.weight", "wpe.weight"]
+    layers = range(model.config.n_layer)
     for block in BLOCKS:
-        for part in ("weight", "bias"):
-            names += [f"h.{layer}.{block}.{part}" for layer in range(model.config.n_layer)]
+        names += [f"h.{layer}.{block}.weight" for layer in layers]
+        names += [f"h.{layer}.{block}.bias" for layer in layers]
     names += ["ln_f.weight", "ln_f.bias"]
     weights = transposed(model.transformer.state_dict())
     for name in names:

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
@@ -153,7 +160,8 @@ def _cross_entropy(
     # One pass of exponentials, in the memory of the logits, serves the loss and its gradient.
     exponentials = logits.sub_(largest).exp_()
     normalizer = exponentials.sum(dim=1, keepdim=True)
-    losses = normalizer.log() - (target_logit - largest)
+    log_normalizer = normalizer.log()
+    losses = log_normalizer - (target_logit - largest)
     losses = losses.masked_fill(~is_target, 0.0)
     if not trains:
         return losses, None
@@ -205,7 +213,8 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
         # A parameter still has requires_grad, so the loss would compute a gradient.
         hidden = hidden.detach()
         weight = weight.detach()
-    return _ChunkedCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), labels, vocab_size, chunk_size(weight))
+    chunk = chunk_size(weight)
+    return _ChunkedCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), labels, vocab_size, chunk)
 
 
 def chunk_size(weight: Tensor) -> int:
@@ -229,8 +238,9 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
         attention["output_router_logits"] = True
     outputs = model.base_model(input_ids=input_ids, use_cache=False, **attention)
     hidden = outputs.last_hidden_state.flatten(0, 1)
-    head = model.get_output_embeddings().weight
-    loss = chunked_cross_entropy(hidden, head, shift_labels.flatten(), vocab_size=model.config.true_vocab_size)
+    head = model.get_output_embeddings()
+    labels = shift_labels.flatten()
+    loss = chunked_cross_entropy(hidden, head.weight, labels, vocab_size=model.config.true_vocab_size)
     if balances:
         # The load-balancing loss contributes to the gradient, but not to the returned value.
         num_targets = (shift_labels != IGNORED).sum()
@@ -242,7 +252,8 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
 @torch.no_grad()
 def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
     """Return the loss of each target, in fp32 nats [targets]. `shift_labels`: [rows, T]."""
-    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    outputs = model.base_model(input_ids=input_ids, use_cache=False)
+    hidden = outputs.last_hidden_state
     is_target = shift_labels != IGNORED
     weight = model.get_output_embeddings().weight
     vocab_size = model.config.true_vocab_size
@@ -252,7 +263,8 @@ def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tenso
     label_chunks = shift_labels[is_target].split(chunk)
     for hidden_chunk, labels in zip(hidden_chunks, label_chunks, strict=True):
         logits = (hidden_chunk @ weight.T)[:, :vocab_size].float()
-        losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+        losses_of_chunk = cross_entropy(logits, labels, reduction="none")
+        losses.append(losses_of_chunk)
         del logits  # as in _ChunkedCrossEntropy
     return torch.cat(losses)
 
@@ -282,7 +294,8 @@ def _forward(
         outputs.logits = outputs.logits[..., : self.config.true_vocab_size]
         return outputs
     if reduction == "none":
-        return CausalLMOutput(loss=target_losses(self, input_ids, shift_labels))
+        losses = target_losses(self, input_ids, shift_labels)
+        return CausalLMOutput(loss=losses)
     # PretrainingTrainer passes its own count. Trainer (5.23) counts one target too many per row, because GPT-2 has no
     # `loss_type` (transformers#46204 does not fix this).
     denominator = num_items_in_batch
@@ -291,8 +304,8 @@ def _forward(
     attention = {}
     if self.documents:
         attention = self.documents.attention(self, input_ids)
-    loss = self.summed_loss(input_ids, shift_labels, **attention)
-    return CausalLMOutput(loss=loss / denominator)
+    total = self.summed_loss(input_ids, shift_labels, **attention)
+    return CausalLMOutput(loss=total / denominator)
 
 
 def make_pretraining(
@@ -340,7 +353,8 @@ def _project(self: Any, inputs: Tensor) -> Tensor:
     """Replace the forward of transformers' Conv1D."""
     positions = inputs.view(-1, inputs.shape[-1])
     projection = torch.addmm(self.bias.detach(), positions, self.weight)
-    projection = projection.view(*inputs.shape[:-1], self.nf)
+    shape = (*inputs.shape[:-1], self.nf)
+    projection = projection.view(shape)
     return _BiasGradient.apply(projection, self.bias)
 
 
@@ -361,7 +375,8 @@ def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
     The returned function takes the base model's output, which must contain router logits. The result is None if the
     architecture has no such loss, or if the loss has the coefficient 0.
     """
-    module = sys.modules[type(model).__module__]
+    module_name = type(model).__module__
+    module = sys.modules[module_name]
     function = getattr(module, "load_balancing_loss_func", None)
     coefficient = getattr(model.config, "router_aux_loss_coef", 0)
     if function is None or not coefficient:
@@ -375,7 +390,8 @@ def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
 
     def balance(outputs: Any) -> Tensor:
         """Return the loss of Fedus et al. 2021, arXiv:2101.03961."""
-        return coefficient * function(outputs.router_logits, experts, chosen)
+        loss = function(outputs.router_logits, experts, chosen)
+        return coefficient * loss
 
     return balance
 
@@ -411,12 +427,13 @@ def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrai
     wrong = {*missing, *extra}
     wrong.difference_update(model.all_tied_weights_keys)
     if wrong:
-        raise ValueError(f"Weights are missing or unknown to this architecture: {sorted(wrong)[:3]}.")
+        first_names = sorted(wrong)[:3]
+        raise ValueError(f"Weights are missing or unknown to this architecture: {first_names}.")
     model.tie_weights()
     if target.vocab_size != padded.vocab_size:
         model.resize_token_embeddings(target.vocab_size)
     model.config = target
-    model.generation_config = type(model.generation_config).from_model_config(target)
+    model.generation_config = GenerationConfig.from_model_config(target)
     return model.eval()
 
 

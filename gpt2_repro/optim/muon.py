@@ -107,11 +107,13 @@ class MuonWithAdamW(torch.optim.AdamW):
         [part] = group["params"]
         if part.grad is None:
             return updates
-        average = self._average(part).to(product_dtype(part.device))
+        average = self._average(part)
+        average = average.to(product_dtype(part.device))
         size = len(average)
         part_start = dist.get_rank() * size
         part_end = part_start + size
-        averages = average.new_empty(dist.get_world_size() * size)
+        total_size = dist.get_world_size() * size
+        averages = average.new_empty(total_size)
         dist.all_gather_into_tensor(averages, average)
         end = 0
         for rows, columns, count in group["matrices"]:
@@ -122,7 +124,8 @@ class MuonWithAdamW(torch.optim.AdamW):
             if first < last:
                 matrix = averages[start:end].view(rows, columns)
                 weight = part[first - part_start : last - part_start]
-                updates.append(_Update(matrix, count, weight, own=averages[first:last]))
+                own = averages[first:last]
+                updates.append(_Update(matrix, count, weight, own))
         return updates
 
     def _average(self, weight: Tensor) -> Tensor:
@@ -135,8 +138,9 @@ class MuonWithAdamW(torch.optim.AdamW):
             if weight.ndim == 1:
                 state["exp_avg_sq"] = torch.zeros_like(weight)
         state["step"] += 1
-        state["exp_avg"].lerp_(weight.grad, 1 - self.momentum)
-        return weight.grad.lerp(state["exp_avg"], self.momentum)
+        average: Tensor = state["exp_avg"]
+        average.lerp_(weight.grad, 1 - self.momentum)
+        return weight.grad.lerp(average, self.momentum)
 
     def _step_muon(self, group: Mapping[str, Any], updates: list["_Update"]) -> None:
         # One batch of products for all matrices of a shape. torch 2.13 orthogonalizes each matrix alone, with 15
@@ -150,11 +154,12 @@ class MuonWithAdamW(torch.optim.AdamW):
             for matrix, result in zip(matrices, results, strict=True):
                 matrix.copy_(result)
         rate = group["lr"]
+        decay = rate * group["weight_decay"]
         for update in updates:
             rows, columns = update.matrix.shape
             longest_side = max(rows, columns // update.pieces)
             size = 0.2 * math.sqrt(longest_side)  # of AdamW's updates
-            update.weight.mul_(1 - rate * group["weight_decay"])
+            update.weight.mul_(1 - decay)
             update.weight.add_(update.own, alpha=-rate * size)
 
 
