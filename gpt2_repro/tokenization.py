@@ -68,13 +68,16 @@ def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
     such as a line break, is text.
     """
     added = description.get("added_tokens", [])
-    special = {token["content"] for token in added if token.get("special")}
+    special: set[str] = set()
+    for token in added:
+        if token.get("special"):
+            special.add(token["content"])
     # The new names contain a code point that is not a character. If the tokens were removed, the following added
     # tokens would get other ids.
     names: dict[str, str] = {}
-    for number, token in enumerate(sorted(special)):
-        if len(token) > 1:
-            names[token] = f"\ufdd0special {number}\ufdd0"
+    for number, content in enumerate(sorted(special)):
+        if len(content) > 1:
+            names[content] = f"\ufdd0special {number}\ufdd0"
 
     model = description["model"] | {"dropout": None}  # dropout would give other ids on each call
     vocab = model["vocab"]
@@ -91,9 +94,14 @@ def without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
     for token in added:
         content = token["content"]
         renamed.append(token | {"content": names.get(content, content)})
-    # Saved truncation and padding would cut or pad documents.
-    changed = {"truncation": None, "padding": None, "post_processor": None, "added_tokens": renamed, "model": model}
-    return description | changed
+    return {
+        **description,
+        "truncation": None,  # saved truncation and padding would cut or pad documents
+        "padding": None,
+        "post_processor": None,
+        "added_tokens": renamed,
+        "model": model,
+    }
 
 
 def _merges_without(tokens: Collection[str], merges: Sequence[Any]) -> list[list[str]]:
@@ -103,7 +111,8 @@ def _merges_without(tokens: Collection[str], merges: Sequence[Any]) -> list[list
         if isinstance(merge, str):
             merge = merge.split(" ")
         left, right = merge
-        if left not in tokens and right not in tokens and left + right not in tokens:
+        merged = left + right
+        if left not in tokens and right not in tokens and merged not in tokens:
             pairs.append([left, right])
     return pairs
 
@@ -128,19 +137,8 @@ def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str,
     if separator != "none":
         end = separator_token(config)
     special = {*roles_of(config).values(), end or ""} & vocabulary.keys()
-    added = {token["id"]: token for token in description.get("added_tokens", [])}
-    for token in special:
-        number = vocabulary[token]
-        defaults = {
-            "id": number,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-        }
-        added[number] = {**defaults, **added.get(number, {}), "special": True}
-    description["added_tokens"] = [added[number] for number in sorted(added)]
+    special_ids = {token: vocabulary[token] for token in special}
+    description["added_tokens"] = _added_with(special_ids, description.get("added_tokens", []))
 
     # 4.57 does not have the class TokenizersBackend, which transformers 5 would write.
     rows_config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -154,6 +152,24 @@ def for_rows(folder: Path, *, separator: str) -> tuple[dict[str, Any], dict[str,
     return description, rows_config
 
 
+def _added_with(special_ids: dict[str, int], added_tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the added tokens of a tokenizer.json, with tokens that are marked as special or added, by id."""
+    added = {token["id"]: token for token in added_tokens}
+    for token, number in special_ids.items():
+        entry = {
+            "id": number,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+        entry.update(added.get(number, {}))
+        entry["special"] = True
+        added[number] = entry
+    return [added[number] for number in sorted(added)]
+
+
 def load_for_rows(folder: Path, *, separator: str) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of a prepared folder (see `for_rows`)."""
     from tokenizers import Tokenizer
@@ -161,7 +177,8 @@ def load_for_rows(folder: Path, *, separator: str) -> "PreTrainedTokenizerBase":
 
     description, config = for_rows(folder, separator=separator)
     del config["tokenizer_class"]
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(description)), **config)
+    backend = Tokenizer.from_str(json.dumps(description))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **config)
 
 
 def load(checkpoint: str) -> "PreTrainedTokenizerBase":
@@ -178,7 +195,9 @@ def load(checkpoint: str) -> "PreTrainedTokenizerBase":
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    loader = AutoTokenizer if cached is None else PreTrainedTokenizerFast
+    loader: Any = PreTrainedTokenizerFast
+    if cached is None:
+        loader = AutoTokenizer
     return loader.from_pretrained(checkpoint, trust_remote_code=False)
 
 
@@ -186,9 +205,11 @@ def save(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     """Write a tokenizer so that AutoTokenizer also loads its tokenizer.json as it is."""
     tokenizer.save_pretrained(folder)
     if tokenizer.is_fast:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        path = folder / CONFIG
+        config = json.loads(path.read_text(encoding="utf-8"))
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
-        write_whole(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(config, indent=2, ensure_ascii=False)
+        write_whole(path, text + "\n")
 
 
 @functools.lru_cache(maxsize=8)
@@ -197,7 +218,8 @@ def _encoder(tokenizer: "PreTrainedTokenizerBase") -> "Tokenizer":
 
     # transformers has marked all tokens that the configuration names as special.
     description = json.loads(tokenizer.backend_tokenizer.to_str())
-    return Tokenizer.from_str(json.dumps(without_special_tokens(description)))
+    own_description = without_special_tokens(description)
+    return Tokenizer.from_str(json.dumps(own_description))
 
 
 def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
@@ -212,7 +234,9 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[l
         encodings = _encoder(tokenizer).encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
-        shown = texts[0] if len(texts) == 1 else "a text"
+        shown = "a text"
+        if len(texts) == 1:
+            shown = texts[0]
         fix = "Use only characters that occur in the training data."
         raise UserError(f"Cannot encode {shown[:80]!r} ({error}). {fix}") from None
 
@@ -227,9 +251,11 @@ def lost_text(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> str
         tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         for ids in encode(tokenizer, texts)
     ]
-    if [text.lstrip(" ") for text in decoded] == [text.lstrip(" ") for text in texts]:
+    without_spaces = [text.lstrip(" ") for text in decoded]
+    if without_spaces == [text.lstrip(" ") for text in texts]:
         return ""
-    return hashlib.sha256("\0".join(decoded).encode(errors="replace")).hexdigest()
+    content = "\0".join(decoded).encode(errors="replace")
+    return hashlib.sha256(content).hexdigest()
 
 
 def start_id(tokenizer: "PreTrainedTokenizerBase") -> int | None:
@@ -296,7 +322,8 @@ def bytes_of_ids(tokenizer: "PreTrainedTokenizerBase") -> "NDArray[np.int64]":
     vocabulary = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)
     added = tokenizer.added_tokens_decoder
-    sizes = np.zeros((2, max(vocabulary.values()) + 1), np.int64)
+    largest_id = max(vocabulary.values())
+    sizes = np.zeros((2, largest_id + 1), np.int64)
     # With this decoder, each character of a token is a byte.
     is_byte_level = False
     if tokenizer.is_fast:
@@ -304,9 +331,11 @@ def bytes_of_ids(tokenizer: "PreTrainedTokenizerBase") -> "NDArray[np.int64]":
         is_byte_level = '"ByteLevel"' in json.dumps(decoder)
 
     def size(*ids: int) -> int:
-        return len(tokenizer.decode(ids, clean_up_tokenization_spaces=False).encode())
+        text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return len(text.encode())
 
-    other = min(set(vocabulary.values()) - special - added.keys(), default=0)
+    ordinary = set(vocabulary.values()) - special - added.keys()
+    other = min(ordinary, default=0)
     for token, number in vocabulary.items():
         if number in special:
             continue

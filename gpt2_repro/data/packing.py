@@ -27,9 +27,11 @@ def pack_rows(pieces: Iterable[Block], sequence_length: int) -> Iterator[Block]:
         if rows:
             row_length = sequence_length + 1
             windows = sliding_window_view(ids, row_length)
-            complete = windows[::sequence_length][:rows]
-            yield complete.ravel(), np.full(rows, row_length)
-        rest = ids[rows * sequence_length :]
+            complete = windows[::sequence_length]
+            ids_of_rows = complete[:rows].ravel()
+            yield ids_of_rows, np.full(rows, row_length)
+        start_of_rest = rows * sequence_length
+        rest = ids[start_of_rest:]
 
 
 def pack_windows(pieces: Iterable[Block], sequence_length: int, *, min_length: int = 0) -> Iterator[Block]:
@@ -44,12 +46,15 @@ def pack_windows(pieces: Iterable[Block], sequence_length: int, *, min_length: i
     for ids, documents in pieces:
         # For each document: its targets, its rows, and the positions of its first id and its first row.
         targets = np.maximum(documents - 1, 0)
-        has_last_row = targets % sequence_length >= max(1, min_length)
-        rows = targets // sequence_length + has_last_row
+        full_rows = targets // sequence_length
+        remainder = targets % sequence_length
+        has_last_row = remainder >= max(1, min_length)
+        rows = full_rows + has_last_row
         first_ids = np.cumsum(documents) - documents
         first_rows = np.cumsum(rows) - rows
         # For each row: its first target within its document, its first id, and its length.
-        numbers = np.arange(rows.sum()) - np.repeat(first_rows, rows)  # of each row within its document
+        row_numbers = np.arange(rows.sum())
+        numbers = row_numbers - np.repeat(first_rows, rows)  # of each row within its document
         first_targets = numbers * sequence_length
         starts = np.repeat(first_ids, rows) + first_targets
         remaining = np.repeat(targets, rows) - first_targets
@@ -65,7 +70,8 @@ def count_targets(documents: np.ndarray, sequence_length: int, *, min_length: in
     """Return the number of targets in the rows of `pack_windows`, from the lengths of the documents."""
     targets = np.maximum(documents - 1, 0)
     in_last_row = targets % sequence_length
-    dropped = in_last_row[in_last_row < max(1, min_length)]
+    is_dropped = in_last_row < max(1, min_length)
+    dropped = in_last_row[is_dropped]
     return int(targets.sum() - dropped.sum())
 
 
@@ -84,11 +90,13 @@ def in_blocks(pieces: Iterable[Block], rows_per_block: int) -> Iterator[Block]:
         first = 0
         while rows >= rows_per_block:
             last = first + rows_per_block
-            yield ids[edges[first] : edges[last]], lengths[first:last]
+            start = edges[first]
+            end = edges[last]
+            yield ids[start:end], lengths[first:last]
             first = last
             rows -= rows_per_block
-        rest = ids[edges[first] :]
-        waiting = [(rest, lengths[first:])]
+        start = edges[first]
+        waiting = [(ids[start:], lengths[first:])]
     if rows:
         yield _join(waiting)
 

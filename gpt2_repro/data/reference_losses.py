@@ -29,8 +29,8 @@ def reference_losses(train: Block, validation: Block, vocab_size: int) -> dict[s
     smoothed = counts + 1
     unigram = smoothed / (counts.sum() + vocab_size)
     ones = np.ones(len(target), np.int64)
-    shape = (vocab_size, vocab_size)
-    entries = sparse.coo_array((ones, (context, target)), shape)
+    positions = (context, target)
+    entries = sparse.coo_array((ones, positions), shape=(vocab_size, vocab_size))
     pairs = entries.tocsr()  # adds up equal pairs
     context_counts = pairs.sum(axis=1)
     followers = np.diff(pairs.indptr)
@@ -41,12 +41,19 @@ def reference_losses(train: Block, validation: Block, vocab_size: int) -> dict[s
     # Witten-Bell: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where n(v) is the number of different ids after v.
     # A context without counts gets the probability of the unigram model.
     weight = np.maximum(followers[context], 1)
-    expected = pairs[context, target] + weight * of_unigram
-    of_bigram = expected / (context_counts[context] + weight)
+    numerator = pairs[context, target] + weight * of_unigram
+    denominator = context_counts[context] + weight
+    of_bigram = numerator / denominator
     return {
-        "unigram": float(-np.log(of_unigram).mean()),
-        "bigram": float(-np.log(of_bigram).mean()),
+        "unigram": _mean_loss(of_unigram),
+        "bigram": _mean_loss(of_bigram),
     }
+
+
+def _mean_loss(probabilities: np.ndarray) -> float:
+    """Return the mean loss in nats of targets with these probabilities."""
+    losses = -np.log(probabilities)
+    return float(losses.mean())
 
 
 def _pairs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -39,10 +39,12 @@ class _Chunk:
         """
         starts = np.asarray(self.edges[:-1])
         first_ids = self.ids[starts]
-        last_ids = self.ids[starts[1:] - 1]
+        ends = starts[1:]  # of all rows but the last
+        last_ids = self.ids[ends - 1]
         ids_before = np.concatenate([[before], last_ids])
-        repeated = starts[first_ids == ids_before]
-        return np.delete(self.joined(), repeated - self.edges[0])
+        is_repeated = first_ids == ids_before
+        repeated = starts[is_repeated] - self.edges[0]  # positions in the joined ids
+        return np.delete(self.joined(), repeated)
 
 
 class Rows:
@@ -90,8 +92,10 @@ class Rows:
     def __getitem__(self, key: int | Sequence[int]) -> dict[str, Any]:
         """Return {"input_ids": row} for a row number, or {"input_ids": rows} for a list."""
         if isinstance(key, int):
-            return self.__getitems__([key])[0]
-        return {"input_ids": [row["input_ids"] for row in self.__getitems__(key)]}
+            (row,) = self.__getitems__([key])
+            return row
+        rows = self.__getitems__(key)
+        return {"input_ids": [row["input_ids"] for row in rows]}
 
     def __getitems__(self, keys: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """Return the rows of a batch, for torch's DataLoader.
@@ -110,8 +114,9 @@ class Rows:
         rows = []
         for chunk_number, number in zip(of_chunk.tolist(), in_chunk.tolist(), strict=True):
             chunk = self._chunks[chunk_number]
-            edges = chunk.edges
-            ids = chunk.ids[edges[number] : edges[number + 1]]
+            start = chunk.edges[number]
+            end = chunk.edges[number + 1]
+            ids = chunk.ids[start:end]
             if self._largest_id is not None and ids.max() > self._largest_id:
                 self._report_damage()
             rows.append({"input_ids": ids})
@@ -134,7 +139,8 @@ class Rows:
             return self
         count = int(np.searchsorted(ends, targets)) + 1
         # `select` with a range creates no indices mapping, but `select` with single rows would.
-        return Rows(self._dataset.select(range(count)), self._largest_id)
+        selected = self._dataset.select(range(count))
+        return Rows(selected, self._largest_id)
 
     def lengths(self) -> np.ndarray:
         """Return an array of shape [rows] with the number of ids of each row."""
@@ -146,7 +152,8 @@ class Rows:
         before = -1
         for chunk in self._chunks:
             yield chunk.without_repetitions(before)
-            before = int(chunk.joined()[-1])
+            ids = chunk.joined()
+            before = int(ids[-1])
 
     def joined(self) -> Block:
         """Return two arrays: the concatenated ids of all rows, and the rows' lengths."""
@@ -163,7 +170,8 @@ def open_rows(folder: Path, largest_id: int | None = None) -> Rows:
     from datasets import load_from_disk
 
     try:
-        return Rows(load_from_disk(str(folder)), largest_id)
+        dataset = load_from_disk(str(folder))
+        return Rows(dataset, largest_id)
     except (pa.ArrowException, ValueError, KeyError) as error:
         problem = f"{folder} cannot be read ({in_a_line(error)})"
         raise UserError(f"{problem}. {VERIFY} --dataset_dir {folder.parent}`.") from None

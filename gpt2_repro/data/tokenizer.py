@@ -260,9 +260,11 @@ class Encoder:
                 raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
         plain = without_special_tokens(description)
         # Special tokens of several characters do not occur in text, and no other id depends on them.
-        added = description.get("added_tokens", [])
-        are_special = [token.get("special") and len(token["content"]) > 1 for token in added]
-        if all(are_special):
+        occur_in_text = False
+        for token in description.get("added_tokens", []):
+            if not token.get("special") or len(token["content"]) <= 1:
+                occur_in_text = True
+        if not occur_in_text:
             plain["added_tokens"] = []
         unknown_token = plain["model"].get("unk_token")
         is_byte_level = '"ByteLevel"' in json.dumps(plain.get("pre_tokenizer"))
@@ -306,7 +308,8 @@ class Encoder:
 
     def cut(self, text: str, length: int) -> str:
         """Return the beginning of a document that has `length` ids, including a separator before it."""
-        offsets = self._reference.encode(text, add_special_tokens=False).offsets
+        encoding = self._reference.encode(text, add_special_tokens=False)
+        offsets = encoding.offsets
         tokens = length
         if self.end_of_text is not None and self.separator == "before":
             tokens -= 1
@@ -317,7 +320,8 @@ class Encoder:
 
     def round_trip(self, text: str) -> RoundTrip:
         """Encode a text with `tokenizers`, and decode its ids."""
-        ids = self._reference.encode(text, add_special_tokens=False).ids
+        encoding = self._reference.encode(text, add_special_tokens=False)
+        ids = encoding.ids
         decoded = self._reference.decode(ids, skip_special_tokens=False)
         unknown = ids.count(self._unknown)  # 0 if there is no unknown token
         return RoundTrip(decoded, len(ids), unknown)
@@ -336,10 +340,11 @@ class Encoder:
     def _plain(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         try:
             if self.engine == "fastokens":
-                content, edges = self._fast.encode_batch_flat(documents)
-                ids = np.frombuffer(content, np.uint32).astype(self.dtype)
-                lengths = np.diff(np.frombuffer(edges, np.uint64).astype(np.int64))
-                return ids, lengths
+                ids_buffer, edges_buffer = self._fast.encode_batch_flat(documents)
+                ids = np.frombuffer(ids_buffer, np.uint32)
+                edges = np.frombuffer(edges_buffer, np.uint64)
+                lengths = np.diff(edges.astype(np.int64))
+                return ids.astype(self.dtype), lengths
             encoded = self._reference.encode_batch_fast(documents, add_special_tokens=False)
         except Exception as error:  # `tokenizers` raises plain Exception
             raise UserError(f"The --tokenizer cannot encode a text ({in_a_line(error)}). Pass another.") from None

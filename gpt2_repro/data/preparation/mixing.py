@@ -69,19 +69,22 @@ class _Reader:
         while self.taken < stop:
             span = self._open_span()
             first = self._first
-            wanted = int(self._edges[first]) + stop - self.taken
-            last = min(int(np.searchsorted(self._edges, wanted)), len(span.lengths))
+            start = int(self._edges[first])
+            wanted = start + stop - self.taken
+            enough = int(np.searchsorted(self._edges, wanted))
+            last = min(enough, len(span.lengths))
             lengths = span.lengths[first:last]
-            self.taken += int(self._edges[last] - self._edges[first])
+            self.taken += int(self._edges[last]) - start
             self._first = last
-            if self.taken > self.quota:
+            excess = self.taken - self.quota
+            if excess > 0:
                 lengths = lengths.copy()
-                lengths[-1] -= self.taken - self.quota
+                lengths[-1] -= excess
                 self.taken = self.quota
             yield DocumentSpan(
                 part=span.part,
                 first_document=span.first_document + first,
-                first_token=span.first_token + int(self._edges[first]),
+                first_token=span.first_token + start,
                 lengths=lengths,
                 split=self.split,
                 source=self.ingredient.part.source,
@@ -112,8 +115,10 @@ def _interleave(readers: list[_Reader], run: int) -> Iterator[DocumentSpan]:
     while readers:
         behind = readers[0]
         for reader in readers[1:]:
-            # The same as taken / quota < taken / quota, without rounding.
-            if reader.taken * behind.quota < behind.taken * reader.quota:
+            # The same as comparing taken / quota of both, without rounding.
+            own_part = reader.taken * behind.quota
+            smallest_part = behind.taken * reader.quota
+            if own_part < smallest_part:
                 behind = reader
         if behind.taken == behind.quota:
             return  # the first reader with the smallest part has all of its tokens, and so have the others

@@ -70,9 +70,9 @@ def write_folder(
         shutil.copyfile(path, tokenizer / path.name)
     losses = None
     if counts["train"].tokens <= MAX_TOKENS:
-        train = open_rows(folder / "train").joined()
-        validation = open_rows(folder / "validation").joined()
-        losses = reference_losses(train, validation, encoder.vocab_size)
+        train = open_rows(folder / "train")
+        validation = open_rows(folder / "validation")
+        losses = reference_losses(train.joined(), validation.joined(), encoder.vocab_size)
     largest_id = 0
     split_hashes: dict[str, str] = {}
     for split, shards_of_split in shards.items():
@@ -175,7 +175,8 @@ def _write_split(
             option = "sequence_length"
             fewest_targets = length
         # The rows of each record batch depend only on the recipe, so files are reproducible bit by bit.
-        blocks = in_blocks(rows, max(1, BLOCK_IDS // length))
+        rows_per_block = max(1, BLOCK_IDS // length)
+        blocks = in_blocks(rows, rows_per_block)
         shards = write_rows(folder, blocks, encoder.dtype, row_length)
     if not shards:
         few = f"The {split} split has {counted.tokens:,} tokens, but a row needs {fewest_targets + 1:,}"
@@ -261,9 +262,11 @@ def _read(group: Group | Mixture, split: str, args: DataArguments, bar: Progress
         edges = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
         first = 0
         while first < len(span.lengths):
-            fitting = np.searchsorted(edges, edges[first] + PIECE_TOKENS, side="right")
+            start = edges[first]
+            fitting = np.searchsorted(edges, start + PIECE_TOKENS, side="right")
             last = max(first + 1, int(fitting) - 1)
-            piece = opened.ids[edges[first] : edges[last]]
+            end = edges[last]
+            piece = opened.ids[start:end]
             if last > first + 1:
                 yield piece, span.lengths[first:last]
             else:
@@ -280,7 +283,8 @@ def _cut_document(ids: np.ndarray, args: DataArguments) -> Iterator[Block]:
     if args.packing == "wrap":
         shared = 1  # the last id of a row is the first id of the document's next row
     for start in range(0, len(ids) - shared, step):
-        piece = ids[start : start + step + shared]
+        end = start + step + shared
+        piece = ids[start:end]
         yield piece, np.array([len(piece)])
 
 
@@ -315,7 +319,8 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
     for block in remaining:
         others = itertools.islice(remaining, SHARD_BLOCKS - 1)
         path = folder / f"data-{len(shards):05d}.arrow"
-        shard = _write_shard(path, itertools.chain([block], others), features.arrow_schema)
+        blocks_of_shard = itertools.chain([block], others)
+        shard = _write_shard(path, blocks_of_shard, features.arrow_schema)
         shards.append(shard)
     path = folder / "state.json"
     state = read_object(path)
