@@ -32,6 +32,9 @@ def describe_run(setup: RunSetup, model: PreTrainedModel, *, attention: str) -> 
     settings = setup.settings
     reference, deviations = compare_with_default(setup.recipe)
     scale = measure(model, setup.plan.sequence_length)
+    precision = settings.precision or "fp32"
+    if settings.bf16:
+        precision = "bf16"
     return Environment(
         versions=_versions(),
         commit=_commit(),
@@ -42,7 +45,7 @@ def describe_run(setup: RunSetup, model: PreTrainedModel, *, attention: str) -> 
         parameters=scale.parameters,
         active_parameters=scale.active,
         flops_per_token=scale.flops_per_token,
-        precision="bf16" if settings.bf16 else settings.precision or "fp32",
+        precision=precision,
         document_mask=model.documents is not None,
         usd_per_hour=settings.usd_per_hour or None,
         seed=settings.seed,
@@ -58,7 +61,9 @@ def announce(environment: Environment) -> None:
     """Log the model, batch size and length of a run."""
     active = f"{environment.active_parameters:,} active per token"
     model = f"{environment.architecture}, {environment.parameters:,} parameters ({active})"
-    mask = ", within documents only" if environment.document_mask else ""
+    mask = ""
+    if environment.document_mask:
+        mask = ", within documents only"
     logger.info("model: %s, attention %s%s", model, environment.attention, mask)
     plan = environment.plan
     rows = f"{plan.micro_batch_size} rows x {plan.sequence_length} tokens"
@@ -66,8 +71,12 @@ def announce(environment: Environment) -> None:
     logger.info("batch: %s tokens per step = %s", f"{plan.tokens_per_step:,}", layout)
     data = environment.data
     length = f"{plan.total_tokens:,} tokens"
-    epochs = plan.total_tokens / max(1, data["counts"]["train"]["rows"] * plan.sequence_length)
-    bound = "<=" if data["request"]["packing"] == "wrap" else "="
+    num_rows = data["counts"]["train"]["rows"]
+    tokens_per_epoch = max(1, num_rows * plan.sequence_length)
+    epochs = plan.total_tokens / tokens_per_epoch
+    bound = "="
+    if data["request"]["packing"] == "wrap":
+        bound = "<="  # rows can be shorter than the sequence length
     source = data["source"]["name"]
     if source == "files":
         source = ", ".join(data["request"]["data_files"])

@@ -41,7 +41,8 @@ def compare_with_default(run: TrainingRecipe) -> tuple[str | None, list[Mapping[
     default = load_recipe([str(DEFAULT_RECIPE)])
     deviations = _changed(run, default)
     for name, curve in references.CURVES.items():
-        recipe = load_recipe([str(ROOT / curve.recipe)])
+        path = ROOT / curve.recipe
+        recipe = load_recipe([str(path)])
         if _is_on_curve(run, recipe):
             return name, deviations
     return None, deviations
@@ -58,7 +59,12 @@ def _changed(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Mapping[str, s
     changed: list[Mapping[str, str]] = []
     for section, key, ours, theirs in run.differences(recipe):
         if settings[key].is_trajectory and key not in same:
-            changed.append({"field": f"{section}.{key}", "run": _shown(ours), "recipe": _shown(theirs)})
+            deviation = {
+                "field": f"{section}.{key}",
+                "run": _shown(ours),
+                "recipe": _shown(theirs),
+            }
+            changed.append(deviation)
     return changed
 
 
@@ -69,9 +75,12 @@ def _is_on_curve(run: TrainingRecipe, recipe: TrainingRecipe) -> bool:
         _, _, field = deviation["field"].partition(".")
         changed.add(field)
     changed -= SAME_CURVE
-    if run.data.source == "fineweb-10bt-tokens" and recipe.data.source == "fineweb-10bt":
+    sources = (run.data.source, recipe.data.source)
+    if sources == ("fineweb-10bt-tokens", "fineweb-10bt"):
         changed -= {"source", "split"}  # the same text: the validation shard is the head of the default source
-    return not changed and run.training.eval_tokens == recipe.training.eval_tokens
+    if changed:
+        return False
+    return run.training.eval_tokens == recipe.training.eval_tokens
 
 
 def _shown(value: Any) -> str:

@@ -100,8 +100,14 @@ def skip_repeated_work(wrapped: nn.Module, model: nn.Module, optimizer: Any) -> 
     """
     # Trainer calls train() before each micro-batch and zero_grad() after each step. Both visit every module. DeepSpeed
     # (0.19.8, ZeRO-1 to 3) has already deleted the gradients in its step, so accelerate's zero_grad() does nothing.
-    train = wrapped.train
-    wrapped.train = lambda mode=True: wrapped if mode and model.training else train(mode)
+    set_mode = wrapped.train
+
+    def train(mode: bool = True) -> nn.Module:
+        if mode and model.training:
+            return wrapped
+        return set_mode(mode)
+
+    wrapped.train = train
     wrapped.zero_grad = optimizer.zero_grad
     # accelerate (1.15) searches for this package twice per step.
     accelerate.optimizer.is_lomo_available = lambda: False
@@ -116,7 +122,8 @@ def add_gradients_directly(zero: Any) -> None:
     @torch.no_grad()
     def add(weight: Any, group: int, index: int, clear_lp_grads: bool) -> None:
         if weight.grad is not None:
-            zero.fp32_groups_gradients[group][index].add_(weight.grad.view(-1))
+            total = zero.fp32_groups_gradients[group][index]
+            total.add_(weight.grad.view(-1))
             zero.fp32_groups_has_gradients[group][index] = True
 
     zero._update_hp_grad = add
@@ -163,7 +170,9 @@ def prepare_first_save() -> None:
 def load_universal_form(accelerator: Any) -> None:
     """Let DeepSpeed load a checkpoint in universal form. Call this before the engine is built."""
     config = accelerator.state.deepspeed_plugin.deepspeed_config
-    config["checkpoint"] = config.get("checkpoint", {}) | {"load_universal": True}
+    options = dict(config.get("checkpoint", {}))
+    options["load_universal"] = True
+    config["checkpoint"] = options
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
@@ -190,15 +199,14 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
             masters = groups[0]
         else:
             masters = inner.param_groups[0]["params"][0]
-        facts |= {
-            "zero_stage": wrapped.zero_optimization_stage(),
-            "zero_optimizer": type(zero).__name__,
-            "master_weights": _name(masters.dtype),
-            "gradient_sums": _name(wrapped.get_data_types()[1]),
-            "clip": zero.clip_grad,
-            "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
-            "accumulation_steps": wrapped.gradient_accumulation_steps(),
-        }
+        _, sum_dtype = wrapped.get_data_types()
+        facts["zero_stage"] = wrapped.zero_optimization_stage()
+        facts["zero_optimizer"] = type(zero).__name__
+        facts["master_weights"] = _name(masters.dtype)
+        facts["gradient_sums"] = _name(sum_dtype)
+        facts["clip"] = zero.clip_grad
+        facts["rows_per_pass"] = wrapped.train_micro_batch_size_per_gpu()
+        facts["accumulation_steps"] = wrapped.gradient_accumulation_steps()
     for key, own in sharded.dtypes_of_fsdp(wrapped).items():
         facts[key] = dtype
         if own is not None:
@@ -254,8 +262,9 @@ def check_engine(facts: dict[str, Any], environment: Environment, *, max_grad_no
         expected["rows_per_pass"] = plan.micro_batch_size
         expected["accumulation_steps"] = plan.gradient_accumulation_steps
     for key, value in expected.items():
-        if facts[key] != value:
-            problem = f"The training engine uses {key} {facts[key]}, but the recipe needs {value}."
+        actual = facts[key]
+        if actual != value:
+            problem = f"The training engine uses {key} {actual}, but the recipe needs {value}."
             raise UserError(f"{problem} Pass --config_file with a file from accelerate_configs/ to accelerate launch.")
     if facts["gradient_sums"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
         logger.warning("Gradients are added in bf16. In the DeepSpeed JSON, set data_types.grad_accum_dtype to fp32.")
@@ -282,10 +291,11 @@ def set_masters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
     """Set DeepSpeed's fp32 master weights to the complete `weights`."""
     parameters: dict[str, Any] = dict(model.named_parameters())
     for name, weight in weights.items():
-        if sharded.is_zero3(parameters[name]):
-            sharded.set_master_of_zero3(parameters[name], weight)
+        parameter = parameters[name]
+        if sharded.is_zero3(parameter):
+            sharded.set_master_of_zero3(parameter, weight)
         else:
-            parameters[name].set_full_hp_param(weight.flatten())
+            parameter.set_full_hp_param(weight.flatten())
 
 
 def _full_master(parameter: Any) -> torch.Tensor:
@@ -329,9 +339,9 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
     if sharded.has_shards(model) or os.environ.get("WORLD_SIZE", "1") == "1":
         return
     # The hash is the XOR of the bits. A flipped bit changes it. The order of the reduction does not.
-    hashes = torch.stack([torch.hash_tensor(weight.detach()) for weight in model.parameters()])
-    hashes = hashes.view(torch.int64).cpu()
-    table = ranks.gather(hashes)
+    hashes_of_weights = [torch.hash_tensor(weight.detach()) for weight in model.parameters()]
+    hashes = torch.stack(hashes_of_weights).view(torch.int64)
+    table = ranks.gather(hashes.cpu())
     differs = table != table[0]
     if not differs.any():
         return

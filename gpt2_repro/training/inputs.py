@@ -86,15 +86,20 @@ def training_loader(rows: Rows, plan: BatchPlan, args: TrainingArguments, *, com
 
     The loader yields the batches of all processes, and accelerate distributes them.
     """
-    seed = args.seed if args.data_seed is None else args.data_seed
+    seed = args.seed
+    if args.data_seed is not None:
+        seed = args.data_seed
     # With Trainer's RandomSampler, the last step of each epoch has fewer rows.
     shuffle = args.train_sampling_strategy == "random"
     sampler = EpochSampler(len(rows), rows_per_step=plan.rows_per_step, seed=seed, shuffle=shuffle)
-    # A compiled model needs one shape, so rows of different lengths are padded to the sequence length.
-    length = plan.sequence_length if compiled else None
+    batches = BatchSampler(sampler, args.per_device_train_batch_size, drop_last=False)
+    length = None
+    if compiled:
+        # A compiled model needs one shape, so rows of different lengths are padded to the sequence length.
+        length = plan.sequence_length
     loader = DataLoader(
         rows,
-        batch_sampler=BatchSampler(sampler, args.per_device_train_batch_size, drop_last=False),
+        batch_sampler=batches,
         collate_fn=functools.partial(collate_rows, length=length),
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory and args.device.type != "mps",

@@ -34,7 +34,7 @@ class TextSampler(TrainerCallback):
         text = self._sample(args, state.global_step, model, together=sharded)
         if not state.is_world_process_zero:
             return
-        sample = {"step": state.global_step, "prompt": args.settings.sample_prompt, "text": text}
+        sample = {"step": state.global_step, "prompt": settings.sample_prompt, "text": text}
         events.append(self.trainer.run.samples, sample)
         tqdm.write(f"sample: {in_terminal(text, SHOWN)}")
 
@@ -46,7 +46,8 @@ class TextSampler(TrainerCallback):
         devices: list[torch.device] = []
         if args.device.type == "cuda":
             devices.append(args.device)
-        max_new_tokens = min(args.settings.sample_tokens, window - len(prompt))
+        room = window - len(prompt)
+        max_new_tokens = min(args.settings.sample_tokens, room)
         with torch.random.fork_rng(devices=devices), torch.no_grad():
             torch.manual_seed(args.seed + step)
             written = model.generate(

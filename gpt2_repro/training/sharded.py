@@ -40,9 +40,11 @@ def build_whole() -> None:
 def set_master_of_zero3(weight: Any, full: Tensor) -> None:
     """Set the fp32 master of a weight to this rank's part of the tensor `full`."""
     length = weight.ds_tensor.numel()
-    padding = length * dist.get_world_size() - full.numel()  # at the end of the last rank's part
+    padded_size = length * dist.get_world_size()
+    padding = padded_size - full.numel()  # at the end of the last rank's part
     padded = nn.functional.pad(full.flatten(), (0, padding))
-    own_part = padded.narrow(0, length * dist.get_rank(), length)
+    start = length * dist.get_rank()
+    own_part = padded.narrow(0, start, length)
     weight._z3_optimizer.set_local_hp_param(own_part, weight)
 
 
@@ -69,7 +71,9 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     precision = fsdp.MixedPrecisionPolicy()
     if accelerator.mixed_precision == "bf16":
         precision = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    base_model: Any = model.base_model
+    block_lists = [part for part in base_model.children() if isinstance(part, nn.ModuleList)]
+    blocks = block_lists[0]
     # By default the outermost unit is not resharded after a pass. Between steps its fp32 masters could not be read.
     for part in (*blocks, model):
         fsdp.fully_shard(part, mesh=mesh, mp_policy=precision, reshard_after_forward=True)

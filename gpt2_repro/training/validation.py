@@ -52,7 +52,8 @@ class Validation:
             batches *= 2
         hellaswag = self._hellaswag(step)
         if hellaswag:
-            batches += math.ceil(len(hellaswag.batches(self._positions)) / self.args.world_size)
+            passes = len(hellaswag.batches(self._positions))  # of all ranks
+            batches += math.ceil(passes / self.args.world_size)
         return batches
 
     def measure(
@@ -64,13 +65,16 @@ class Validation:
             after_batch: a function to call after each forward pass. Its exceptions end the validation.
             averaged: the weights are the average over steps. Keys begin with `eval_EMA`, and HellaSwag is not scored.
         """
-        own_sums = [self._sum_losses(model, rows, after_batch) for rows in self.sets.values()]
-        sums = reduce(torch.stack(own_sums), reduction="sum").tolist()
+        own_sums: list[Tensor] = []
+        for rows in self.sets.values():
+            own_sums.append(self._sum_losses(model, rows, after_batch))
+        sums: Tensor = reduce(torch.stack(own_sums), reduction="sum")
         prefix = "eval"
         if averaged:
             prefix = events.AVERAGED
         metrics: dict[str, float] = {}
-        for name, (nll, targets, size) in zip(self.sets, sums, strict=True):
+        for name, sums_of_set in zip(self.sets, sums.tolist(), strict=True):
+            nll, targets, size = sums_of_set
             key = prefix
             if name:
                 key = f"{prefix}_{name}"
@@ -78,7 +82,8 @@ class Validation:
             metrics[f"{key}_tokens"] = int(targets)
             if size:
                 # The loss on separators is included: it is the price of the ends of documents.
-                metrics[f"{key}_bits_per_byte"] = nll / math.log(2) / size
+                bits = nll / math.log(2)
+                metrics[f"{key}_bits_per_byte"] = bits / size
             if not math.isfinite(nll):
                 logger.warning("The validation loss %s_loss is not finite at step %d.", key, step)
         hellaswag = self._hellaswag(step)
@@ -92,7 +97,8 @@ class Validation:
         """Return the HellaSwag metrics. A collective."""
 
         def losses(ids: Tensor, labels: Tensor) -> Tensor:
-            return model(input_ids=ids, shift_labels=labels, reduction="none").loss
+            outputs = model(input_ids=ids, shift_labels=labels, reduction="none")
+            return outputs.loss
 
         endings = mean_losses(
             hellaswag.rows,
@@ -126,13 +132,14 @@ class Validation:
                 inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
             # Sums stay on the device and copies do not block, so the host can queue work ahead of the device.
             inputs = send_to_device(inputs, device, non_blocking=on_gpu)
-            loss = model(**inputs, num_items_in_batch=1).loss
-            total[0] += loss.to(place).double()
+            outputs = model(**inputs, num_items_in_batch=1)
+            total[0] += outputs.loss.to(place).double()
             labels = batch["labels"]
-            scored = labels != IGNORED
-            total[1] += scored.sum()
-            begins = (batch["input_ids"] == start).long()
-            total[2] += self._bytes[begins[scored], labels[scored]].sum()
+            is_target = labels != IGNORED
+            total[1] += is_target.sum()
+            begins_document = (batch["input_ids"] == start).long()
+            num_bytes = self._bytes[begins_document[is_target], labels[is_target]]
+            total[2] += num_bytes.sum()
             after_batch()
         return total
 
