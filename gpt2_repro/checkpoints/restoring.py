@@ -48,17 +48,15 @@ def faults_in_words(name: str) -> Iterator[None]:
 
 
 def restore_copies(run: RunRecord, identity: RunIdentity, *, sync_from: str, sync_to: str) -> Path | None:
-    """Restore a run from the newest of its copies at two places ("": none). Call this on rank 0 only.
+    """Restore a run from the newest of its copies at one or two places ("": none). Call this on rank 0 only.
 
-    Returns the newest complete checkpoint if its files were read and verified. Without a place, the result is None.
+    Returns the newest complete checkpoint if its files were read and verified.
     """
     options: dict[str, str] = {}
     if sync_from:
         options[sync_from] = "--sync_from"
     if sync_to:
         options[sync_to] = "--sync_to"
-    if not options:
-        return None
     check_owner(run)
     for name, option in options.items():
         with faults_in_words(name):

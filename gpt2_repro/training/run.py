@@ -87,7 +87,9 @@ def find_start(setup: RunSetup) -> Start:
     Call this on rank 0 only.
     """
     settings = setup.settings
-    restored = restore_copies(setup.run, setup.identity, sync_from=settings.sync_from, sync_to=settings.sync_to)
+    restored = None
+    if settings.sync_from or settings.sync_to:
+        restored = restore_copies(setup.run, setup.identity, sync_from=settings.sync_from, sync_to=settings.sync_to)
     start = choose_start(
         setup.run,
         setup.identity,
@@ -163,7 +165,8 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
         if start.needs_conversion(trainer.args.world_size):
             load_universal_form(trainer.accelerator)
         saver.start(trainer.environment, is_new=start.checkpoint is None)
-        shard_by_fsdp(trainer.model, trainer.accelerator)
+        if trainer.is_fsdp_enabled:
+            shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
         yield folder
         has_ended = True  # and its state is recorded

@@ -58,9 +58,7 @@ def fix_weight_decay(optimizer: Any, weight_decay: float) -> None:
 
 
 def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
-    """Shard the weights with FSDP2 if the launcher requests FSDP."""
-    if getattr(accelerator.state, "fsdp_plugin", None) is None:
-        return
+    """Shard the weights with FSDP2. Call this if the launcher requests FSDP."""
     # accelerate's `fsdp2_prepare_model` (1.15) rounds all outputs, including the loss, to bf16. It sums gradients over
     # processes in bf16, and gathers tied embeddings when the head is called, but our loss never calls the head.
     # accelerate does not shard a sharded model again, and still handles optimizer, gradient norm and checkpoints.
