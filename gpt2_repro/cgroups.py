@@ -34,13 +34,13 @@ def memory_limits() -> list[tuple[int, int]]:
     limits = []
     for folder in _folders("memory"):
         # Above memory.high, the kernel does not end a process, but makes it so slow that it looks like a hang.
-        words = (
-            _words(folder / "memory.max") + _words(folder / "memory.high") + _words(folder / "memory.limit_in_bytes")
-        )
-        numbers = [int(word) for word in words if word.isdigit()]
+        numbers: list[int] = []
+        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+            numbers += [int(word) for word in _words(folder / name) if word.isdigit()]
         if numbers:
             limit = min(numbers)
-            limits.append((limit, limit - _used_memory(folder)))
+            free = limit - _used_memory(folder)
+            limits.append((limit, free))
     return limits
 
 
@@ -64,7 +64,9 @@ def cpu_limits() -> list[int]:
             words = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
         # Without a quota, the first word is "max" or "-1".
         if len(words) == 2 and words[0].isdigit():
-            limits.append(max(1, math.ceil(int(words[0]) / int(words[1]))))
+            quota, period = words
+            cores = math.ceil(int(quota) / int(period))
+            limits.append(max(1, cores))
     return limits
 
 
@@ -102,7 +104,10 @@ def _folders_of(path: Path, hierarchy: list[Mount]) -> list[Path]:
 
 def _is_below(path: Path, root: Path) -> bool:
     # Paths outside of the cgroup namespace of this process begin with "/..".
-    return path.is_relative_to(root) and ".." not in path.relative_to(root).parts
+    if not path.is_relative_to(root):
+        return False
+    relative = path.relative_to(root)
+    return ".." not in relative.parts
 
 
 def _mounts() -> list[Mount]:
@@ -114,8 +119,11 @@ def _mounts() -> list[Mount]:
         if kind not in ("cgroup", "cgroup2"):
             continue
         fields = mounted.split(" ")
+        version = 1
+        if kind == "cgroup2":
+            version = 2
         mount = Mount(
-            version=2 if kind == "cgroup2" else 1,
+            version=version,
             options=frozenset(options.split(",")),
             root=Path(_unescape(fields[3])),
             folder=Path(_unescape(fields[4])),
