@@ -59,7 +59,8 @@ def main(argv: list[str]) -> None:
         if args.is_folder:
             staged = Path(scratch, "staged")
             _write_folder(written, tokenizer, staged)
-            _write_card(checkpoint, fingerprint(model, tokenizer), args, staged / "README.md")
+            revision = fingerprint(model, tokenizer)
+            _write_card(checkpoint, revision, args, staged / "README.md")
             again = load_model(str(staged))
         elif args.is_gguf:
             staged = Path(scratch, f"staged{GGUF}")

@@ -47,10 +47,12 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.tokenization import start_ids
 
     model, tokenizer = load_pair(checkpoint.source)
-    model = model.to(gpu_kind() or "cpu")
+    device = gpu_kind() or "cpu"
+    model = model.to(device)
     window = max_positions(model.config)
     start = start_ids(tokenizer, args.prompt)
-    longest_prompt = window - min(args.max_new_tokens, window // 2)
+    reserved = min(args.max_new_tokens, window // 2)  # tokens for new text
+    longest_prompt = window - reserved
     if len(start) > longest_prompt:
         logger.warning("The prompt has %d tokens. Only the last %d are used.", len(start), longest_prompt)
         start = start[-longest_prompt:]
