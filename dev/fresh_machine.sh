@@ -129,6 +129,14 @@ run_steps() {
 
 # --- On this machine -------------------------------------------------------------------------------------------------
 
+inside="" # the process that runs the steps
+
+clean_up() {
+  if [[ -n $inside ]]; then kill -KILL "$inside" 2>/dev/null || true; fi
+  wait
+  rm -rf --one-file-system "$base"
+}
+
 main() {
   local suite options=(--variant=minbase)
   case ${1:-} in
@@ -140,7 +148,8 @@ main() {
   ((EUID == 0)) || mistake "Run this script as root."
   export name=$1 COMMAND=${2:-}
   base=$(mktemp -d "${FOLDER:-/var/tmp}/fresh_machine.XXXXXX")
-  trap 'rm -rf --one-file-system "$base"' EXIT
+  trap 'clean_up' EXIT
+  trap 'exit 1' INT TERM
   export root=$base/root
   echo "Installing $name in $root at commit $(git -C "$repository" rev-parse --short HEAD)"
   echo "| system | step | exit code | seconds | MB |"
@@ -149,8 +158,10 @@ main() {
   step "debootstrap" debootstrap "${options[@]}" "$suite" "$root" ${MIRROR:+"$MIRROR"}
   # A bundle, because git refuses to clone a folder of another user.
   git -C "$repository" bundle create --quiet "$root/var/tmp/repository.bundle" HEAD
-  # The mounts and all processes end with these namespaces.
-  unshare --mount --pid --fork --kill-child bash "${BASH_SOURCE[0]}"
+  # The mounts and all processes end with these namespaces, which end with `unshare`.
+  unshare --mount --pid --fork --kill-child bash "${BASH_SOURCE[0]}" &
+  inside=$!
+  wait "$inside"
 }
 
 if [[ -n ${root:-} ]]; then
