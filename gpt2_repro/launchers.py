@@ -66,20 +66,20 @@ ZERO1_MULTINODE = Launcher("zero1_multinode", form=_ZERO, deepspeed_json="zero1.
 LAUNCHERS = {launcher.name: launcher for launcher in (RECOMMENDED, DDP, ZERO2, ZERO3, FSDP2, ZERO1_MULTINODE)}
 
 
-def training_command(*options: str, on_gpu: bool) -> list[str]:
+def training_command(*options: str, on_gpu: bool, launcher: Launcher = RECOMMENDED) -> list[str]:
     """Return the words of a training command that messages name, up to the recipe.
 
-    `options` of accelerate launch are used if `on_gpu`.
+    `launcher` and `options` of accelerate launch are used if `on_gpu`.
     """
     if INSTALLED and on_gpu:
-        return ["gpt2-repro", "train", "--config_file", f"{RECOMMENDED.name}.yaml", *options]
+        return ["gpt2-repro", "train", "--config_file", f"{launcher.name}.yaml", *options]
     if INSTALLED:
         return ["gpt2-repro", "train"]
     root = Path(os.path.relpath(ROOT))
     script = str(root / "train.py")
     if not on_gpu:
         return ["python", script]
-    return ["accelerate", "launch", "--config_file", str(root / RECOMMENDED.config), *options, script]
+    return ["accelerate", "launch", "--config_file", str(root / launcher.config), *options, script]
 
 
 def launch_command(config: str) -> list[str]:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import datetime
+import math
 import re
 from typing import NamedTuple
 
 from gpt2_repro.files import read_table
 from gpt2_repro.hardware import is_named, peak_flops
-from gpt2_repro.text import Cell, Table, duration
+from gpt2_repro.text import Cell, Table
 
 
 # FLOPs per token of the model that the speeds in cards.yaml belong to: 124M, rows of 1,024 tokens (6N + 12LCT).
@@ -21,6 +22,11 @@ COMPILING = 1.5
 EVALUATION = 5.0
 EVALUATION_START = 1.0
 CARDS_OF_A_MACHINE = 8
+# Seconds by which the collectives between machines lengthen an optimizer step, for each parameter. MPT with 125M
+# parameters took 0.391 s per pass on 8 A100 40 GB, 0.408 s on 16 and 0.419 s on 32, with 1,600 Gbit/s between the
+# machines (llm-foundry 8c8dd48, scripts/train/benchmarking/README.md; FSDP). The sums of a ring grow with
+# (machines - 1) / machines. Assumed for every card, model and network of this speed: this project has not measured it.
+SECONDS_BETWEEN_MACHINES = 2 * 0.0173 / 125.3e6
 SAVE_SECONDS = 2.0
 SAMPLE_SECONDS = 0.6
 SYNC_BYTES_PER_SECOND = 50e6
@@ -169,15 +175,19 @@ class RunCost(NamedTuple):
     def lines(self) -> list[str]:
         """Return the time and cost as lines of text."""
         heading = f"Time and cost on {self.cards} x {self.card}"
+        machines = machines_of(self.cards)
+        if machines > 1 and self.card in CARDS:
+            heading += f" ({machines} machines of {CARDS_OF_A_MACHINE})"
         if not self.minutes:
-            fix = "Pass --tokens_per_second"
+            fix = "Pass --tokens_per_second."
             if self.card not in CARDS:
-                fix += ", or --gpu CARD to plan for another machine"
-            return [f"{heading}: the speed of this run is not known. {fix}."]
+                fix += " For prices on other machines, pass --gpu NAME, or --gpu list."
+            return [f"{heading}: the speed of this run is not known. {fix}"]
+        hours = self.minutes / 60
         if self.usd and self.usd_per_hour:
-            total = f"${self.usd:,.2f} at ${self.usd_per_hour:,.2f} an hour ({self.price})"
+            total = f"{hours:,.1f} h, ${self.usd:,.2f} at ${self.usd_per_hour:,.2f} an hour ({self.price})"
         else:
-            total = f"{duration(60 * self.minutes)} Pass --usd_per_hour for the cost."
+            total = f"{hours:,.1f} h. Pass --usd_per_hour for the cost."
         cells: list[list[Cell]] = []
         for activity in [*self.budget, Activity("total", self.minutes, total)]:
             time = Cell(f"{activity.minutes:,.1f} min", "number")
@@ -191,7 +201,7 @@ def budget(work: Workload, tokens_per_second: float, *, cards: int, basis: str) 
     Args:
         tokens_per_second: the speed of all GPUs together.
         cards: number of GPUs.
-        basis: the basis of the speed: "typed" (passed as an option) or one of `Card.basis`.
+        basis: the basis of the speed, see `Activity.basis`.
     """
     training = work.tokens / tokens_per_second / 60
     saves = work.saves
@@ -262,40 +272,59 @@ class Rate(NamedTuple):
     origin: str
 
 
+def machines_of(cards: int) -> int:
+    """Return the number of machines with 8 GPUs for a number of GPUs."""
+    return max(1, math.ceil(cards / CARDS_OF_A_MACHINE))
+
+
 def _rate_on(card: Card, work: Workload, cards: int) -> Rate | None:
     """Return the speed of a run on a number of cards, or None if it does not follow from the speed of GPT-2 124M."""
     if not work.is_fast:
         return None
     speed = card.tokens_per_second * cards
+    basis = card.basis
+    origin = card.speed
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
-    if work.model_type == "gpt2" and abs(ratio - 1) <= 0.02:
-        return Rate(speed, card.basis, card.speed)
-    return Rate(speed / ratio, "estimated", f"{card.speed}; scaled from GPT-2 124M by the FLOPs per token")
+    if work.model_type != "gpt2" or abs(ratio - 1) > 0.02:
+        speed /= ratio
+        basis = "estimated"
+        origin += "; scaled from GPT-2 124M by the FLOPs per token"
+    machines = machines_of(cards)
+    if machines > 1:
+        alone = speed
+        speed = _speed_between_machines(work, alone, machines)
+        basis = "assumed"
+        origin += f"; x {speed / alone:.2f} for the network between {machines} machines of 1,600 Gbit/s each (assumed)"
+    return Rate(speed, basis, origin)
 
 
-class Offer(NamedTuple):
-    """The training steps of GPT-2 124M on 10B tokens at a list price."""
+def _speed_between_machines(work: Workload, speed: float, machines: int) -> float:
+    """Return the tokens per second of several machines, which together have `speed` without a network."""
+    tokens_per_step = work.tokens / work.steps
+    computing = tokens_per_step / speed
+    communicating = SECONDS_BETWEEN_MACHINES * work.parameters * (machines - 1) / machines
+    return tokens_per_step / (computing + communicating)
 
-    usd: float
-    hours: float
-    price: Price
 
-
-def offer_lines() -> list[str]:
-    """Return the ten cheapest list prices for GPT-2 124M on 10B tokens as lines of text."""
-    # Training steps only, without start-up, validation, saving and evaluation.
-    offers: list[Offer] = []
+def offer_lines(work: Workload, cards: int) -> list[str]:
+    """Return the price of a run on each card and at each list price as lines of text, the cheapest first."""
+    offers: list[tuple[float, list[Cell]]] = []
     for price in PRICES:
-        hours = 10e9 / CARDS[price.card].tokens_per_second / 3600
-        offers.append(Offer(hours * price.usd_per_hour, hours, price))
-    cells: list[list[Cell]] = []
-    for offer in sorted(offers)[:10]:
-        card = offer.price.card
-        if CARDS[card].basis == "estimated":
-            card += "*"
-        terms = f"${offer.price.usd_per_hour:.2f} an hour, {offer.price.provider}, {offer.price.date}"
-        cost = Cell(f"${offer.usd:,.2f}", "number")
-        time = Cell(f"{offer.hours:.1f} h", "number")
-        cells.append([cost, time, Cell(card), Cell(terms)])
-    title = "Cost of training GPT-2 124M on 10B tokens with one GPU, training steps only (*: estimated speed):"
-    return [title, *Table(["cost", "time", "GPU", "list price"], cells).lines()]
+        planned = cost_of(work, price.card, cards, usd_per_hour=cards * price.usd_per_hour)
+        if planned.minutes is None or planned.usd is None:
+            continue
+        name = price.card
+        if CARDS[price.card].basis == "estimated":
+            name += "*"
+        row = [
+            Cell(f"${planned.usd:,.2f}", "number"),
+            Cell(f"{planned.minutes / 60:,.1f} h", "number"),
+            Cell(name),
+            Cell(f"${price.usd_per_hour:.2f} an hour and GPU, {price.provider}, {price.date}"),
+        ]
+        offers.append((planned.usd, row))
+    if not offers:
+        return ["The speed of this run is not known on any card. Pass --gpu NAME and --tokens_per_second."]
+    offers.sort(key=lambda offer: offer[0])
+    title = f"Total price of the run on {cards} of these GPUs (*: the speed of the card is estimated):"
+    return [title, *Table(["total", "time", "GPU", "list price"], [row for _, row in offers]).lines()]

@@ -3,6 +3,8 @@
     python -m gpt2_repro.preflight                                           check this machine for the default recipe
     python -m gpt2_repro.preflight recipes/gpt2_124m.yaml --dist --memory    also test the GPU links and the memory
     python -m gpt2_repro.preflight --gpu "A100 SXM" --n 8 --usd_per_hour 14  plan for a machine you have not rented yet
+    python -m gpt2_repro.preflight --gpu "H100 SXM" --n 16                   plan for two machines of 8 GPUs
+    python -m gpt2_repro.preflight --gpu list                                print the price of the run on every card
     python -m gpt2_repro.preflight --gpu "RTX 4090" --budget 20              write a recipe for 20 dollars
 
 Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit code is 1 if any line has a ✗.
@@ -10,7 +12,6 @@ Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit
 
 import dataclasses
 import logging
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from gpt2_repro import cli, hardware
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
-from gpt2_repro.launchers import EVALUATE, PREPARE, RECOMMENDED, TRAINING, forget_variables, training_command
+from gpt2_repro.launchers import RECOMMENDED, TRAINING, forget_variables
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
 from gpt2_repro.planning.plan import division, run_lines
@@ -29,15 +30,25 @@ from gpt2_repro.planning.sizing import follow_data, plans_of
 from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.budget import recipe_within
+from gpt2_repro.preflight.commands import command_lines, is_launched, machines_of
 from gpt2_repro.preflight.links import check_all_reduce
-from gpt2_repro.recipe import TrainingRecipe, TrainingSection, load_recipe, output_dir_of
+from gpt2_repro.recipe import TrainingRecipe, TrainingSection, load_recipe
 from gpt2_repro.text import Finding
 
 
 logger = logging.getLogger("gpt2_repro.preflight")
+
+LIST = "list"  # the value of --gpu that prints all cards
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpu": {"metavar": "H100", "help": "GPU to plan for, by words of its name. (default: this machine's GPUs)"},
-    "n": {"type": cli.positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
+    "gpu": {
+        "metavar": "H100",
+        "help": "GPU to plan for, by words of its name, or list: the price on every GPU. (default: this machine's GPUs)",
+    },
+    "n": {
+        "type": cli.positive_count,
+        "metavar": "N",
+        "help": "Number of GPUs. More than 8 are several machines of 8. (default: all GPUs of this machine)",
+    },
     "tokens_per_second": {"type": cli.positive_number, "help": "Speed of all GPUs, with --budget that of GPT-2 124M."},
     "budget": {"type": cli.positive_number, "metavar": "USD", "help": "Write a recipe for this number of dollars."},
     "hours": {"type": cli.positive_number, "help": "Write a recipe for this number of hours."},
@@ -56,6 +67,9 @@ def main(argv: list[str]) -> None:
     requested = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
     options = requested.options
     has_limit = options.budget is not None or options.hours is not None
+    if options.gpu == LIST:
+        print(_text(_offers(requested)))
+        return
     device = _device_of(requested)
     notes = _notes_on_card(requested) if options.gpu else []
     if has_limit:
@@ -76,9 +90,11 @@ def main(argv: list[str]) -> None:
         findings = notes
     else:
         findings = packages + _check_machine(recipe, work)
-    plan = plan_run(recipe.training, recipe.data, num_processes=device.count)
-    findings.append(Finding("✓", "step", division(plan)))
+    findings.append(_check_step(recipe, device, memory_check))
     findings += memory_check.findings
+    if machines_of(device) > 1:
+        text = f"{machines_of(device)} machines need a shared folder for the run (docs/machines.md)"
+        findings.append(Finding("!", "machines", text))
     speed = options.tokens_per_second or 0
     if has_limit:
         speed *= cost.GPT2_FLOPS_PER_TOKEN * work.tokens / work.flops
@@ -90,16 +106,34 @@ def main(argv: list[str]) -> None:
         findings,
         run_lines(recipe.data, recipe.model, work, plans),
         planned.lines(),
-        cost.offer_lines(),
     ]
     if memory_check.fits:
-        parts.append(["Commands:", *_commands(requested, device)])
+        parts.append(command_lines(requested, device))
     print("\n\n".join(_text(part) for part in parts))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
 def _text(lines: Sequence[object]) -> str:
     return "\n".join(str(line) for line in lines)
+
+
+def _offers(requested: TrainingRecipe) -> list[str]:
+    """Return the price of a run on every card as lines of text."""
+    options = requested.options
+    for name in ("budget", "hours", "dist", "memory", "tokens_per_second"):
+        if getattr(options, name):
+            raise UserError(f"--gpu list prints the price of a recipe on every card. Leave out --{name}.")
+    cards = options.n or 1
+    _check_machines(cards)
+    recipe = follow_data(requested, device=Accelerator("cuda", LIST, cards, None, None))
+    return cost.offer_lines(workload_of(recipe), cards)
+
+
+def _check_machines(cards: int) -> None:
+    """Raise UserError if a number of GPUs is more than one machine has, and not that of several machines."""
+    if cards > cost.CARDS_OF_A_MACHINE and cards % cost.CARDS_OF_A_MACHINE:
+        fix = f"Pass a multiple of {cost.CARDS_OF_A_MACHINE}"
+        raise UserError(f"--n {cards}: several machines have {cost.CARDS_OF_A_MACHINE} GPUs each. {fix}.")
 
 
 def _write_recipe(requested: TrainingRecipe, device: Accelerator) -> TrainingRecipe:
@@ -120,6 +154,8 @@ def _device_of(requested: TrainingRecipe) -> Accelerator:
     Raises UserError if the speed of --gpu is not known.
     """
     options = requested.options
+    if options.n is not None and not requested.training.use_cpu:
+        _check_machines(options.n)
     if options.gpu is None:
         device = hardware.find_accelerator(use_cpu=requested.training.use_cpu)
         if options.n is not None:
@@ -162,33 +198,6 @@ def _with_options(recipe: TrainingRecipe, **values: Any) -> TrainingRecipe:
     return dataclasses.replace(recipe.with_training(**values), typed=typed)
 
 
-def _is_launched(recipe: TrainingRecipe, device: Accelerator) -> bool:
-    """Return whether accelerate starts the run. On one GPU without bf16, `python train.py` does (docs/machines.md)."""
-    if device.count > 1:
-        return True
-    return device.kind == "cuda" and recipe.training.precision != "fp16"
-
-
-def _commands(recipe: TrainingRecipe, device: Accelerator) -> list[str]:
-    """Return the commands that prepare, train and evaluate, with the options that were passed."""
-    lines: list[str] = []
-    options = recipe.overrides()
-    if not Path(recipe.data.dataset_dir, MANIFEST).is_file():
-        data_options = {name: value for name, value in options.items() if hasattr(recipe.data, name)}
-        prepare = [str(recipe.path)]
-        prepare += cli.words_of(data_options)
-        if recipe.data.source == "files" and not recipe.data.data_files:
-            prepare += ["--data_files", "FILE"]
-        lines.append(f"{PREPARE} {shlex.join(prepare)}")
-    train = training_command("--num_processes", str(device.count), on_gpu=_is_launched(recipe, device))
-    train.append(str(recipe.path))
-    train += cli.words_of(options)
-    lines.append(shlex.join(train))
-    run = shlex.quote(output_dir_of(recipe))
-    lines.append(f"{EVALUATE} {run}")
-    return [f"  {line}" for line in lines]
-
-
 class MemoryCheck(NamedTuple):
     """Whether a micro-batch fits on a GPU.
 
@@ -206,24 +215,42 @@ def _check_memory(recipe: TrainingRecipe, device: Accelerator) -> MemoryCheck:
     """Check that the micro-batch of a recipe fits on a GPU."""
     training = recipe.training
     checkpointing = bool(training.activation_checkpointing)
-    setting = memory.MemoryTrial(training.per_device_train_batch_size, checkpointing)
+    asked = memory.MemoryTrial(training.per_device_train_batch_size, checkpointing)
     rows_per_step = training.tokens_per_step // recipe.data.sequence_length
     rows = max(1, rows_per_step // device.count)
+    setting = asked
+    if "per_device_train_batch_size" not in recipe.typed and asked.micro_batch > rows:
+        setting = asked._replace(micro_batch=rows)
     if recipe.options.memory:
         finding, fitting = _find_micro_batch(recipe, setting, rows, device)
     elif device.memory_bytes:
         estimate = estimate_memory(recipe, workload_of(recipe), device.memory_bytes, device.count)
-        estimate = estimate._replace(sharded=_is_launched(recipe, device))
+        estimate = estimate._replace(sharded=is_launched(recipe, device))
         finding, fitting = memory.check_memory(estimate, setting, rows, device.memory_bytes)
     else:
-        return MemoryCheck([], True, {})
-    changes: dict[str, Any] = {}
-    if fitting is not None and fitting != setting:
-        changes["per_device_train_batch_size"] = fitting.micro_batch
-        if fitting.checkpointing:
-            changes["activation_checkpointing"] = True
-    fits = finding.mark != "✗" or bool(changes)
+        return MemoryCheck([], True, _changes(asked, setting))
+    changes = _changes(asked, fitting or setting)
+    fits = finding.mark != "✗" or fitting is not None
     return MemoryCheck([finding], fits, changes)
+
+
+def _changes(asked: memory.MemoryTrial, chosen: memory.MemoryTrial) -> dict[str, Any]:
+    """Return the fields of the section training that differ between two memory settings."""
+    changes: dict[str, Any] = {}
+    if chosen != asked:
+        changes["per_device_train_batch_size"] = chosen.micro_batch
+        if chosen.checkpointing:
+            changes["activation_checkpointing"] = True
+    return changes
+
+
+def _check_step(recipe: TrainingRecipe, device: Accelerator, memory_check: MemoryCheck) -> Finding:
+    """Return how a step is divided, and the micro-batch if that of the recipe has too many rows for these GPUs."""
+    plan = plan_run(recipe.training, recipe.data, num_processes=device.count)
+    changed = "per_device_train_batch_size" in memory_check.changes
+    if not changed or any(finding.mark == "✗" for finding in memory_check.findings):
+        return Finding("✓", "step", division(plan))
+    return Finding("!", "step", f"{division(plan)}. Pass --per_device_train_batch_size {plan.micro_batch_size}")
 
 
 def _check_machine(recipe: TrainingRecipe, work: cost.Workload) -> list[Finding]:
@@ -336,7 +363,7 @@ def _find_micro_batch(
         return Finding("!", "memory", f"not tested, because the data in {folder} is not prepared yet"), None
     logger.info("Searching for the largest micro-batch. Each attempt takes 2 to 3 minutes (assumed).")
     start = [sys.executable]
-    if _is_launched(recipe, device):
+    if is_launched(recipe, device):
         start = RECOMMENDED.command("--num_processes", str(device.count))
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         path = Path(scratch, "probe.yaml")

@@ -12,6 +12,7 @@ from gpt2_repro.hardware import Accelerator
 from gpt2_repro.planning import cost
 from gpt2_repro.planning.compute_optimal import choose
 from gpt2_repro.planning.workload import workload_of
+from gpt2_repro.preflight.commands import machines_of
 from gpt2_repro.recipe import TrainingRecipe, load_recipe
 from gpt2_repro.tokens import TokenCount
 
@@ -48,6 +49,8 @@ def recipe_within(
     unused = sorted(requested.typed - {*options, *COMBINED})
     if unused:
         raise UserError(f"--budget and --hours write their own recipe. Pass --{unused[0]} to train.py afterwards.")
+    if machines_of(device) > 1:
+        raise UserError(f"--budget and --hours write a recipe for one machine. Pass --n {cost.CARDS_OF_A_MACHINE}.")
     speed = _speed(requested, device)
     limit = _shortest_limit(requested, device)
     minutes = limit.minutes / 2

@@ -106,6 +106,24 @@ def test_several_gpus_share_the_scoring_of_an_evaluation() -> None:
     assert larger[1] > of_cards[1] and 2 * larger[2] - larger[1] == pytest.approx(start)
 
 
+def test_the_network_between_machines_costs_time() -> None:
+    """Each step is longer by what a ring needs for the gradients, as published for 125M parameters on 2 machines."""
+    steps = TOKENS // 524_288
+    for machines, share in ((2, 0.5), (4, 0.75)):
+        work_of_124m = work(per_device_train_batch_size=16)
+        spent = minutes(cost_of(work_of_124m, "H100 SXM", 8 * machines))["training steps"]
+        alone = TOKENS / (8 * machines * 500_000)
+        extra = 60 * spent - alone
+        assert extra / steps == pytest.approx(2 * share * 0.0173 * 124_475_904 / 125.3e6)
+    planned = cost_of(work(), "H100 SXM", 16)
+    assert "assumed" in planned.speed
+    assert {activity.basis for activity in planned.budget} == {"assumed"}
+    assert planned.usd_per_hour == pytest.approx(16 * 3.99)
+    # A speed that was passed is that of all machines.
+    typed = minutes(cost_of(work(), "H100 SXM", 16, speed=1e6))["training steps"]
+    assert 60 * typed == pytest.approx(TOKENS / 1e6)
+
+
 def test_the_memory_of_a_pass() -> None:
     found, shape = work(), {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "sequence_length": 1024, "chunk": 4096}
     one = MemoryEstimate(**shape, parameters=found.parameters, vocab_size=found.vocab_size, ranks=1)

@@ -9,7 +9,10 @@ import pytest
 from gpt2_repro import train as train_command
 from gpt2_repro.data.arguments import name_folder
 from gpt2_repro.errors import UserError
+from gpt2_repro.planning.cost import PRICES, cost_of
+from gpt2_repro.planning.workload import plan_run, workload_of
 from gpt2_repro.preflight import __main__ as preflight
+from gpt2_repro.preflight import commands
 from gpt2_repro.recipe import load_recipe, output_dir_of
 from tests.sections import parse_for_preparation, parse_for_training
 
@@ -56,7 +59,7 @@ PRINTED: list[tuple[str, str, dict[str, object]]] = [
 def test_the_printed_commands_do_what_is_planned(
     look, capsys, monkeypatch: pytest.MonkeyPatch, words: str, start: str, changed: dict
 ) -> None:
-    monkeypatch.setattr(preflight, "MANIFEST", "none")  # as if no data was prepared, for example by `make demo`
+    monkeypatch.setattr(commands, "MANIFEST", "none")  # as if no data was prepared, for example by `make demo`
     _, out = look(*shlex.split(words))
     prepare, train, evaluate = (shlex.split(line) for line in out.partition("Commands:\n")[2].splitlines())
     options = train[train.index("train.py") + 1 :]
@@ -69,6 +72,51 @@ def test_the_printed_commands_do_what_is_planned(
     train_command.main([*options, "--dry_run"])
     lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"  on \d|tokens per|steps|disk", line)]
     assert len(lines) >= 5 and not set(lines) - set(out.splitlines())
+
+
+def test_two_machines(look) -> None:
+    code, out = look("--gpu", "H100 SXM", "--n", 16)
+    assert code == 0
+    assert "! machines" in out
+    assert "Pass --per_device_train_batch_size 32" in out
+    total = re.search(r"^total .* \$([\d.]+) at \$63.84 an hour", out, re.MULTILINE)
+    of_one_machine = re.search(r"^total .* \$([\d.]+) at", look("--gpu", "H100 SXM", "--n", 8)[1], re.MULTILINE)
+    assert total and of_one_machine
+    assert float(total[1]) > float(of_one_machine[1])  # because of the network between them
+    *_, first, second, evaluate = (shlex.split(line) for line in out.partition("Commands")[2].splitlines())
+    for rank, words in enumerate((first, second)):
+        assert words[:4] == ["accelerate", "launch", "--config_file", "accelerate_configs/zero1_multinode.yaml"]
+        launch = words[4 : words.index("train.py")]
+        expected = ["--num_machines", "2", "--num_processes", "16", "--machine_rank", str(rank)]
+        assert launch == [*expected, "--main_process_ip", "MACHINE_0"]
+        recipe = parse_for_training(*words[words.index("train.py") + 1 :])
+        assert plan_run(recipe.training, recipe.data, num_processes=16).gradient_accumulation_steps == 1
+    assert evaluate[-1] == "runs/gpt2_124m"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--gpu H100 --n 12", "--gpu list --n 12", "--n 9", "--gpu list --budget 20", "--gpu H100 --n 16 --budget 20"],
+)
+def test_machines_and_lists_that_do_not_exist(words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--n|--budget"):
+        preflight.main(words.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_has_the_price_of_each_card(capsys: pytest.CaptureFixture[str]) -> None:
+    preflight.main(["--gpu", "list"])
+    out = capsys.readouterr().out
+    offers = re.findall(r"^ *\$([\d.]+) +([\d.]+) h  (.+?) +\$([\d.]+) an hour", out, re.MULTILINE)
+    assert len(offers) == len(PRICES)
+    totals = [float(usd) for usd, *_ in offers]
+    assert totals == sorted(totals)
+    work = workload_of(parse_for_training("--dataset_dir", "data/nowhere"))
+    planned = cost_of(work, "RTX 4090", 1)
+    assert (f"{planned.usd:.2f}", f"{planned.minutes / 60:.1f}", "RTX 4090", f"{planned.usd_per_hour:.2f}") in offers
+    preflight.main(["recipes/ladder/7_moe.yaml", "--gpu", "list"])  # its speed does not follow from its FLOPs
+    assert "$" not in capsys.readouterr().out
 
 
 def test_a_run_that_does_not_fit_has_no_commands(look) -> None:
@@ -88,8 +136,8 @@ def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     # Also three GPUs, and a typed speed of GPT-2 124M, which the larger model does not reach.
     for budget, options in ((100, (*machine[:2], "--n", 3, "--tokens_per_second", 1_000_000)), (25, machine)):
         code, out = look("--budget", budget, *options)
-        total = re.search(r"^total +([\d.]+) min +\$([\d.]+)", out, re.MULTILINE)
-        assert code == 0 and total and float(total[2]) == pytest.approx(budget, rel=0.01)
+        total = re.search(r"^total .* \$([\d.]+) at", out, re.MULTILINE)
+        assert code == 0 and total and float(total[1]) == pytest.approx(budget, rel=0.01)
     path = tmp_path / "budget_25usd.yaml"
     assert parse_for_training(path).model.n_layer == 13  # near gpt2_124m, which costs $29
     assert "prepare_data.py budget_25usd.yaml" in out and "train.py budget_25usd.yaml" in out
@@ -130,6 +178,7 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
     assert lines["torch"].startswith("✓") and lines["device"].startswith("✓") and "memory" not in lines
     assert lines["data"].startswith("✓") and "0 MB for data" in lines["disk"]
     assert "the speed of this run is not known. Pass --tokens_per_second" in out and "epochs" in out
+    assert "--gpu list" in out and "$" not in out  # no offers
     commands = out.partition("Commands:")[2]
     assert "train.py" in commands and "prepare_data.py" not in commands  # it is prepared
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
