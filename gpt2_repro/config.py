@@ -17,7 +17,7 @@ from transformers.hf_argparser import HfArgumentParser
 
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
-from gpt2_repro.fields import settings_of
+from gpt2_repro.fields import Setting, settings_of
 from gpt2_repro.launchers import ROOT
 
 
@@ -194,9 +194,10 @@ def parse_recipe(kind: type[R], argv: Sequence[str], *, options: Options | None 
         parser.add_argument(f"--{name}", **keywords)
 
     written: dict[str, dict[str, Any]] = {}
-    asks_for_help = "--help" in words or "-h" in words
-    if not asks_for_help:
+    if not {"--help", "-h"} & set(words):
         written = load_sections(path)
+    elif "all" not in words:
+        parser.shorten_help()
     for name in classes:
         defaults = _defaults(path, name, written.get(name, {}), classes)
         parser.set_defaults(**defaults)
@@ -263,3 +264,15 @@ def _defaults(path: Path, section: str, keys: Mapping[str, Any], classes: Mappin
 
 class _Parser(CommandParser, HfArgumentParser):
     """HfArgumentParser with one-line errors."""
+
+    def shorten_help(self) -> None:
+        """Show only the fields that many users change, and the options that are not fields."""
+        hidden = 0
+        for action in self._actions:
+            setting = action.help
+            if isinstance(action, argparse._StoreFalseAction):  # --no_NAME
+                action.help = argparse.SUPPRESS
+            elif isinstance(setting, Setting) and not setting.is_common:
+                action.help = argparse.SUPPRESS
+                hidden += 1
+        self.epilog = f"--help all lists {hidden} more options."

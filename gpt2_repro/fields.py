@@ -36,15 +36,18 @@ class Setting(str):
     Attributes:
         valid: the valid numbers.
         role: see `Role`.
+        is_common: whether many users change the field, so that --help shows it. --help all shows every field.
     """
 
     valid: Range
     role: Role
+    is_common: bool
 
-    def __new__(cls, help: str, valid: Range, role: Role) -> "Setting":
+    def __new__(cls, help: str, valid: Range, role: Role, *, is_common: bool) -> "Setting":
         setting = super().__new__(cls, help)
         setting.valid = valid
         setting.role = role
+        setting.is_common = is_common
         return setting
 
     @property
@@ -53,12 +56,20 @@ class Setting(str):
         return self.role in ("fixed", "changeable")
 
 
-def option(default: Any, help: str, valid: Range = AT_LEAST_0, *, role: Role = "neutral", **keywords: Any) -> Any:
+def option(
+    default: Any,
+    help: str,
+    valid: Range = AT_LEAST_0,
+    *,
+    role: Role = "neutral",
+    common: bool = False,
+    **keywords: Any,
+) -> Any:
     """Return a field of a section. If `default` is a list or a mapping, every instance gets a copy.
 
-    `keywords` are further arguments of argparse.
+    `common` fields are in the short help. `keywords` are further arguments of argparse.
     """
-    metadata = {"help": Setting(help, valid, role), **keywords}
+    metadata = {"help": Setting(help, valid, role, is_common=common), **keywords}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=functools.partial(copy.copy, default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -76,15 +76,29 @@ class TrainingSection:
 
     _argument_group_name: ClassVar[str] = "section training of the recipe"
 
-    output_dir: str | None = unnamed(None, "Run directory. (default: runs/ plus the name of the recipe or data)")
-    tokens_per_step: TokenCount = fixed(TokenCount(524_288), "Target tokens per step on all devices. 0: derive them.")
-    total_tokens: TokenCount = changeable(TokenCount(9_890_693_120), "Target tokens of the run. 0: derive them.")
-    epochs: float = option(0.0, "Passes over the training rows; replaces total_tokens. 0: use total_tokens.")
+    output_dir: str | None = unnamed(
+        None, "Run directory. (default: runs/ plus the name of the recipe or data)", common=True
+    )
+    tokens_per_step: TokenCount = fixed(
+        TokenCount(524_288), "Target tokens per step on all devices. 0: derive them.", common=True
+    )
+    total_tokens: TokenCount = changeable(
+        TokenCount(9_890_693_120), "Target tokens of the run. 0: derive them.", common=True
+    )
+    epochs: float = option(
+        0.0, "Passes over the training rows; replaces total_tokens. 0: use total_tokens.", common=True
+    )
     max_steps: int = changeable(0, "Optimizer steps, for short tests; replaces total_tokens. 0: use total_tokens.")
-    stop_at_step: int = unnamed(0, "Stop with a checkpoint after this step. The schedule stays the same. 0: never.")
-    per_device_train_batch_size: int = option(64, "Rows per device in one forward pass (micro-batch). 0: derive it.")
-    learning_rate: float = changeable(6e-4, "Peak learning rate.", RATE)
-    warmup_steps: float = changeable(700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.")
+    stop_at_step: int = unnamed(
+        0, "Stop with a checkpoint after this step. The schedule stays the same. 0: never.", common=True
+    )
+    per_device_train_batch_size: int = option(
+        64, "Rows per device in one forward pass (micro-batch). 0: derive it.", common=True
+    )
+    learning_rate: float = changeable(6e-4, "Peak learning rate.", RATE, common=True)
+    warmup_steps: float = changeable(
+        700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.", common=True
+    )
     lr_scheduler_type: Schedule = changeable("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = changeable(0.0, "Final learning rate, as a fraction of the peak.", FRACTION)
     decay_fraction: float = changeable(0.2, "For warmup_stable_decay: share of steps that decay.", FRACTION)
@@ -92,6 +106,7 @@ class TrainingSection:
         "adamw_torch_fused",
         "An optimizer of transformers (not schedule_free_*, *lomo, galore_* and apollo_*), or muon (not under ZeRO-3 or "
         "FSDP).",
+        common=True,
     )
     muon_momentum: float = fixed(0.95, "Momentum of Muon. Small steps can need less.", FRACTION)
     ema_steps: int = fixed(0, "Also average the weights over about N steps; final/ is the average. 0: never.")
@@ -102,9 +117,11 @@ class TrainingSection:
     max_grad_norm: float = changeable(1.0, "Clip gradients to this global norm.")
     bf16: bool = changeable(True, "Compute in bf16, with fp32 master weights. CPUs without bf16 use fp32.")
     precision: Literal["", "auto", "bf16", "fp16", "fp32"] = changeable(
-        "", "Replaces bf16 if set. auto: bf16 if the device supports it, otherwise fp16 on GPUs and fp32 on CPUs."
+        "",
+        "Replaces bf16 if set. auto: bf16 if the device supports it, otherwise fp16 on GPUs and fp32 on CPUs.",
+        common=True,
     )
-    use_cpu: bool = unnamed(False, "Train on the CPU.")
+    use_cpu: bool = unnamed(False, "Train on the CPU.", common=True)
     accept_any_hardware: bool = unnamed(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
     eval_strategy: Literal["steps", "no"] = option("steps", "steps: validate every eval_steps steps. no: never.")
     eval_steps: int = option(250, "Steps between validations, besides those at the start and the end. 0: never.")
@@ -125,15 +142,23 @@ class TrainingSection:
     keep_checkpoints: int = unnamed(2, "Number of newest complete checkpoints to keep. 0 keeps all.")
     keep_best_checkpoint: bool = unnamed(True, "Also keep the checkpoint with the lowest validation loss at its step.")
     keep_every_steps: int = unnamed(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")
-    sync_to: str = unnamed("", "Copy each save here: a folder, s3://…, hf://buckets/…, other URLs.")
+    sync_to: str = unnamed("", "Copy each save here: a folder, s3://…, hf://buckets/…, other URLs.", common=True)
     sync_from: str = unnamed("", "Restore the run from here on an empty machine. (default: sync_to)")
-    resume_from: str = unnamed("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")
+    resume_from: str = unnamed(
+        "", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.", common=True
+    )
     allow_resume_change: bool = unnamed(False, "Resume even if the data, schedule, dropout or seed changed.")
-    max_hours: float = unnamed(0.0, "Save a checkpoint and stop after N hours in all attempts together. 0: no limit.")
-    max_usd: float = unnamed(0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.")
-    usd_per_hour: float = unnamed(0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.")
+    max_hours: float = unnamed(
+        0.0, "Save a checkpoint and stop after N hours in all attempts together. 0: no limit.", common=True
+    )
+    max_usd: float = unnamed(
+        0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.", common=True
+    )
+    usd_per_hour: float = unnamed(
+        0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.", common=True
+    )
     hang_timeout: float = unnamed(600.0, "End all ranks with stack traces after N seconds without progress. 0: never.")
-    seed: int = changeable(42, "Seed of the weights and of the order of rows.", SEED)
+    seed: int = changeable(42, "Seed of the weights and of the order of rows.", SEED, common=True)
     data_seed: int | None = changeable(None, "Seed of the order of rows. (default: seed)", SEED)
     train_sampling_strategy: Literal["random", "sequential"] = changeable("random", "Order of the rows.")
     dataloader_num_workers: int | None = unnamed(
@@ -141,7 +166,9 @@ class TrainingSection:
     )
     torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
     activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
-    report_to: list[str] = unnamed([], "Tracking services, such as wandb, tensorboard, trackio or mlflow.")
+    report_to: list[str] = unnamed(
+        [], "Tracking services, such as wandb, tensorboard, trackio or mlflow.", common=True
+    )
     run_name: str | None = unnamed(None, "Name for tracking services. (default: the recipe and its overrides)")
     disable_tqdm: bool = unnamed(False, "Print no progress bar.")
     trainer: JsonObject = option(JsonObject(""), "More fields of TrainingArguments: a mapping, JSON or key=value,…")

@@ -14,6 +14,7 @@ from gpt2_repro.cli import words_of
 from gpt2_repro.config import load_sections, parse_recipe
 from gpt2_repro.config import values_of as section_values
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
+from gpt2_repro.fields import settings_of
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
 from gpt2_repro.planning.cost import cost_of
@@ -191,11 +192,28 @@ def test_token_counts_are_exact_whole_numbers(text: str) -> None:
         TokenCount(text)
 
 
-@pytest.mark.parametrize("command", ["train.py", "prepare_data.py"])
-def test_help_needs_no_torch(command: str, type_command) -> None:
+@pytest.mark.parametrize(("command", "most"), [("train.py", 30), ("prepare_data.py", 12)])
+def test_help_is_short_and_needs_no_torch(command: str, most: int, type_command) -> None:
     done = type_command("python", "-X", "importtime", command, "--help")
-    assert done.returncode == 0 and len(re.findall(r"^  --[a-z]", done.stdout, re.MULTILINE)) > 20
-    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE) and "JsonObject" not in done.stdout
+    assert done.returncode == 0
+    assert most - 5 <= len(re.findall(r"^  --[a-z]", done.stdout, re.MULTILINE)) <= most
+    assert "--help all" in done.stdout and "JsonObject" not in done.stdout
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+
+
+def test_help_all_has_every_field_below_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+    texts: dict[str, str] = {}
+    for words in ("--help", "--help all"):
+        with pytest.raises(SystemExit):
+            train.main(words.split())
+        texts[words] = capsys.readouterr().out
+    for section in SECTIONS:
+        heading = section._argument_group_name
+        names = set(re.findall(r"^  --([a-z]\w*)", texts["--help all"].partition(heading)[2], re.MULTILINE))
+        fields = settings_of(section)
+        assert fields.keys() <= names, heading
+        for name, setting in fields.items():
+            assert (f"  --{name} " in texts["--help"]) == setting.is_common, name
 
 
 def test_places_and_limits_are_not_in_the_title_of_a_run(recipe: Path) -> None:

@@ -29,10 +29,12 @@ class DataArguments:
         "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob of local files. Add "
         "#COLUMN to select the text column. For a mixture, add the shares of the training tokens, and xN to use a "
         "source N times at most: fineweb-10bt=0.7,own/*.jsonl=0.3x2.",
+        common=True,
     )
     data_files: list[str] = changeable(
         [],
         "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin .ds.",
+        common=True,
     )
     text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
     source_split: str = changeable("train", "The split to read from a Hub dataset OWNER/NAME.")
@@ -40,10 +42,15 @@ class DataArguments:
         "openai-community/gpt2",
         "Hub id or folder of a tokenizer, char (one id per character), train:N (train a BPE with N ids), train "
         "(train a BPE with a size that suits the text), or none:N (N ids without text).",
+        common=True,
     )
-    dataset_dir: str = unnamed("", "Prepared folder. (default: data/NAME, named after the files or source)")
+    dataset_dir: str = unnamed(
+        "", "Prepared folder. (default: data/NAME, named after the files or source)", common=True
+    )
     packing: Literal["concat", "wrap"] = changeable("concat", "Cut rows from the joined documents, or each document.")
-    sequence_length: int = fixed(1024, "Predicted tokens (targets) per row. --packing wrap also makes shorter rows.")
+    sequence_length: int = fixed(
+        1024, "Predicted tokens (targets) per row. --packing wrap also makes shorter rows.", common=True
+    )
     min_length: int = changeable(0, "With --packing wrap, drop rows with fewer predicted tokens than this.")
     separator: Literal["before", "after", "none"] = changeable("before", "Add end-of-text before or after documents.")
     split: Literal["head", "hash", "source"] = changeable(
@@ -60,7 +67,9 @@ class DataArguments:
     validation_text: bool = option(False, "Also write the text of the validation split to text/validation.jsonl.")
     validation_sets: list[str] = changeable([], "More validation sets: NAME=SOURCE, such as books=pg19 mine='*.txt'.")
     max_tokens: TokenCount = changeable(
-        TokenCount(0), "Stop after reading this many tokens. In a mixture, tokens of the training split. 0: no limit."
+        TokenCount(0),
+        "Stop after reading this many tokens. In a mixture, tokens of the training split. 0: no limit.",
+        common=True,
     )
 
     @property
@@ -149,7 +158,7 @@ def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
 class PreparationOptions:
     """Options of prepare_data.py that do not change the prepared rows."""
 
-    num_proc: int = option(1, "Number of worker processes.", type=int)
+    num_proc: int = option(1, "Number of worker processes.", type=int, common=True)
     encoder: Literal["auto", "tokenizers"] = option(
         "auto",
         "Library that encodes the text. auto uses fastokens for byte-level BPE, and tokenizers otherwise.",
@@ -157,7 +166,9 @@ class PreparationOptions:
     )
     max_bad_documents: int = option(0, "Skip at most this many files and rows without readable text.", type=int)
     keep_downloads: bool = option(False, "Keep downloaded files in the local Hugging Face cache.", action="store_true")
-    overwrite: bool = option(False, "Replace an existing folder when the new folder is complete.", action="store_true")
+    overwrite: bool = option(
+        False, "Replace an existing folder when the new folder is complete.", action="store_true", common=True
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_proc <= MOST_WORKERS or self.max_bad_documents < 0:

@@ -26,16 +26,16 @@ class ModelArguments:
 
     model_type: str = fixed(GPT2, "Causal architecture of transformers, for example llama or qwen3.")
     config_overrides: JsonObject = fixed(JsonObject(""), "More configuration keys: a mapping, JSON or key=value,…")
-    n_layer: int = fixed(12, "Number of transformer blocks. 0: chosen to suit the text and the machine.")
-    n_head: int = fixed(12, "Attention heads per block. 0: chosen to suit the text and the machine.")
-    n_embd: int = fixed(768, "Width of the residual stream. 0: chosen to suit the text and the machine.")
+    n_layer: int = fixed(12, "Number of transformer blocks. 0: chosen to suit the text and the machine.", common=True)
+    n_head: int = fixed(12, "Attention heads per block. 0: chosen to suit the text and the machine.", common=True)
+    n_embd: int = fixed(768, "Width of the residual stream. 0: chosen to suit the text and the machine.", common=True)
     dropout: float = changeable(0.0, "Dropout of embeddings, attention and residuals.", BELOW_1)
     pad_vocab_to_multiple_of: int = fixed(128, "Pad the vocabulary to a multiple of this number.", ABOVE_0)
     attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "eager"] = option(
         "auto", "Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA."
     )
     document_mask: bool = fixed(False, "No attention between documents of a row. Slower without flash-attn.")
-    init_from: str = fixed("", "Folder, Hub id, or .pt of nanoGPT, to take weights and shape from.")
+    init_from: str = fixed("", "Folder, Hub id, or .pt of nanoGPT, to take weights and shape from.", common=True)
 
     def __post_init__(self) -> None:
         check_ranges(self)
