@@ -153,7 +153,8 @@ def check_shared(file: Path) -> None:
         if len(checksums.unique()) == 1:
             return
         time.sleep(1)
-    raise UserError(f"{file.parent} is not the same folder on all machines. Pass an --output_dir that they share.")
+    fix = "Pass an --output_dir that they share (docs/machines.md), or train on one machine."
+    raise UserError(f"{file.parent} is not the same folder on all machines. {fix}")
 
 
 @functools.cache

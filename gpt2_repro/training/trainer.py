@@ -203,8 +203,6 @@ class PretrainingTrainer(Trainer):
         facts["tokens_per_chunk_of_logits"] = chunk
         self.record_engine(facts)
         self.run.end_phase("engine")
-        settings = (f"{key.replace('_', ' ')} = {value}" for key, value in self.environment.engine.items())
-        logger.info("settings in use: %s", ", ".join(settings))
         return prepared
 
     def _record_startup(self) -> None:
