@@ -103,7 +103,8 @@ list_price() {
   done <"$tables/gpu_prices.yaml"
 }
 
-command=(runpodctl pod create --name "$name" --image "$image" --container-disk-in-gb 60 --volume-mount-path /workspace)
+command=(runpodctl pod create --name "$name" --image "$image" --container-disk-in-gb 60 --volume-mount-path /workspace
+  --ports 22/tcp) # without it, rsync and tar over ssh cannot reach the pod
 if ((cpu)); then command+=(--compute-type cpu); else command+=(--gpu-id "$gpu" --gpu-count "$n" --min-cuda-version 12.8); fi
 ways='"pod stop" "stop pod"' # the new and the old syntax of runpodctl
 if [[ -n $volume ]]; then

@@ -17,7 +17,6 @@ from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.fields import settings_of
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
-from gpt2_repro.planning.cost import cost_of
 from gpt2_repro.planning.workload import plan_run, workload_of
 from gpt2_repro.recipe import REFUSED_FIELDS, EvaluationRecipe
 from gpt2_repro.tokens import TokenCount
@@ -122,17 +121,13 @@ def test_a_rung_is_matched_to_gpt2_and_changes_nothing_else(path: Path) -> None:
     assert row in re.sub(" +", " ", page)
 
 
-PRICED = [path for path in GPT2 if "hours on 8 x" in header_of(path)]
+WITH_DISK = [path for path in GPT2 if re.search(r"Disk \d", header_of(path))]
 
 
-@pytest.mark.parametrize("path", PRICED, ids=lambda path: path.stem)
-def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(path: Path, tmp_path: Path) -> None:
-    header, work = header_of(path), workload_of(parse_for_training(path, "--dataset_dir", tmp_path / "none"))
-    for card in ("A100 SXM 80 GB", "H100 SXM"):
-        total = re.search(rf"\$([\d,]+) all-in for ([\d.]+) hours on 8 x {card}", header)
-        planned = cost_of(work, card, 8)
-        assert total and float(total[2]) == pytest.approx(planned.minutes / 60, rel=0.03)
-        assert float(total[1].replace(",", "")) == pytest.approx(planned.usd, rel=0.03)
+@pytest.mark.parametrize("path", WITH_DISK, ids=lambda path: path.stem)
+def test_the_bytes_of_a_header_are_those_of_preflight(path: Path, tmp_path: Path) -> None:
+    header = header_of(path)
+    work = workload_of(parse_for_training(path, "--dataset_dir", tmp_path / "none"))
     disk = re.search(r"Disk (\d+) GB of data \((\d+) GB during preparation\) and ([\d.]+) GB for the run", header)
     run, size = work.run_bytes, work.data_bytes
     preset = PRESETS.get(values_of(path)["data"]["source"], PRESETS["fineweb-10bt"])

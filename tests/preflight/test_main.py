@@ -138,6 +138,7 @@ def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         code, out = look("--budget", budget, *options)
         total = re.search(r"^total .* \$([\d.]+) at", out, re.MULTILINE)
         assert code == 0 and total and float(total[1]) == pytest.approx(budget, rel=0.01)
+        assert re.search(r"^# expected loss .* No full run has been made yet", out, re.MULTILINE)
     path = tmp_path / "budget_25usd.yaml"
     assert parse_for_training(path).model.n_layer == 13  # near gpt2_124m, which costs $29
     assert "prepare_data.py budget_25usd.yaml" in out and "train.py budget_25usd.yaml" in out

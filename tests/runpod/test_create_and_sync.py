@@ -1,17 +1,19 @@
 """create_pod.sh requires a deadline and a volume, and sync.sh checks its copies."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from hf_xet import hash_files
 
-from tests.runpod.conftest import wait_for
+from tests.runpod.conftest import ROOT, wait_for
 
 
 GPU = ("--gpu", "NVIDIA A100-SXM4-80GB", "--n", 8, "--volume", "vol", "--hours", 4)
@@ -30,6 +32,7 @@ def test_a_pod_is_rented_only_when_that_is_typed(pod) -> None:
     given = options(pod, *GPU)
     assert given["--gpu-id"] == "NVIDIA A100-SXM4-80GB" and given["--gpu-count"] == "8"
     assert given["--network-volume-id"] == "vol" and given["--volume-mount-path"] == "/workspace"
+    assert given["--ports"] == "22/tcp"  # for tar over ssh and rsync
     secrets = {name: f"{{{{ RUNPOD_SECRET_{name} }}}}" for name in ("HF_TOKEN", "WANDB_API_KEY")}
     assert json.loads(given["--env"]) == secrets | {"POD_HOURS": "4"}
     command = "bash runpod/run_and_stop.sh --hours 4 -- \\\n\ttrain.py --run_name \"it's $HOME\" 'a\\b'"
@@ -40,6 +43,28 @@ def test_a_pod_is_rented_only_when_that_is_typed(pod) -> None:
     assert "--network-volume-id" not in given and "pod delete" not in given["--docker-args"]
     assert pod.run("create_pod.sh", *GPU, "--yes")[0] == 0
     assert pod.calls()[0].startswith("runpodctl pod create --name gpt2")
+
+
+def test_the_code_reaches_the_pod_over_ssh(pod, tmp_path: Path) -> None:
+    """The command of the page copies a clone with its history, without data, runs and environment."""
+    page = (ROOT / "runpod" / "README.md").read_text(encoding="utf-8")
+    section = page.partition("## Copy the code to the pod\n")[2]
+    copy = re.search(r"^tar .*?\n.*?$", section, re.MULTILINE)
+    assert copy
+    # ssh -p PORT -i KEY root@IP COMMAND runs the command on this machine.
+    pod.stub("ssh", '#!/usr/bin/env bash\necho "ssh ${*:1:5}" >>"$CALLS"\nexec bash -c "$6"\n')
+    clone = tmp_path / "clone"
+    for name in (".git/HEAD", "runpod/on_start.sh", "gpt2_repro/data/rows.py", "data/big", "runs/big", ".venv/big"):
+        path = clone / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    command = copy[0].replace("/workspace", str(tmp_path / "volume"))
+    settings = {"IP": "1.2.3.4", "PORT": "4022", "KEY": "my key"}
+    subprocess.run(["bash", "-c", command], cwd=clone, env=pod.environment | settings, check=True)
+    assert pod.calls("ssh") == ["ssh -p 4022 -i my key root@1.2.3.4"]
+    copied = tmp_path / "volume" / "gpt2"
+    files = sorted(str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file())
+    assert files == [".git/HEAD", "gpt2_repro/data/rows.py", "runpod/on_start.sh"]
 
 
 def test_short_names_of_cards(pod) -> None:
