@@ -14,7 +14,7 @@ from gpt2_repro.planning.workload import plan_run, workload_of
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.preflight import commands
 from gpt2_repro.recipe import load_recipe, output_dir_of
-from tests.sections import parse_for_preparation, parse_for_training
+from tests.sections import ROOT, parse_for_preparation, parse_for_training
 
 
 CHECKPOINTED = {"per_device_train_batch_size": 4, "activation_checkpointing": True}
@@ -83,6 +83,9 @@ def test_two_machines(look) -> None:
     of_one_machine = re.search(r"^total .* \$([\d.]+) at", look("--gpu", "H100 SXM", "--n", 8)[1], re.MULTILINE)
     assert total and of_one_machine
     assert float(total[1]) > float(of_one_machine[1])  # because of the network between them
+    loss = re.search(r"; x ([\d.]+) for the network between 2 machines .* \(assumed\)", out)
+    page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+    assert loss and f"speed is {loss[1]} times" in page
     *_, first, second, evaluate = (shlex.split(line) for line in out.partition("Commands")[2].splitlines())
     for rank, words in enumerate((first, second)):
         assert words[:4] == ["accelerate", "launch", "--config_file", "accelerate_configs/zero1_multinode.yaml"]
