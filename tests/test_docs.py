@@ -144,3 +144,14 @@ def test_tables() -> None:
     sources = (ROOT / "docs" / "data.md").read_text(encoding="utf-8").partition("## Choose a source\n")[2]
     rows = re.findall(r"^\| `([\w-]+)(?::LANGUAGE)?`", sources.partition("\n## ")[0], re.MULTILINE)
     assert rows == list(SOURCE_NAMES)
+
+
+def test_pip_is_run_in_an_environment() -> None:
+    """Debian's and Ubuntu's Python refuse pip outside of a virtual environment."""
+    pages = [page for page in PAGES if "\npip install -r requirements.txt" in page.read_text(encoding="utf-8")]
+    assert ROOT / "README.md" in pages
+    for page in pages:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        installs = [number for number, line in enumerate(lines) if line.startswith("pip install -r requirements.txt")]
+        for number in installs:
+            assert re.search(r"-m venv .*/bin/activate", lines[number - 1]), page.name
