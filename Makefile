@@ -46,7 +46,7 @@ demo: $(VENV)/.installed
 	@$(PYTHON) -m gpt2_repro.report runs/demo
 	@echo "Next steps:"
 	@echo "  train on your own text:  $(PYTHON) prepare_data.py recipes/own_text.yaml --data_files YOUR_FILE_OR_FOLDER"
-	@echo "  reproduce GPT-2:         $(PYTHON) -m gpt2_repro.preflight    # estimates hours and dollars; see README.md"
+	@echo "  reproduce GPT-2:         $(PYTHON) -m gpt2_repro.preflight --gpu list  # hours and dollars; see README.md"
 
 runs/demo/evaluation/comparison.json:
 	$(PYTHON) prepare_data.py recipes/demo.yaml
