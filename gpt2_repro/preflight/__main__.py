@@ -77,10 +77,7 @@ def main(argv: list[str]) -> None:
     if any(note.about == "precision" for note in notes):
         requested = _with_options(requested, precision="fp16")
     recipe = follow_data(requested, device=device)
-    tokens_of_a_row = recipe.data.sequence_length * device.count
-    if recipe.training.tokens_per_step % tokens_of_a_row:
-        # No micro-batch divides the step: UserError, before a smaller one is proposed.
-        plan_run(recipe.training, recipe.data, num_processes=device.count)
+    _check_division(recipe, device.count)  # before a smaller micro-batch is proposed
     memory_check = _check_memory(recipe, device)
     requested = _with_options(requested, **memory_check.changes)
     recipe = _with_options(recipe, **memory_check.changes)
@@ -126,7 +123,15 @@ def _offers(requested: TrainingRecipe) -> list[str]:
     cards = options.n or 1
     _check_machines(cards)
     recipe = follow_data(requested, device=Accelerator("cuda", LIST, cards, None, None))
+    _check_division(recipe, cards)
     return cost.offer_lines(workload_of(recipe), cards)
+
+
+def _check_division(recipe: TrainingRecipe, cards: int) -> None:
+    """Raise UserError if no micro-batch divides a step on a number of GPUs."""
+    tokens_of_a_row = recipe.data.sequence_length * cards
+    if recipe.training.tokens_per_step % tokens_of_a_row:
+        plan_run(recipe.training, recipe.data, num_processes=cards)
 
 
 def _check_machines(cards: int) -> None:

@@ -129,8 +129,9 @@ def test_a_run_that_does_not_fit_has_no_commands(look) -> None:
 
 
 def test_a_step_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(UserError, match="--tokens_per_step 393216"):
-        preflight.main(["--gpu", "4090", "--n", "3"])  # 64 rows do not fit, but no other number divides either
+    for gpu in ("4090", "list"):  # 64 rows do not fit, but no other number divides either
+        with pytest.raises(UserError, match="--tokens_per_step 393216"):
+            preflight.main(["--gpu", gpu, "--n", "3"])
 
 
 def test_a_recipe_for_a_budget(look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
