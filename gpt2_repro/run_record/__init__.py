@@ -245,6 +245,21 @@ class RunRecord:
         except OSError as error:
             logger.warning("Could not update %s (%s). The run continues.", path, error.strerror)
 
+    def replace_running(self, state: str, reason: str) -> None:
+        """Set `state` and `reason` in run_status.json if the state is still "running".
+
+        For a machine without rank 0, which does not know the times of the run.
+        """
+        path = self.path / layout.STATUS
+        try:
+            document = read_object(path)
+            if document.get("state") == "running":
+                document.update(state=state, reason=reason)
+                text = to_json(document, indent=2)
+                write_whole(path, text + "\n")
+        except OSError as error:
+            logger.warning("Could not update %s (%s).", path, error.strerror)
+
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
         """Delete the events after `step`, and the validation at `step` if it is repeated."""
         for path in (self.metrics, self.samples):

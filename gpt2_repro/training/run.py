@@ -159,6 +159,11 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
     require_shared(run)
     require_space(trainer, start)
     has_ended = False
+
+    def record_hang(reason: str) -> None:
+        if not has_ended:
+            record_failure(trainer, "failed", reason)
+
     try:
         claim(trainer, setup, start)
         folder = folder_to_load(start, staging=saver.staging, processes=trainer.args.world_size)
@@ -167,6 +172,7 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
         saver.start(trainer.environment, is_new=start.checkpoint is None)
         if trainer.is_fsdp_enabled:
             shard_by_fsdp(trainer.model, trainer.accelerator)
+        trainer.watchdog.record_with(record_hang)
         trainer.watchdog.arm()
         yield folder
         has_ended = True  # and its state is recorded
@@ -181,13 +187,21 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
     except BaseException as error:
         if not has_ended:
             reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
-            trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=reason)
+            record_failure(trainer, "diverged" if isinstance(error, Diverged) else "failed", reason)
         saver.close()  # the writer still completes the last checkpoint
         if isinstance(error, Exception):
             saver.copy_rest(COPY_SECONDS)
         raise
     saver.close()
     saver.require_copied()
+
+
+def record_failure(trainer: "PretrainingTrainer", state: str, reason: str) -> None:
+    """Record that this rank has failed. Each machine does this, because that of rank 0 may be lost."""
+    if ranks.is_main():
+        trainer.record(state, reason=reason)
+    elif trainer.args.local_process_index == 0 and ranks.on_this_machine() < ranks.count():
+        trainer.run.replace_running(state, reason)
 
 
 def require_shared(run: RunRecord) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,7 @@ from gpt2_repro.training.launch_checks import LAUNCHER_DIED
 logger = logging.getLogger(__name__)
 
 BACKSTOP = 3  # see Watchdog
+RECORD_SECONDS = 60.0  # longest time to record a hang, because the disk can be what hangs
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
@@ -197,9 +199,14 @@ class Watchdog(TrainerCallback):
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self._record: Callable[[str], None] = lambda reason: None
         self._signs = 0  # of progress
         self._thread: threading.Thread | None = None
         self._disarmed = threading.Event()
+
+    def record_with(self, record: Callable[[str], None]) -> None:
+        """Before the process ends, call a function with the reason."""
+        self._record = record
 
     def arm(self, *args: Any, **kwargs: Any) -> None:
         """Restart the timer, because the process has made progress."""
@@ -242,4 +249,8 @@ class Watchdog(TrainerCallback):
         if console.descriptor is not None:
             console.write(message.encode())
             faulthandler.dump_traceback(file=console.descriptor)
-        os._exit(1)
+        faulthandler.dump_traceback_later(RECORD_SECONDS, exit=True, file=2)
+        try:
+            self._record(f"no progress for {self.seconds:g} s (--hang_timeout)")
+        finally:
+            os._exit(1)

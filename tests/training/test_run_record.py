@@ -1,5 +1,6 @@
 """A run is locked, its events can be rewound, and its times and speed are right."""
 
+import dataclasses
 import datetime
 import errno
 import json
@@ -68,6 +69,21 @@ def test_a_run_is_not_killed_while_its_process_or_its_writer_lives(run: RunRecor
     writer.kill()
     writer.wait()
     assert run.was_killed()
+
+
+def test_another_machine_records_a_failure_only_of_a_running_run(run: RunRecord) -> None:
+    run.claim("{}")
+    run.write_status("running", step=7)
+    before = run.status()
+    RunRecord(run.path).replace_running("failed", "rank 0 is lost")
+    assert run.status() == dataclasses.replace(before, state="failed", reason="rank 0 is lost")
+    for state in ("complete", "stopped", "diverged"):
+        run.write_status(state, reason=None)
+        RunRecord(run.path).replace_running("failed", "too late")
+        assert (run.status().state, run.status().reason) == (state, None)
+    run.path.joinpath("run_status.json").unlink()
+    RunRecord(run.path).replace_running("failed", "not a run")
+    assert run.status().state is None
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -112,6 +113,32 @@ def test_the_watchdog_ends_a_process_without_progress() -> None:
     busy = watched(SIGNS, pause=0.1, until=2.5)
     stuck = watched(("on_step_end",), pause=60, until=2.5)
     assert exit_code(busy) == 0 and exit_code(stuck) == 1
+
+
+@pytest.mark.parametrize("disk_hangs", [False, True])
+def test_a_hang_is_recorded(disk_hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that cannot record its hang ends nevertheless."""
+    file = tmp_path / "reason"
+
+    def record(reason: str) -> None:
+        file.write_text(reason, encoding="utf-8")
+        if disk_hangs:
+            time.sleep(60)
+
+    def work() -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        monkeypatch.setattr(when, "RECORD_SECONDS", 0.5)
+        watchdog = Watchdog(0.5)
+        watchdog.record_with(record)
+        watchdog.arm()
+        time.sleep(50)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    began = time.monotonic()
+    process.start()
+    assert exit_code(process) == 1
+    assert time.monotonic() - began < 45
+    assert "--hang_timeout" in file.read_text(encoding="utf-8")
 
 
 def test_a_stopped_process_does_not_hang() -> None:
