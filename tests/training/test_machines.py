@@ -1,25 +1,28 @@
-"""Training works on two machines, simulated by two launchers on one machine."""
+"""Training works on two machines, simulated by two launchers on one machine.
 
-import contextlib
+`faults/test_two_machines.py` has two machines with their own networks.
+"""
+
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from gpt2_repro import ranks
 from gpt2_repro.errors import UserError
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training import launch_checks
-from tests.commands import ENVIRONMENT, kill_all
+from gpt2_repro.training.run import record_failure
+from tests.commands import kill_all
 from tests.sections import ROOT
 from tests.warm import start_warm
 
@@ -134,63 +137,33 @@ def test_the_own_address_is_that_of_the_route() -> None:
     assert launch_checks._own_address("no.such.host.invalid") is None
 
 
-@pytest.fixture
-def two_networks(tmp_path: Path) -> Iterator[list[list[str]]]:
-    """Create two network namespaces that are connected by a cable.
-
-    Return the words before a command that runs in each of them. The host names lead to 127.0.1.1, as on Debian.
-    """
-    names = [f"test{os.getpid()}-{number}" for number in (0, 1)]
-    commands = [f"ip netns add {name}" for name in names]
-    commands += [f"ip link add veth0 netns {names[0]} type veth peer name veth1 netns {names[1]}"]
-    for number, name in enumerate(names):
-        inside = f"ip -n {name}"
-        commands += [f"{inside} addr add 10.77.0.{number + 1}/24 dev veth{number}"]
-        commands += [f"{inside} link set veth{number} up", f"{inside} link set lo up"]
-    try:
-        for command in commands:
-            done = subprocess.run(command.split(), capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"Network namespaces need root and iproute2: {done.stderr.strip()}")
-        prefixes = []
-        for number, name in enumerate(names):
-            hosts = tmp_path / f"hosts{number}"
-            hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 node{number}\n", encoding="utf-8")
-            setup = f'hostname node{number} && mount --bind {hosts} /etc/hosts && exec "$@"'
-            unshare = ["unshare", "--uts", "--mount", "bash", "-c", setup, "bash"]
-            prefixes.append(["ip", "netns", "exec", name, *unshare])
-        yield prefixes
-    except FileNotFoundError:
-        pytest.skip("Network namespaces need iproute2.")
-    finally:
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-
-@pytest.mark.slow
-def test_machines_whose_names_lead_to_themselves(two_networks, train, events, tiny_recipe: Path, tmp_path) -> None:
-    run, processes = tmp_path / "run", []
-    for rank, prefix in enumerate(two_networks):
-        words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero1_multinode.yaml"]
-        words += ["--num_processes", "2", "--machine_rank", str(rank), "--main_process_ip", "10.77.0.1"]
-        words += ["train.py", str(tiny_recipe), "--output_dir", str(run), *map(str, ROWS)]
-        with (tmp_path / f"log{rank}").open("w", encoding="utf-8") as log:
-            command = [*prefix, sys.executable, *words]
-            variables = os.environ | ENVIRONMENT
-            started = subprocess.Popen(
-                command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True
-            )
-            processes.append(started)
-    try:
-        codes = [process.wait(150) for process in processes]
-    finally:
-        for process in processes:
-            kill_all(process.pid)
-    assert codes == [0, 0], [(tmp_path / f"log{rank}").read_text(encoding="utf-8")[-2000:] for rank in (0, 1)]
-    losses = [event["loss"] for event in events(run) if "loss" in event]
-    straight = [event["loss"] for event in events(train(tmp_path / "one", *ROWS)) if "loss" in event]
-    assert losses == pytest.approx(straight, abs=1e-5)
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "on_machine", "state"),
+    [
+        (0, 0, 4, "recorded"),
+        (0, 0, 2, "recorded"),
+        (1, 1, 2, "running"),
+        (1, 1, 4, "running"),
+        (2, 0, 2, "failed"),
+        (3, 1, 2, "running"),
+    ],
+)
+def test_each_machine_records_a_failure(
+    rank: int, local_rank: int, on_machine: int, state: str, tmp_path: Path, monkeypatch
+) -> None:
+    """The machine of rank 0 may be lost."""
+    for name, value in (("RANK", rank), ("WORLD_SIZE", 4), ("LOCAL_WORLD_SIZE", on_machine)):
+        monkeypatch.setenv(name, str(value))
+    run = RunRecord(tmp_path / "run")
+    run.write_status("running")
+    trainer: Any = SimpleNamespace(
+        args=SimpleNamespace(local_process_index=local_rank),
+        run=run,
+        record=lambda state, reason: run.write_status("recorded", reason=reason),
+    )
+    record_failure(trainer, "failed", "a hang")
+    assert run.status().state == state
+    assert run.status().reason == (None if state == "running" else "a hang")
 
 
 SLURM = {
