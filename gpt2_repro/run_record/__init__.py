@@ -44,7 +44,7 @@ class RunRecord:
         self.lock_descriptor = -1  # of the lock file, if this process has locked the run
         self._holder_before: str | None = None  # content of the lock file before `lock`. None: there was no file
         self._created: list[Path] = []  # the folders that `lock` has created, the innermost first
-        self._is_claimed = False
+        self.is_claimed = False  # whether this job trains the run
         self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
         self.written = 0.0  # when run_status.json was written last, of time.monotonic()
         self.startup: dict[str, float] = {}  # seconds of each phase of the start, in order
@@ -184,7 +184,7 @@ class RunRecord:
         """Unlock the run directory, if this process has locked it. Undo `lock`, unless the run was claimed."""
         if self._lock is None:
             return
-        if not self._is_claimed:
+        if not self.is_claimed:
             self._undo_lock(self._lock)
         self._lock.close()
         self._lock = None
@@ -215,9 +215,13 @@ class RunRecord:
     def claim(self, recipe: str) -> None:
         """Lock the run directory, write recipe.yaml and set the state to "running"."""
         self.lock()
-        self._is_claimed = True
+        self.is_claimed = True
         write_whole(self.path / layout.RECIPE, recipe)
         self.write_status("running", reason=None)
+
+    def join(self) -> None:
+        """Note on another rank than 0 that rank 0 has claimed the run."""
+        self.is_claimed = True
 
     def write_environment(self, environment: Environment) -> None:
         text = to_json(environment.to_json(), indent=2)

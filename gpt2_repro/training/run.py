@@ -197,7 +197,12 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
 
 
 def record_failure(trainer: "PretrainingTrainer", state: str, reason: str) -> None:
-    """Record that this rank has failed. Each machine does this, because that of rank 0 may be lost."""
+    """Record that this rank has failed. Each machine does this, because that of rank 0 may be lost.
+
+    A run that is not claimed can belong to another job, and is not changed.
+    """
+    if not trainer.run.is_claimed:
+        return
     if ranks.is_main():
         trainer.record(state, reason=reason)
     elif trainer.args.local_process_index == 0 and ranks.on_this_machine() < ranks.count():
@@ -247,6 +252,7 @@ def claim(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> None:
         record_tracking(args.report_to, run.path)
         prepare_run_directory(run, start, max_steps=trainer.plan.max_steps, validates_again=args.eval_on_start)
     ranks.largest(0)  # wait for rank 0
+    run.join()
     console.open(run.path / CONSOLE)
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))

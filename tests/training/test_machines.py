@@ -161,6 +161,9 @@ def test_each_machine_records_a_failure(
         run=run,
         record=lambda state, reason: run.write_status("recorded", reason=reason),
     )
+    record_failure(trainer, "failed", "a refused start")
+    assert run.status().state == "running", "another job trains the run"
+    run.join()
     record_failure(trainer, "failed", "a hang")
     assert run.status().state == state
     assert run.status().reason == (None if state == "running" else "a hang")
