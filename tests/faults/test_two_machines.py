@@ -84,7 +84,7 @@ class Machine:
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def end(self, timeout: float = 240) -> int:
+    def end(self, timeout: float = 300) -> int:
         assert self.process is not None
         return self.process.wait(timeout)
 
@@ -135,7 +135,7 @@ class Machines:
     def text(self) -> str:
         return "".join(f"--- machine {machine.rank}\n{machine.text()[-6000:]}\n" for machine in self.both)
 
-    def wait_for(self, file: Path, timeout: float = 180) -> None:
+    def wait_for(self, file: Path, timeout: float = 300) -> None:
         """Wait until a file exists. Both launchers must run until then."""
         deadline = time.monotonic() + timeout
         while not file.is_file():
@@ -184,7 +184,7 @@ def test_two_machines_train_as_one_does(machines: Machines, golden, run: Path) -
 
 def test_the_number_of_processes_of_both_machines_can_change(machines: Machines, golden, run: Path) -> None:
     """A run continues with one process on each machine, then with two, then on one machine."""
-    for processes, last in ((4, 2), (2, 4), (4, 6)):
+    for processes, last in ((2, 2), (4, 6)):
         machines.train(run, "--per_device_train_batch_size", 2, "--stop_at_step", last, processes=processes)
         assert status(run)["step"] == last, machines.text()
     machines.train_on_one(run)
@@ -250,7 +250,7 @@ def test_machines_without_a_shared_folder_are_refused(machines: Machines, tiny_d
         shutil.copytree(tiny_data, folder / "data")
     options = ("--dataset_dir", public / "data", *SMALL)
     machines.start(public / "run", *options, private=private)
-    codes = [machine.end(180) for machine in machines.both]
+    codes = [machine.end() for machine in machines.both]
     assert 0 not in codes, machines.text()
     for machine in machines.both:
         lines = [line for line in machine.text().splitlines() if line.startswith("error: ")]
