@@ -2,7 +2,12 @@
 
 import difflib
 import re
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+
+PACKAGE = Path(__file__).parent
 
 
 class UserError(Exception):
@@ -24,6 +29,16 @@ class Diverged(RunFailed):
 def in_a_line(error: object) -> str:
     """Return an error's message on one line, or the name of its class."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the newest line of this package in an error's traceback, such as `training/trainer.py:123`."""
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if PACKAGE in path.parents or not place:
+            place = f"{path.parent.name}/{path.name}:{frame.lineno}"
+    return place
 
 
 def error_number(error: BaseException) -> int | None:

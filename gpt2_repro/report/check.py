@@ -8,18 +8,16 @@ from typing import Literal
 
 from gpt2_repro.checkpoints.manifest import defect
 from gpt2_repro.evaluation.references import band, explained, verdict
-from gpt2_repro.report.page import progress
+from gpt2_repro.report.ending import ending, last_line, progress
 from gpt2_repro.report.read import Row, Run, has_value, values
 from gpt2_repro.run_record.layout import CONSOLE, FINAL, METRICS
-from gpt2_repro.text import Finding, duration, in_terminal
+from gpt2_repro.text import Finding
 
 
-SILENT_SECONDS = 900  # a running run without a status update for this long counts as hung or killed
 RECENT = 20  # number of newest training events used for the speed and the waiting time
 MUCH_WAITING = 0.05  # share of the training time spent waiting for rows
 RISES = 3  # consecutive validations, each with a higher loss than the previous one
 ABOVE_BEST = 0.5  # nats by which the smoothed training loss may exceed its lowest value
-LINE_CHARACTERS = 200  # of the last line that a run printed
 STEPS = 100  # time constant for smoothing the training loss, in optimizer steps
 
 
@@ -35,35 +33,68 @@ def findings(run: Run) -> list[Finding]:
     ]
 
 
+def headline(run: Run) -> Finding:
+    """Return one sentence about a run: the first thing that is wrong, otherwise how good the run is."""
+    ended = ending(run)
+    if ended:
+        return Finding("!" if run.status.state == "stopped" else "✗", "run", ended)
+    for finding in findings(run):
+        if finding.mark == "✗":
+            text = finding.text
+            if not text.startswith(METRICS):
+                text = text[:1].upper() + text[1:]
+            return Finding("✗", "run", f"{text.rstrip('.')}.")
+    return Finding("✓", "run", _quality(run))
+
+
+def _quality(run: Run) -> str:
+    """Return how good the last validation loss of a run is."""
+    validated = [row for row in run.validation if has_value(row, "eval_loss")]
+    if not validated:
+        return "Training; no validation loss has been logged yet."
+    loss = validated[-1]["eval_loss"]
+    at = f"at step {validated[-1]['step']:,.0f}"
+    name = run.environment.reference
+    for row in reversed(validated):
+        step = int(row["step"])
+        if verdict(name, step, row["eval_loss"]) == "inside":
+            return f"Inside {name}'s band at step {step:,}, with a validation loss of {row['eval_loss']:.3f}."
+        if band(name, step):
+            break
+    beaten = {name: other for name, other in run.reference_losses.items() if loss < other}
+    if beaten:
+        best = min(beaten, key=lambda name: beaten[name])
+        return f"Beats {_model(best)} by {beaten[best] - loss:.2f} {at}."
+    if run.reference_losses:
+        nearest = max(run.reference_losses, key=lambda name: run.reference_losses[name])
+        difference = loss - run.reference_losses[nearest]
+        return f"Still {difference:.2f} above {_model(nearest)} {at}."
+    return f"The validation loss is {loss:.3f} {at}."
+
+
+def _model(name: str) -> str:
+    """Return the name of a model of `reference_losses` in a sentence."""
+    if name.startswith("GPT"):
+        return name
+    return f"the {name} model"
+
+
 def _check_state(run: Run) -> Finding:
     state = run.status.state
     text = f"{run.name}: {state}, {progress(run)}"
-    if state in ("failed", "diverged", "killed"):
-        text += f": {run.status.reason or 'no reason was recorded'}"
+    ended = ending(run)
+    if ended:
+        text += f". {ended}"
+    if state == "stopped":
+        return Finding("!", "state", text)
+    if ended:
         last = last_line(run)
         if last:
-            text += f". The last line in {CONSOLE}: {last}"
+            text += f" The last line in {CONSOLE}: {last}"
         return Finding("✗", "state", text)
-    if state == "running":
-        silent = run.status.age()
-        if SILENT_SECONDS < silent < math.inf:
-            text += f", last status update {duration(silent)} ago: the run hangs or was killed"
-            return Finding("✗", "state", text)
     if state in ("running", "complete"):
         return Finding("✓", "state", text)
     return Finding("!", "state", text)
-
-
-def last_line(run: Run) -> str:
-    """Return the last line that the run printed, "" if there is none."""
-    try:
-        lines = (run.path / CONSOLE).read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return ""
-    for line in reversed(lines):
-        if line.strip():
-            return in_terminal(line.strip(), LINE_CHARACTERS)
-    return ""
 
 
 def _check_files(run: Run) -> Iterator[Finding]:

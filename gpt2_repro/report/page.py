@@ -17,11 +17,14 @@ import jinja2
 from gpt2_repro.evaluation.comparison import NO_SCORE, Comparison, ComparisonRow
 from gpt2_repro.evaluation.model_card import deviation_table
 from gpt2_repro.files import write_whole
-from gpt2_repro.report.read import Row, Run, has_value, last_value, values
+from gpt2_repro.report.check import headline
+from gpt2_repro.report.ending import median, progress
+from gpt2_repro.report.read import Row, Run, has_value, last_value
 from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.text import Cell, Table, count, duration, in_terminal
 
 
+REFRESH = 60  # seconds after which a browser loads the page of a running run again
 PERPLEXITY = re.compile("perplexity|nats_per_token")
 SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
 
@@ -47,6 +50,8 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
     date = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
     html = environment.get_template("page.html.j2").render(
         progress=progress,
+        headline=headline,
+        refresh=REFRESH if any(run.is_live for run in runs) else None,
         key_numbers=key_numbers,
         breakdown=breakdown,
         deviation_table=deviation_table,
@@ -80,9 +85,7 @@ def label_runs(runs: Sequence[Run]) -> list[str]:
 
 def summary(run: Run, page: Path) -> list[str]:
     """Return the summary of a run for the terminal. The last line names `page`."""
-    lines: list[str] = []
-    if run.status.reason:
-        lines.append(run.status.reason)
+    lines = [headline(run).text]
     numbers = Table(["", "", ""], [])
     for number in key_numbers(run):
         cells = [Cell(number.label), Cell(number.text, "number"), Cell(number.note)]
@@ -108,30 +111,6 @@ def _without_perplexities(comparison: Comparison) -> list[ComparisonRow]:
     return [row for row in comparison.rows if not PERPLEXITY.search(row.metric)]
 
 
-def progress(run: Run) -> str:
-    """Return a run's progress, such as `step 200 of 300, 1.6 M tokens, 45 s left`."""
-    status = run.status
-    if status.step is None:
-        return "no step logged"
-    text = f"step {status.step:,}"
-    if status.max_steps:
-        text += f" of {status.max_steps:,}"
-    text += f", {count(status.tokens)} tokens"
-    seconds = _seconds_left(run)
-    if seconds is not None:
-        text += f", {duration(seconds)} left"
-    return text
-
-
-def _seconds_left(run: Run) -> float | None:
-    """Return the seconds until a running run has trained all steps, or None if unknown."""
-    total = (run.status.max_steps or 0) * run.environment.plan.tokens_per_step
-    speed = _median(run, "tokens_per_second")
-    if run.status.state != "running" or run.status.tokens is None or speed is None or not total:
-        return None
-    return max(0, total - run.status.tokens) / max(1, speed)
-
-
 @dataclasses.dataclass
 class KeyNumber:
     """A number at the top of a report, with its label and a note."""
@@ -140,6 +119,7 @@ class KeyNumber:
     value: float | None  # None: unknown
     form: Callable[[Any], str]
     note: str = ""
+    parts: Sequence[str] = ()  # what the number is the sum of; folded on the page
 
     @property
     def text(self) -> str:
@@ -188,22 +168,17 @@ def _numbers_of_training(run: Run) -> list[KeyNumber]:
         KeyNumber("non-finite training losses", len(run.non_finite_steps) or None, count, "steps"),
         KeyNumber("parameters", environment.parameters or None, count),
         KeyNumber("tokens", run.status.tokens, count),
-        KeyNumber("tokens/s", _median(run, "tokens_per_second"), "{:,.0f}".format, "median"),
-        KeyNumber("MFU", _median(run, "mfu"), "{:.1%}".format, "median"),
-        KeyNumber("padding", _median(run, "padding"), "{:.1%}".format, "median"),
+        KeyNumber("tokens/s", median(run, "tokens_per_second"), "{:,.0f}".format, "median"),
+        KeyNumber("MFU", median(run, "mfu"), "{:.1%}".format, "median"),
+        KeyNumber("padding", median(run, "padding"), "{:.1%}".format, "median"),
         KeyNumber("time", seconds, duration),
-        KeyNumber("last start-up", startup or None, duration, ", ".join(phases)),
+        KeyNumber("last start-up", startup or None, duration, parts=phases),
         KeyNumber("cost", cost or None, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
     ]
 
 
 def _last(run: Run, key: str) -> float | None:
     return last_value(run.validation, key)
-
-
-def _median(run: Run, key: str) -> float | None:
-    logged = values(run.training, key)
-    return statistics.median(logged) if logged else None
 
 
 def not_comparable(runs: Sequence[Run]) -> list[str]:

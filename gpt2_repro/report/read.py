@@ -22,6 +22,7 @@ from gpt2_repro.text import Table, count
 
 
 SAME = {"word_perplexity", "byte_perplexity", "nats_per_token"}  # metrics that follow from bits_per_byte
+SILENT_SECONDS = 900  # a running run without a status update for this long hangs, or its machine is gone
 Row = dict[str, float]  # the numbers of one step; NaN for a value that is not finite or not a number
 Content = TypeVar("Content")
 
@@ -62,6 +63,8 @@ class Run:
         self.followed = _followed(path)
         self.diagnosis = _read(path / layout.DIAGNOSIS, _diagnosis) or {}
         self.status = _status(record, self.training, self.environment)
+        self.process = record.process()
+        self.holder = record.holder()  # the process and its machine
         identity = self.environment.run_identity
         seed = identity.get("seed")
         data_seed = identity.get("data_seed")
@@ -73,6 +76,16 @@ class Run:
         settings = {key: value for key, value in identity.items() if not key.endswith("seed")}
         if settings:
             self.setting = json.dumps([settings, self.status.step], sort_keys=True)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a running run has not updated its status for a long time: it hangs, or its machine is gone."""
+        return self.status.state == "running" and SILENT_SECONDS < self.status.age() < math.inf
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run is training now."""
+        return self.status.state == "running" and not self.is_silent
 
     @property
     def reference_losses(self) -> dict[str, float]:
@@ -213,8 +226,8 @@ def _status(record: RunRecord, training: Sequence[Row], environment: Environment
         last = training[-1]
         tokens = int(last["tokens"]) if has_value(last, "tokens") else None
         status = dataclasses.replace(status, step=int(last["step"]), tokens=tokens)
-    if record.was_killed():
-        status = dataclasses.replace(status, state="killed", reason="its process has ended without an entry here")
+    if status.state == "running" and record.process() == "ended":
+        status = dataclasses.replace(status, state="killed", reason=None)
     state = status.state or "unknown"
     planned = status.max_steps or environment.plan.max_steps or None
     return dataclasses.replace(status, state=state, max_steps=planned)

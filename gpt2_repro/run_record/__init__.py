@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import psutil
 import yaml
@@ -110,25 +110,46 @@ class RunRecord:
                 return path
         return None
 
-    def was_killed(self) -> bool:
-        """Return whether the process of a running run has ended without an entry in run_status.json.
-
-        The result is False if this is unknown: on another machine, in a folder without a lock file, or on a file system
-        without locks.
-        """
+    def holder(self) -> str:
+        """Return the process that has locked the run, or that had locked it last, such as `process 7 on HOST`."""
         path = self.path / layout.LOCK
-        if self.status().state != "running" or not path.is_file():
-            return False
-        with path.open("rb") as file:
-            holder = file.read().decode(errors="replace")
-            if not _is_from_here(holder):
-                return False
+        if not path.is_file():
+            return ""
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+
+    def process(self) -> Literal["alive", "ended", "unknown"]:
+        """Return whether the process that trains the run is alive.
+
+        This is unknown on another machine, in a folder without a lock file, and on a file system without locks.
+        """
+        holder = self.holder()
+        lock = self._lock_state()
+        if lock == "free" or (lock == "held" and _has_ended(holder)):
+            return "ended"
+        if lock == "held":
+            return "alive"
+        return "unknown"
+
+    def was_killed(self) -> bool:
+        """Return whether a running run has ended without an entry in run_status.json.
+
+        Its process and the writer of its last checkpoint have ended. The result is False if this is unknown.
+        """
+        return self.status().state == "running" and self._lock_state() == "free"
+
+    def _lock_state(self) -> Literal["free", "held", "unknown"]:
+        """Return whether a process of this machine, which had locked the run, or its writer still has the lock."""
+        if not _is_from_here(self.holder()):
+            return "unknown"
+        with (self.path / layout.LOCK).open("rb") as file:
             try:
                 # The process and the writer of its last checkpoint have an exclusive lock.
                 fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "held"
             except OSError:
-                return False
-        return True
+                return "unknown"
+        return "free"
 
     # Writing
 

@@ -17,7 +17,7 @@ from gpt2_repro.checkpoints.resuming import Start, choose_start, folder_to_load,
 from gpt2_repro.checkpoints.rotation import delete_tree, disk_faults_in_words, leftovers, publish, sweep
 from gpt2_repro.console import console
 from gpt2_repro.data.prepared import PreparedData
-from gpt2_repro.errors import Diverged, RunFailed
+from gpt2_repro.errors import Diverged, RunFailed, raised_at
 from gpt2_repro.files import size_of, sync, write_whole
 from gpt2_repro.launchers import deepspeed_json
 from gpt2_repro.model.checkpoint import resolve_checkpoint
@@ -186,8 +186,13 @@ def lifecycle(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> I
             report_end(trainer)
     except BaseException as error:
         if not has_ended:
-            reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
-            record_failure(trainer, "diverged" if isinstance(error, Diverged) else "failed", reason)
+            reason = str(error)
+            if not isinstance(error, RunFailed):
+                reason = f"{type(error).__name__} in {raised_at(error)}: {error}"
+            state = "failed"
+            if isinstance(error, Diverged):
+                state = "diverged"
+            record_failure(trainer, state, reason)
         saver.close()  # the writer still completes the last checkpoint
         if isinstance(error, Exception):
             saver.copy_rest(COPY_SECONDS)

@@ -72,7 +72,7 @@ def test_a_dead_run_shows_the_last_line_that_it_printed(run_folder: Path, check)
 @pytest.mark.parametrize(
     ("status", "mark", "words"),
     [
-        ({"state": "running", "updated": AGO}, "✗", "ago"),
+        ({"state": "running", "updated": AGO}, "✗", "No sign of life since 2026-01-02"),
         ({"state": "diverged", "reason": "the norm is not finite"}, "✗", "the norm is not finite"),
         ({"state": "stopped", "reason": "SIGTERM"}, "!", "stopped"),
     ],
