@@ -2,6 +2,8 @@
 
     python -m gpt2_repro.report runs/demo
     python -m gpt2_repro.report runs/gpt2_124m runs/gpt2_124m_edu -o report.html
+    python -m gpt2_repro.report runs/ladder/* --table latex   also write a table of the runs
+    python -m gpt2_repro.report runs/gpt2_124m --follow       write the page again until the run ends
     python -m gpt2_repro.report runs/gpt2_124m --check        exit with code 1 if the run is not healthy
 
 The report contains curves, tables and samples. Only the files of the run directory are read, so the command also
@@ -10,13 +12,17 @@ works for a run in progress and for a run directory copied from another machine.
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from gpt2_repro import cli
 from gpt2_repro.errors import UserError
-from gpt2_repro.report.check import findings
-from gpt2_repro.report.page import label_runs, not_comparable, setting_table, summary, write_page
+from gpt2_repro.report.check import findings, headline
+from gpt2_repro.report.ending import progress
+from gpt2_repro.report.page import REFRESH, label_runs, not_comparable, summary, write_page
 from gpt2_repro.report.read import Run
+from gpt2_repro.report.seeds import setting_table
+from gpt2_repro.report.tables import TABLES, write_table
 from gpt2_repro.text import Finding
 
 
@@ -28,13 +34,20 @@ def main(argv: list[str]) -> None:
     parser = cli.CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     directory = "Run directory, the --output_dir of train.py."
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=directory)
-    where = "Write this HTML file and no PNG figures. (default: RUN/report.html or, for several runs, ./report.html)"
+    where = "Write this HTML file and no figures. (default: RUN/report.html or, for several runs, ./report.html)"
+    table = "Also write a table of the runs next to the page: report.csv with a line per run, or report.tex (for the "
+    table += "package booktabs) or report.md with a line per setting, the mean ± standard deviation of its seeds."
+    follow = f"Write the page again every {REFRESH} seconds until no run is running. A browser reloads it by itself."
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
     modes.add_argument("--check", action="store_true", help="Check whether the runs are healthy; write no files.")
+    parser.add_argument("--table", choices=TABLES, help=table)
+    parser.add_argument("--follow", action="store_true", help=follow)
     options = parser.parse(argv)
     runs = [Run(path) for path in options.runs]
     if options.check:
+        if options.follow or options.table:
+            raise UserError("--check writes no files. Pass it without --follow and --table.")
         results: list[Finding] = []
         for run in runs:
             results += findings(run)
@@ -49,8 +62,20 @@ def main(argv: list[str]) -> None:
     if not options.output:
         folder = output.with_suffix("")
     write_page(runs, output, folder)
+    _print_summary(runs, output)
+    while options.follow and any(run.is_live for run in runs):
+        time.sleep(REFRESH)
+        runs = [Run(path) for path in options.runs]
+        write_page(runs, output, folder)
+        for run in runs:
+            print(f"{run.name}: {run.status.state}, {progress(run)}. {headline(run).text}", flush=True)
+    if options.table:
+        print(write_table(runs, label_runs(runs), output, options.table))
+
+
+def _print_summary(runs: list[Run], page: Path) -> None:
     for run in runs:
-        for line in summary(run, output):
+        for line in summary(run, page):
             print(line)
     lines = not_comparable(runs)
     if not lines and len(runs) > 1:

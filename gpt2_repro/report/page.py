@@ -4,9 +4,7 @@ import base64
 import dataclasses
 import datetime
 import math
-import os
 import re
-import statistics
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from gpt2_repro.files import write_whole
 from gpt2_repro.report.check import headline
 from gpt2_repro.report.ending import median, progress
 from gpt2_repro.report.read import Row, Run, has_value, last_value
+from gpt2_repro.report.seeds import setting_table
 from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.text import Cell, Table, count, duration, in_terminal
 
@@ -30,14 +29,15 @@ SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
 
 
 def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) -> None:
-    """Write a report as an HTML page to `output`, and its figures as PNG files to `folder`."""
+    """Write a report as an HTML page to `output`, and its figures as PNG and SVG files to `folder`."""
     from gpt2_repro.report.plots import figures  # matplotlib takes a second to load
 
     labels = label_runs(runs)
     pictures = figures(runs, labels)
     if folder:
         for name, picture in pictures.items():
-            write_whole(folder / f"{name}.png", picture)
+            write_whole(folder / f"{name}.png", picture.png)
+            write_whole(folder / f"{name}.svg", picture.svg)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader,
@@ -239,7 +239,8 @@ def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     columns: dict[str, None] = {}  # the keys, in order
     for run, label in zip(runs, labels, strict=True):
         texts = {number.label: number.text for number in key_numbers(run)}
-        texts.update(_scores(run))
+        for name, score in scores_of(run).items():
+            texts[name] = f"{score:.4f}"
         columns.update(dict.fromkeys(texts))
         entries.append(RunEntry(run, label, texts))
     entries.sort(key=lambda entry: entry.loss)
@@ -254,107 +255,17 @@ def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     return Table(["run", "state", *columns], rows)
 
 
-def _scores(run: Run) -> dict[str, str]:
+def scores_of(run: Run) -> dict[str, float]:
     """Return the scores of a run's evaluation, without perplexities and means over seeds."""
-    scores: dict[str, str] = {}
+    scores: dict[str, float] = {}
     if not run.comparison or run.comparison.limit is not None:
         return scores
     model = run.comparison.models[0].name
     for row in _without_perplexities(run.comparison):
         score = row.values.get(model, NO_SCORE)
         if score.value is not None and len(score.seeds) < 2:
-            scores[f"{row.task} {row.metric}"] = f"{score.value:.4f}"
+            scores[f"{row.task} {row.metric}"] = score.value
     return scores
-
-
-@dataclasses.dataclass
-class Setting:
-    """Runs that differ only in the seed: their labels and validation losses."""
-
-    labels: list[str] = dataclasses.field(default_factory=list)
-    losses: list[float] = dataclasses.field(default_factory=list)
-    seed_pairs: list[object] = dataclasses.field(default_factory=list)
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.losses)
-
-    @property
-    def name(self) -> str:
-        """The label of a single run, or the common beginning and end of the labels."""
-        if len(self.labels) == 1:
-            return self.labels[0]
-        start = os.path.commonprefix(self.labels)
-        backwards = [label[::-1] for label in self.labels]
-        end = os.path.commonprefix(backwards)[::-1]
-        return f"{start}*{end}"
-
-    @property
-    def loss(self) -> str:
-        """The mean loss as text, ± the standard deviation over the seeds."""
-        if len(self.losses) == 1:
-            return f"{self.mean:.4f}"
-        return f"{self.mean:.4f} ± {statistics.stdev(self.losses):.4f}"
-
-
-def setting_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
-    """Return the mean loss of each setting, and its difference from the setting with the lowest mean.
-
-    Runs have the same setting if they differ only in the seed. Of runs with equal seeds, the first is counted. The
-    seeds are the unit: the interval is Tukey's for all pairs of settings, with the standard deviation of all settings
-    together, because the lowest mean of several settings is partly luck. For two settings it is Student's. All runs
-    validate on the same rows.
-    """
-    from scipy import stats
-
-    table = Table(["setting", "seeds", "validation loss", "difference, 95 % interval", "verdict"], [])
-    if len(runs) < 2:
-        return table
-    settings = _settings(runs, labels)
-    if not settings:
-        return table
-    best = settings[0]
-    squares: list[float] = []
-    for setting in settings:
-        for loss in setting.losses:
-            squares.append((loss - setting.mean) ** 2)
-    freedom = len(squares) - len(settings)
-    for setting in settings:
-        difference = setting.mean - best.mean
-        shown = f"{difference:+.4f}"
-        if setting is best:
-            shown = "–"
-            verdict = ""
-        elif freedom:
-            variance = sum(squares) / freedom
-            inverse_seeds = 1 / len(setting.losses) + 1 / len(best.losses)
-            error = math.sqrt(variance * inverse_seeds / 2)
-            half = error * stats.studentized_range.ppf(0.95, len(settings), freedom)
-            shown += f" ± {half:.4f}"
-            verdict = "higher" if difference > half else "within the seeds"
-        else:
-            verdict = "one seed each: unknown"
-        seeds = str(len(setting.seed_pairs))
-        texts = [setting.name, seeds, setting.loss, shown, verdict]
-        table.rows.append([Cell(text) for text in texts])
-    return table
-
-
-def _settings(runs: Sequence[Run], labels: Sequence[str]) -> list[Setting]:
-    """Return the settings of the runs with a validation loss, the setting with the lowest mean first."""
-    settings: dict[str, Setting] = {}
-    for run, label in zip(runs, labels, strict=True):
-        loss = _last(run, "eval_EMA_loss")  # of the weights in final/
-        if loss is None:
-            loss = _last(run, "eval_loss")
-        if loss is None:
-            continue
-        setting = settings.setdefault(run.setting, Setting())
-        if run.seed_pair not in setting.seed_pairs:
-            setting.labels.append(label)
-            setting.losses.append(loss)
-            setting.seed_pairs.append(run.seed_pair)
-    return sorted(settings.values(), key=lambda setting: setting.mean)
 
 
 def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:

@@ -1,4 +1,4 @@
-"""Draw figures about one or more runs, as PNG images."""
+"""Draw figures about one or more runs, as PNG and SVG images."""
 
 import dataclasses
 import io
@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from gpt2_repro.evaluation.references import band
-from gpt2_repro.report.read import Run, has_value, points, scores_of_checkpoints, values
+from gpt2_repro.report.read import Row, Run, has_value, points, scores_of_checkpoints, values
+from gpt2_repro.report.seeds import group
 from gpt2_repro.text import count
 
 
@@ -26,35 +27,112 @@ GREY = "#5a5f66"
 GREEN = "#009e73"
 LINE_STYLES = ("--", ":", "-.")  # of reference lines
 TRAINING_NUMBERS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens/s"}
+CAPTIONS = {
+    "learning_rate": "learning rate",
+    "grad_norm": "gradient norm before clipping",
+    "tokens_per_second": "tokens per second of all processes",
+}
+N_GRAMS = ("unigram", "bigram")  # names of reference losses
+SCREEN_DPI = 180
+# Of figures of several runs. Their text has 8 and 9 points in a print of this width in inches.
+PRINT_WIDTH = 7.0
+PRINT_HEIGHT = 4.4
+PRINT_DPI = 300
 STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnRun:
-    """A run with its label and its colour in a figure."""
+class DrawnSetting:
+    """Runs that differ only in the seed, with their label and their colour in a figure."""
 
-    run: Run
+    runs: Sequence[Run]
     label: str
     colour: str
 
+    def labelled(self, value: str) -> str:
+        """Return the text of a legend: the label, the last value, and the number of seeds if there are several."""
+        text = f"{self.label} {value}"
+        if len(self.runs) > 1:
+            text += f" ({len(self.runs)} seeds)"
+        return text
 
-def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, bytes]:
-    """Return the figures that have data as PNG images, by file name without extension."""
-    drawn_runs: list[DrawnRun] = []
-    for run, label, colour in zip(runs, labels, itertools.cycle(COLOURS)):
-        drawn_runs.append(DrawnRun(run, label[-30:], colour))
-    pictures: dict[str, bytes] = {}
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A figure as PNG and SVG files, and a caption that names what is drawn."""
+
+    png: bytes
+    svg: bytes
+    caption: str
+
+
+def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Picture]:
+    """Return the figures that have data, by file name without extension."""
+    drawn_settings: list[DrawnSetting] = []
+    for setting, colour in zip(group(runs, labels), itertools.cycle(COLOURS)):
+        drawn_settings.append(DrawnSetting(setting.runs, setting.name[-30:], colour))
+    pictures: dict[str, Picture] = {}
     drawings = {"loss": draw_loss, "hellaswag": draw_hellaswag, "scores": draw_scores, "training": draw_training}
     for name, draw in drawings.items():
         with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # the font lacks some scripts; such names are drawn as boxes
             figure = Figure(facecolor="white")
-            draw(figure, drawn_runs)
-            if any(_has_data(axes) for axes in figure.axes):
-                buffer = io.BytesIO()
-                figure.savefig(buffer, format="png")
-                pictures[name] = buffer.getvalue()
+            resolution = SCREEN_DPI
+            if len(runs) > 1:
+                figure.set_size_inches(PRINT_WIDTH, PRINT_HEIGHT)
+                resolution = PRINT_DPI
+            caption = draw(figure, drawn_settings)
+            if not any(_has_data(axes) for axes in figure.axes):
+                continue
+            if any(len(drawn.runs) > 1 for drawn in drawn_settings):
+                caption += " Line: mean of the seeds. Band: from the lowest to the highest seed."
+            png = io.BytesIO()
+            figure.savefig(png, format="png", dpi=resolution)
+            svg = io.BytesIO()
+            figure.savefig(svg, format="svg", metadata={"Date": None})
+            pictures[name] = Picture(png.getvalue(), svg.getvalue(), caption)
     return pictures
+
+
+def _plot(
+    axes: Axes,
+    drawn: DrawnSetting,
+    rows_of: Callable[[Run], Sequence[Row]],
+    key: str,
+    style: str = "-",
+    **line: Any,
+) -> list[float]:
+    """Plot the mean of the seeds and a band from the lowest to the highest, and return the mean.
+
+    A step is drawn if all seeds have logged it. The argument `is_smooth` smooths the curve of each seed.
+    """
+    is_smooth = line.pop("is_smooth", False)
+    form = line.pop("form", None)
+    curves: list[dict[float, float]] = []
+    for run in drawn.runs:
+        tokens, numbers = points(rows_of(run), key)
+        if is_smooth:
+            numbers = smooth(numbers)
+        curves.append(dict(zip(tokens, numbers, strict=True)))
+    shared = [tokens for tokens in curves[0] if all(tokens in curve for curve in curves)]
+    of_seeds = [[curve[tokens] for curve in curves] for tokens in shared]
+    means = [statistics.fmean(numbers) for numbers in of_seeds]
+    if form and means:
+        line["label"] = drawn.labelled(form.format(means[-1]))
+    axes.plot(shared, means, style, color=drawn.colour, **line)
+    if len(curves) > 1 and shared:
+        lows = [min(numbers) for numbers in of_seeds]
+        highs = [max(numbers) for numbers in of_seeds]
+        axes.fill_between(shared, lows, highs, color=drawn.colour, alpha=0.2, linewidth=0)
+    return means
+
+
+def _training(run: Run) -> Sequence[Row]:
+    return run.training
+
+
+def _validation(run: Run) -> Sequence[Row]:
+    return run.validation
 
 
 def smooth(numbers: Sequence[float]) -> list[float]:
@@ -69,24 +147,46 @@ def smooth(numbers: Sequence[float]) -> list[float]:
     return means
 
 
-def draw_loss(figure: Figure, drawn_runs: Sequence[DrawnRun]) -> None:
-    """Draw training and validation losses. Of several runs, only the main validation sets are drawn."""
+def draw_loss(figure: Figure, drawn_settings: Sequence[DrawnSetting]) -> str:
+    """Draw training and validation losses, and return the caption.
+
+    Of several runs, only the main validation sets are drawn.
+    """
     axes = figure.subplots()
-    if len(drawn_runs) == 1:
-        _draw_losses_of_one_run(axes, drawn_runs[0].run)
+    runs = _runs(drawn_settings)
+    if len(runs) == 1:
+        _draw_losses_of_one_run(axes, runs[0])
     else:
-        for drawn in drawn_runs:
-            tokens, losses = points(drawn.run.training, "loss")
-            axes.plot(tokens, smooth(losses), color=drawn.colour, linewidth=1.5)
-            _draw_validation(axes, drawn, "eval_loss")
-    leave_out_beginning(axes)
-    for drawn in drawn_runs:
-        if drawn.run.environment.reference:
-            _draw_band(axes, drawn.run)
+        for drawn in drawn_settings:
+            _plot(axes, drawn, _training, "loss", linewidth=1.2, is_smooth=True)
+            _plot(axes, drawn, _validation, "eval_loss", "o", form="{:.3f}")
+    sentences = ["Nats per token; lower is better."]
+    if any(run.training for run in runs):
+        sentences.append("Lines: training loss, smoothed.")
+    if any(values(run.validation, "eval_loss") for run in runs):
+        sentences.append("Dots: validation loss.")
+    if leave_out_beginning(axes):
+        sentences.append("A steep first part of the curves is above the frame.")
+    for run in runs:
+        if run.environment.reference and _draw_band(axes, run):
+            sentences.append(f"Green: range of {run.environment.reference}'s runs.")
             break
-    references = [drawn.run.reference_losses for drawn in drawn_runs]
-    _draw_references(axes, references, "{:.3f}")
+    names = _draw_references(axes, [run.reference_losses for run in runs], "{:.3f}")
+    models = [f"the {name} model" for name in names if name in N_GRAMS]
+    if models:
+        sentences.append(f"Grey: {' and '.join(models)} of the training split.")
+    published = [name for name in names if name not in N_GRAMS]
+    if published:
+        sentences.append(f"Grey: published loss of {' and '.join(published)} on this validation set.")
     _finish(axes, "loss (nats per token)")
+    return " ".join(sentences)
+
+
+def _runs(drawn_settings: Sequence[DrawnSetting]) -> list[Run]:
+    runs: list[Run] = []
+    for drawn in drawn_settings:
+        runs += drawn.runs
+    return runs
 
 
 def _draw_losses_of_one_run(axes: Axes, run: Run) -> None:
@@ -94,20 +194,15 @@ def _draw_losses_of_one_run(axes: Axes, run: Run) -> None:
     axes.plot(tokens, losses, color=COLOURS[-1], linewidth=0.8)
     axes.plot(tokens, smooth(losses), color=COLOURS[0], linewidth=1.5, label="training")
     colours = itertools.cycle(COLOURS[1:])
-    _draw_validation(axes, DrawnRun(run, "validation", next(colours)), "eval_loss")
+    drawn = DrawnSetting([run], "validation", next(colours))
+    _plot(axes, drawn, _validation, "eval_loss", "o", form="{:.3f}")
     for name in run.further_sets:
-        _draw_validation(axes, DrawnRun(run, name, next(colours)), f"eval_{name}_loss")
+        drawn = DrawnSetting([run], name, next(colours))
+        _plot(axes, drawn, _validation, f"eval_{name}_loss", "o", form="{:.3f}")
 
 
-def _draw_validation(axes: Axes, drawn: DrawnRun, key: str) -> None:
-    tokens, losses = points(drawn.run.validation, key)
-    if losses:
-        label = f"{drawn.label} {losses[-1]:.3f}"
-        axes.plot(tokens, losses, "o", color=drawn.colour, label=label)
-
-
-def _draw_band(axes: Axes, run: Run) -> None:
-    """Fill the range of the losses of the published runs that this run should follow."""
+def _draw_band(axes: Axes, run: Run) -> bool:
+    """Fill the range of the losses of the published runs that this run should follow, if it has such steps."""
     tokens: list[float] = []
     lows: list[float] = []
     highs: list[float] = []
@@ -120,54 +215,61 @@ def _draw_band(axes: Axes, run: Run) -> None:
     if tokens:
         label = run.environment.reference
         axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=label)
+    return bool(tokens)
 
 
-def draw_hellaswag(figure: Figure, drawn_runs: Sequence[DrawnRun]) -> None:
+def draw_hellaswag(figure: Figure, drawn_settings: Sequence[DrawnSetting]) -> str:
     axes = figure.subplots()
-    for drawn in drawn_runs:
-        tokens, scores = points(drawn.run.validation, "hellaswag_acc")
-        if scores:
-            label = f"{drawn.label} {scores[-1]:.4f}"
-            axes.plot(tokens, scores, "o-", color=drawn.colour, label=label)
-    references = [drawn.run.reference_scores for drawn in drawn_runs]
-    _draw_references(axes, references, "{:.4f}")
+    for drawn in drawn_settings:
+        _plot(axes, drawn, _validation, "hellaswag_acc", "o-", form="{:.4f}")
+    references = [run.reference_scores for run in _runs(drawn_settings)]
+    caption = (
+        "Accuracy during training in llm.c's completion style: the ending with the lowest loss per token is chosen. "
+        "The evaluation task hellaswag changes the text before scoring, so its scores differ."
+    )
+    if _draw_references(axes, references, "{:.4f}"):
+        caption += " Grey: models of the nearest size, as reported by llm.c."
     _finish(axes, "HellaSwag accuracy")
+    return caption
 
 
-def draw_scores(figure: Figure, drawn_runs: Sequence[DrawnRun]) -> None:
+def draw_scores(figure: Figure, drawn_settings: Sequence[DrawnSetting]) -> str:
     """Draw the scores of checkpoints, one panel per metric."""
     names: dict[str, None] = {}  # the keys, in order
-    for drawn in drawn_runs:
-        names.update(dict.fromkeys(scores_of_checkpoints(drawn.run)))
+    for run in _runs(drawn_settings):
+        names.update(dict.fromkeys(scores_of_checkpoints(run)))
     if not names:
-        return
-    figure.set_size_inches(4.8, 0.8 + 1.6 * len(names))
+        return ""
+    figure.set_size_inches(figure.get_figwidth(), 0.8 + 1.6 * len(names))
     panels = _panels(figure, len(names))
     for axes, name in zip(panels, names, strict=True):
-        for drawn in drawn_runs:
-            curves = scores_of_checkpoints(drawn.run)
-            tokens, scores = curves.get(name, ([], []))
-            axes.plot(tokens, scores, "o-", color=drawn.colour, label=drawn.label)
+        for drawn in drawn_settings:
+            _plot(axes, drawn, lambda run: _score_rows(run, name), "score", "o-", label=drawn.label)  # noqa: B023
         axes.set_title(name, loc="right", fontsize="medium")
-        has_legend = len(drawn_runs) > 1 and axes is panels[0]
+        has_legend = len(drawn_settings) > 1 and axes is panels[0]
         _finish(axes, "", has_legend=has_legend)
+    return "Scores of checkpoints by evaluate.sh --follow."
 
 
-def draw_training(figure: Figure, drawn_runs: Sequence[DrawnRun]) -> None:
+def _score_rows(run: Run, name: str) -> list[Row]:
+    tokens, scores = scores_of_checkpoints(run).get(name, ([], []))
+    return [{"tokens": at, "score": score} for at, score in zip(tokens, scores, strict=True)]
+
+
+def draw_training(figure: Figure, drawn_settings: Sequence[DrawnSetting]) -> str:
     names: dict[str, str] = {}
+    runs = _runs(drawn_settings)
     for key, name in TRAINING_NUMBERS.items():
-        if any(values(drawn.run.training, key) for drawn in drawn_runs):
+        if any(values(run.training, key) for run in runs):
             names[key] = name
     if not names:
-        return
-    figure.set_size_inches(4.8, 0.5 + 1.4 * len(names))
+        return ""
+    figure.set_size_inches(figure.get_figwidth(), 0.5 + 1.4 * len(names))
     panels = _panels(figure, len(names))
     for axes, key in zip(panels, names, strict=True):
-        for drawn in drawn_runs:
-            tokens, numbers = points(drawn.run.training, key)
-            (line,) = axes.plot(tokens, numbers, linewidth=1, color=drawn.colour, label=drawn.label)
-            if len(drawn.run.training) < 10:
-                line.set_marker(".")
+        for drawn in drawn_settings:
+            marker = "." if len(drawn.runs[0].training) < 10 else ""
+            _plot(axes, drawn, _training, key, linewidth=1, label=drawn.label, marker=marker)
         if key == "grad_norm":
             leave_out_beginning(axes)
         else:
@@ -176,8 +278,10 @@ def draw_training(figure: Figure, drawn_runs: Sequence[DrawnRun]) -> None:
             axes.yaxis.set_major_formatter(_thousands)
         else:
             axes.yaxis.set_major_formatter("{x:g}")
-        has_legend = len(drawn_runs) > 1 and axes is panels[0]
+        has_legend = len(drawn_settings) > 1 and axes is panels[0]
         _finish(axes, names[key], has_legend=has_legend)
+    described = [CAPTIONS[key] for key in names]
+    return f"{', '.join(described)}.".capitalize()
 
 
 def _panels(figure: Figure, number: int) -> Sequence[Axes]:
@@ -186,8 +290,8 @@ def _panels(figure: Figure, number: int) -> Sequence[Axes]:
     return [row[0] for row in grid]
 
 
-def leave_out_beginning(axes: Axes) -> None:
-    """Limit the y-axis, so that a steep first part of long curves is above the frame."""
+def leave_out_beginning(axes: Axes) -> bool:
+    """Limit the y-axis if long curves have a steep first part, which is then above the frame."""
     every: list[float] = []
     later: list[float] = []  # without the first twentieth of each curve
     longest = 0
@@ -200,21 +304,26 @@ def leave_out_beginning(axes: Axes) -> None:
                 later.append(y)
         longest = max(longest, len(ys))
     if longest < 20:
-        return
+        return False
     lowest = min(every)
     height = max(later) - min(later)
     # With the steep part, the rest of each curve would look like a flat line.
     is_steep = max(every) - lowest > 3 * height
-    if is_steep and height > 0:
-        bottom = lowest - 0.1 * height
-        top = max(later) + 0.2 * height
-        axes.set_ylim(bottom, top)
+    if not is_steep or height == 0:
+        return False
+    bottom = lowest - 0.1 * height
+    top = max(later) + 0.2 * height
+    axes.set_ylim(bottom, top)
+    return True
 
 
-def _draw_references(axes: Axes, references: Sequence[dict[str, float]], form: str) -> None:
-    """Draw a line for each reference value that all runs share and that is not above the frame."""
+def _draw_references(axes: Axes, references: Sequence[dict[str, float]], form: str) -> list[str]:
+    """Draw a line for each reference value that all runs share and that is not above the frame.
+
+    Return the names of the lines.
+    """
     if not _has_data(axes):
-        return
+        return []
     top = math.inf
     if not axes.get_autoscaley_on():
         top = axes.get_ylim()[1]
@@ -227,6 +336,7 @@ def _draw_references(axes: Axes, references: Sequence[dict[str, float]], form: s
     for (value, name), style in zip(visible, itertools.cycle(LINE_STYLES)):
         label = f"{name} {form.format(value)}"
         axes.axhline(value, color=GREY, linewidth=1, linestyle=style, label=label)
+    return [name for _, name in visible]
 
 
 def _finish(axes: Axes, name: str, *, has_legend: bool = True) -> None:

@@ -11,8 +11,9 @@ import pytest
 from scipy import stats
 
 from gpt2_repro.report.__main__ import main
-from gpt2_repro.report.page import recipe_differences, run_table, setting_table
+from gpt2_repro.report.page import recipe_differences, run_table
 from gpt2_repro.report.read import Run, points
+from gpt2_repro.report.seeds import setting_table
 from tests.report.conftest import SAMPLE, add, change, write_run
 
 
@@ -56,7 +57,8 @@ def test_the_whole_record_is_on_the_page_and_in_the_summary(recorded: Path, caps
     assert SAMPLE in page.text and "<script" not in page.source
     assert not re.search(r"@import|url\(", page.source)
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
-    assert {path.stem for path in (recorded / "report").iterdir()} == {"hellaswag", "loss", "training"}
+    files = {path.name for path in (recorded / "report").iterdir()}
+    assert files == {f"{name}.{form}" for name in ("hellaswag", "loss", "training") for form in ("png", "svg")}
 
 
 def test_a_run_that_has_only_begun(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

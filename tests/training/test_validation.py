@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.report.plots import DrawnRun, draw_loss
+from gpt2_repro.report.plots import DrawnSetting, draw_loss
 from gpt2_repro.report.read import Run
 from gpt2_repro.training.tracking import FAILURES_ALLOWED
 from gpt2_repro.training.validation import validation_batches
@@ -66,7 +66,7 @@ def test_no_name_of_a_validation_set_hides_another_loss(tiny_recipe, documents, 
             assert (f"{last[f'{prefix}{name}_loss']:.4f} nats" in card) == (prefix == "eval_EMA"), name
     # The report shows the main validation split although a set has the name "validation".
     figure = Figure()
-    draw_loss(figure, [DrawnRun(losses, "run", "C0")])
+    draw_loss(figure, [DrawnSetting([losses], "run", "C0")])
     assert last["eval_loss"] in [line.get_ydata()[-1] for line in figure.axes[0].lines if len(line.get_ydata())]
 
 
