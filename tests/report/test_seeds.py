@@ -80,7 +80,7 @@ def test_a_caption_names_only_what_is_drawn(run_folder: Path) -> None:
 
     assert "Grey: the bigram model and the unigram model of the training split." in caption()
     assert not any(word in caption() for word in ("published", "seeds", "steep first part"))
-    for step in range(1, 41):
+    for step in range(1, 201):
         add(run_folder, step=step, tokens=step * 8192, loss=4.1 + 100 * 0.1**step)
     # The unigram model's line would be above the frame.
     assert "Grey: the bigram model of the training split." in caption()
