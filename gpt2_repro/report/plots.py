@@ -85,7 +85,7 @@ def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Picture]:
             if not any(_has_data(axes) for axes in figure.axes):
                 continue
             if any(len(drawn.runs) > 1 for drawn in drawn_settings):
-                caption += " Line: mean of the seeds. Band: from the lowest to the highest seed."
+                caption += " Of several seeds: the mean, and a band or bar from the lowest to the highest seed."
             png = io.BytesIO()
             figure.savefig(png, format="png", dpi=resolution)
             svg = io.BytesIO()
@@ -102,7 +102,7 @@ def _plot(
     style: str = "-",
     **line: Any,
 ) -> list[float]:
-    """Plot the mean of the seeds and a band from the lowest to the highest, and return the mean.
+    """Plot the mean of the seeds, and a band (dots: bars) from the lowest to the highest, and return the mean.
 
     A step is drawn if all seeds have logged it. The argument `is_smooth` smooths the curve of each seed.
     """
@@ -123,7 +123,10 @@ def _plot(
     if len(curves) > 1 and shared:
         lows = [min(numbers) for numbers in of_seeds]
         highs = [max(numbers) for numbers in of_seeds]
-        axes.fill_between(shared, lows, highs, color=drawn.colour, alpha=0.2, linewidth=0)
+        if style == "o":  # far apart: a band would look like a curve
+            axes.vlines(shared, lows, highs, color=drawn.colour, linewidth=1)
+        else:
+            axes.fill_between(shared, lows, highs, color=drawn.colour, alpha=0.2, linewidth=0)
     return means
 
 
