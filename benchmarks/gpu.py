@@ -7,18 +7,22 @@
 
 Every part starts train.py under ZeRO-1 on the same prepared text. The parts, in this order:
 
+programs   llm.c's train_gpt2 with different options, on the same tokens with the same batch. One process.
 train      Train with an empty compiler cache and saves, kill all processes with SIGKILL, and start the command again.
-programs   llm.c's train_gpt2 and nanoGPT's train.py, on the same tokens with the same batch. One process each.
+           With --check_copies, saved files are compared with the hashes of the tensors when the save began.
 profile    The kernels of one step, by group.
-variants   The same training with other options, see VARIANTS, until the time is over.
+variants   The same training with other options, see gpu_variants.py, until the time is over.
+memory     The peak memory at 8 to 128 rows per pass and the estimate of preflight, with and without the Triton kernel
+           of the loss. Not by default.
+nanogpt    nanoGPT's train.py, like llm.c. Not by default.
 paired     train.py on one process, train.py under ZeRO-1 and nanoGPT in turn, for --rounds rounds. Not by default.
 
 The variants hopper, quack_loss, quack_mlp, quack_mlp_tuned and flash_attention_4 need
 `pip install 'flash-attn-4[cu13]==4.0.0b36'`, into the folder of flash-attn 2 if that is installed. It brings QuACK.
 
 Each result is printed and appended to results.jsonl in --out at once, and so are the logs. The tables at the end are
-also in gpu.md. Runs and checkpoints of 2 GB are in a temporary folder (TMPDIR). If a part fails, its error is its
-result. Options after `--` are passed to train.py and prepare_data.py.
+also in gpu.md, and with --archive everything is in one file. Runs and checkpoints of 2 GB are in a temporary folder (TMPDIR). If a part fails, its error is its
+result; if the text cannot be prepared, no part starts. Options after `--` are passed to train.py and prepare_data.py.
 """
 
 import argparse
@@ -35,12 +39,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.gpu_results import Results, cause, compared, shown, summary, tables
+from benchmarks.gpu_variants import AS_IT_IS, LLMC_VARIANTS, VARIANTS, Variant, cutlass_folders, obstacle
 from benchmarks.machine import describe
 from benchmarks.patched_train import PROFILED_STEP
 from benchmarks.processes import SAVED, Finished, gpu_query, logged, run_logged
@@ -55,47 +61,20 @@ from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import RECIPE
 
 
-PARTS = ("train", "programs", "profile", "variants", "paired")
+PARTS = ("programs", "train", "profile", "variants", "memory", "nanogpt", "paired")
+BY_DEFAULT = PARTS[:4]
 SETTLED = 5  # steps at the start that are not measured
 PROCESS_SECONDS = 200  # time limit of one process
+VARIANT_SECONDS = 130  # time limit of a variant
+FIRST_SECONDS = 75  # how long a variant is assumed to take until one has run
+MEMORY_ROWS = (8, 16, 32, 64, 128)  # rows per pass of the part memory
+MEMORY_KERNELS = {"triton": "", "torch": "torch_softmax"}  # patches by the softmax kernel of the loss
 # The lines of a step. The group is its time in milliseconds.
 LLMC_STEP = re.compile(r"^step +\d+/\d+ \|.*\| ([\d.]+) ms \|", re.MULTILINE)
 NANOGPT_STEP = re.compile(r"^iter \d+: loss \S+, time ([\d.]+)ms", re.MULTILINE)
 # A model that a CPU trains with the rows per step and the micro-batches of the real one.
 TINY = "--use_cpu --dataloader_num_workers 0 --sequence_length 16 --tokens_per_step 8192"
 TINY += " --n_layer 2 --n_head 2 --n_embd 32"
-
-
-class Variant(NamedTuple):
-    """A change of the training. The name is that of the run."""
-
-    name: str
-    options: str = ""  # of train.py
-    environment: Mapping[str, str] = {}
-    patch: str = ""  # functions of patched_train.py
-    needs: str = ""  # a module that must be installed
-    launcher: str = "zero1"  # "python": without one
-
-
-FA4 = "--attn_implementation causal_sdpa"  # what the patch uses where it does not apply
-AS_IT_IS = Variant("as_it_is")
-# In the order of the expected gain. Each is measured if the time suffices.
-VARIANTS = (
-    Variant("hopper", FA4, patch="flash_attention_4 quack_mlp quack_loss", needs="quack"),
-    Variant("quack_loss", patch="quack_loss", needs="quack"),
-    Variant("quack_mlp", patch="quack_mlp", needs="quack"),
-    Variant("flash_attention_4", FA4, patch="flash_attention_4", needs="cutlass"),
-    Variant("quack_mlp_tuned", environment={"QUACK_PRINT_AUTOTUNING": "1"}, patch="quack_mlp", needs="quack"),
-    Variant("cuda_graphs", environment={"TORCHINDUCTOR_CUDAGRAPHS": "1"}),
-    Variant("rows_128", "--per_device_train_batch_size 128"),
-    Variant("max_autotune", environment={"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
-    Variant("flash_attention_2", "--attn_implementation flash_attention_2", needs="flash_attn"),
-    Variant("causal_sdpa", "--attn_implementation causal_sdpa"),
-    Variant("logs_5", "--logging_steps 5"),  # each log line waits for the device
-    Variant("document_mask", "--document_mask true --attn_implementation auto"),
-    Variant("ddp", launcher="ddp"),
-    Variant("import_times", environment={"PYTHONPROFILEIMPORTTIME": "1"}),  # in its log
-)
 
 
 class Bench:
@@ -111,9 +90,18 @@ class Bench:
         is_prepared = args.data_files and Path(args.data_files[0], MANIFEST).is_file()
         self.data = Path(args.data_files[0]).resolve() if is_prepared else work / "data"
         self.environment = {"TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"), "PYTHONUNBUFFERED": "1"}
-        self.results: list[dict[str, Any]] = []
+        folders = cutlass_folders()
+        sys.path.extend(folders)
+        paths = [*folders, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        self.environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        has_tokenizer = args.tokenizer is not None and Path(args.tokenizer).exists()
+        if is_prepared or has_tokenizer:
+            self.environment["HF_HUB_OFFLINE"] = "1"
+        self.files = Results(self.out, args.archive)
+        self.results = self.files.entries
         self.kernel: list[str] = []  # the option for the attention kernel that `auto` has chosen
-        self.out.mkdir(parents=True, exist_ok=True)
+        self.machine = [describe("torch", "transformers", "accelerate", "deepspeed")]
+        self.machine += gpu_query("name,driver_version,memory.total")
 
     def left(self) -> float:
         """Return the remaining seconds."""
@@ -122,21 +110,31 @@ class Bench:
     def record(self, part: str, name: str, **values: Any) -> None:
         """Print a result, and append it to results.jsonl."""
         result = {"part": part, "name": name, **values}
-        self.results.append(result)
+        self.files.add(result)
         print(f"[{time.monotonic() - self.began:.0f} s] {part}, {name}: {shown(values)}", flush=True)
-        with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result) + "\n")
+        self.files.write_tables(self.tables())
 
-    def attempt(self, part: str, name: str, measure: Callable[..., dict[str, Any] | None], *arguments: Any) -> None:
-        """Call `measure`, and record the values that it returns. If it fails, record the error."""
+    def attempt(self, part: str, name: str, measure: Callable[..., dict[str, Any] | None], *arguments: Any) -> bool:
+        """Call `measure`, and record the values that it returns. If it fails, record the error and return False."""
         try:
-            if values := measure(*arguments):
-                self.record(part, name, **values)
+            values = measure(*arguments)
         except (Exception, SystemExit) as error:
             self.record(part, name, error=cause(error))
+            return False
+        if values:
+            self.record(part, name, **values)
+        return True
 
-    def call(self, command: list[str], log: str, env: Mapping[str, str] | None = None, **options: Any) -> Finished:
-        seconds = min(self.left(), PROCESS_SECONDS)
+    def call(
+        self,
+        command: list[str],
+        log: str,
+        env: Mapping[str, str] | None = None,
+        limit: float = PROCESS_SECONDS,
+        **options: Any,
+    ) -> Finished:
+        """Run a command until it ends, for at most `limit` seconds."""
+        seconds = min(self.left(), limit)
         if seconds <= 0:
             sys.exit("no time is left")
         # Bytecode is kept, as it is for users. Otherwise each start compiles the source of all modules.
@@ -169,6 +167,14 @@ class Bench:
 
     def measure(self, variant: Variant, steps: int) -> dict[str, Any]:
         """Train a variant without validations and saves, and return its measurements."""
+        run, done = self.train_variant(variant, steps)
+        results = speed_of(run, done)
+        self.kernel = self.kernel or ["--attn_implementation", results["attention"].partition(" ")[0]]
+        shutil.rmtree(run)
+        return results
+
+    def train_variant(self, variant: Variant, steps: int) -> tuple[Path, Finished]:
+        """Train a variant until its last step is logged: final/ would take another 10 s. Return its run directory."""
         run = self.work / variant.name
         command = self.command(variant, run, steps, "--eval_steps", "0", "--save_strategy", "no")
         # torch's cache could return code that was compiled without the patch.
@@ -176,22 +182,28 @@ class Bench:
         cache = {} if shares else {"TORCHINDUCTOR_CACHE_DIR": str(self.work / f"inductor_{variant.name}")}
         environment = {**variant.environment, **cache, "BENCHMARK_PATCH": variant.patch}
         environment["BENCHMARK_FILE"] = str(self.out / "profile.json")
-        done = self.call(command, f"{variant.name}.log", environment)
-        results = speed_of(run, done)
-        self.kernel = self.kernel or ["--attn_implementation", results["attention"].partition(" ")[0]]
-        shutil.rmtree(run)
-        return results
+
+        def is_trained() -> bool:
+            return steps in logged(run)
+
+        done = self.call(command, f"{variant.name}.log", environment, VARIANT_SECONDS, stop=is_trained)
+        return run, done
 
     def train(self) -> None:
         """Measure speed, saves, memory and starts, before and after SIGKILL."""
         run, steps = self.work / "train", self.args.steps
-        command = self.command(AS_IT_IS, run, steps, "--eval_steps", str(steps), "--save_steps", str(steps // 3))
+        variant, copies = AS_IT_IS, self.out / "copies.json"
+        if self.args.check_copies:
+            variant = Variant(AS_IT_IS.name, patch="check_copies")
+            copies.unlink(missing_ok=True)
+        environment = {"BENCHMARK_PATCH": variant.patch, "BENCHMARK_FILE": str(copies)}
+        command = self.command(variant, run, steps, "--eval_steps", str(steps), "--save_steps", str(steps // 3))
 
         def is_time() -> bool:
             newest = newest_step(run)
             return newest > 0 and max(logged(run), default=0) >= newest + 3
 
-        first = self.call(command, "train_1.log", stop=is_time)
+        first = self.call(command, "train_1.log", environment, stop=is_time)
         speed = speed_of(run, first, last=steps // 3)
         self.record("train", AS_IT_IS.name, **speed)
         self.kernel = ["--attn_implementation", speed["attention"].partition(" ")[0]]
@@ -200,7 +212,7 @@ class Bench:
         self.record("train", "start, empty compiler cache", **start_of(run, before[1]["time"] - first.began))
         if not first.killed:
             sys.exit("The run ended before it could be killed. Pass a larger --steps.")
-        second = self.call(command, "train_2.log")
+        second = self.call(command, "train_2.log", environment)
         after = logged(run)
         self.record("train", "SIGKILL to the next step", **start_of(run, after[newest + 1]["time"] - first.ended))
         repeated = [step for step in before if step > newest]
@@ -210,36 +222,97 @@ class Bench:
         texts = [(self.out / f"train_{number}.log").read_text(encoding="utf-8") for number in (1, 2)]
         sizes, complete, paused = zip(*SAVED.findall("".join(texts)), strict=True)
         self.record("train", "saves", megabytes=sizes[-1], paused_s=paused, complete_after_s=complete)
+        if self.args.check_copies:
+            lines = copies.read_text(encoding="utf-8").splitlines() if copies.is_file() else []
+            for line in lines:
+                self.record("train", "copy of a checkpoint", **json.loads(line))
+            if not lines:
+                self.record("train", "copy of a checkpoint", error="no checkpoint was saved in the background")
         resumed = speed_of(run, second, first=newest + SETTLED)
         self.record("train", "after the resume, with saves", **resumed)
 
     def memory(self, run: Path, peak_mib: int) -> dict[str, Any]:
         """Return the measured peak, and the estimate of preflight."""
-        environment, recipe = RunRecord(run).environment(), load_recipe([str(run / RECIPE)])
-        memory_bytes, plan = environment.accelerator.memory_bytes, environment.plan
-        estimate = estimate_memory(recipe, workload_of(recipe), memory_bytes, plan.num_processes)
-        estimated = estimate.bytes_of(MemoryTrial(plan.micro_batch_size)) / 1e9
-        return {"nvidia_smi_gb": round(peak_mib * 2**20 / 1e9, 1), "estimated_gb": round(estimated, 1)}
+        environment = RunRecord(run).environment()
+        recipe = load_recipe([str(run / RECIPE)])
+        plan = environment.plan
+        estimate = estimate_memory(
+            recipe, workload_of(recipe), environment.accelerator.memory_bytes, plan.num_processes
+        )
+        return compared(peak_mib * 2**20, estimate.bytes_of(MemoryTrial(plan.micro_batch_size)))
+
+    def estimated_bytes(self, rows: int, memory_bytes: float) -> float:
+        """Return the estimate of preflight for a number of rows per pass."""
+        recipe = load_recipe([self.args.recipe, *self.options, "--per_device_train_batch_size", str(rows)])
+        estimate = estimate_memory(recipe, workload_of(recipe), memory_bytes, self.args.processes)
+        return estimate.bytes_of(MemoryTrial(rows))
+
+    def measure_memory(self, rows: int, patch: str) -> dict[str, Any]:
+        """Train with a number of rows per pass, and compare the peak with the estimate."""
+        options = f"--per_device_train_batch_size {rows}"
+        variant = Variant(f"memory_{rows}_{patch or 'triton'}", options, patch=patch)
+        run, done = self.train_variant(variant, SETTLED)
+        values = self.memory(run, done.peak_mib)
+        shutil.rmtree(run)
+        return values
+
+    def measured_rows(self) -> list[int]:
+        """Return the rows of the part memory that the GPU has memory for, and record the others."""
+        sizes = [int(line) for line in gpu_query("memory.total") if line.isdigit()]
+        if not sizes:
+            return list(MEMORY_ROWS)
+        memory_bytes = min(sizes) * 2**20
+        fitting: list[int] = []
+        for rows in MEMORY_ROWS:
+            needed = self.estimated_bytes(rows, memory_bytes)
+            if needed <= memory_bytes:
+                fitting.append(rows)
+                continue
+            error = f"needs {needed / 1e9:.1f} GB (estimated), and the GPU has {memory_bytes / 1e9:.1f} GB"
+            self.record("memory", f"{rows} rows", error=error)
+        return fitting
+
+    def measure_all_memory(self) -> None:
+        """Compare the estimate of preflight with the measured peak, with each softmax kernel of the loss."""
+        longest = float(FIRST_SECONDS)
+        for rows in self.measured_rows():
+            for kernel, patch in MEMORY_KERNELS.items():
+                if self.left() < longest:
+                    self.record("memory", f"{rows} rows, {kernel}", error="no time is left")
+                    continue
+                began = time.monotonic()
+                self.attempt("memory", f"{rows} rows, {kernel}", self.measure_memory, rows, patch)
+                longest = time.monotonic() - began
 
     def programs(self) -> None:
-        """Measure llm.c and nanoGPT with their own programs."""
+        """Measure llm.c with its own program and different options, and name the fastest."""
         args = self.args
-        for option, path in (("--llmc", args.llmc), ("--nanogpt", args.nanogpt)):
-            if path is None:
-                print(f"{option} was not passed, and is left out.")
-        if args.llmc or args.nanogpt:
-            self.write_token_files()
-        for recompute in (1, 0) if args.llmc else ():
-            name = "llm.c" if recompute else "llm.c, GELU not recomputed (-r 0)"
-            words = f"-e d12 -b {self.rows} -t {self.length} -d {self.tokens_per_step} -r {recompute} -z 1 -c 0.1"
-            words += f" -l 0.0006 -q 0.0 -u 20 -n 0 -v 1000 -m 1 -s 0 -h 0 -x {args.steps_of_others}"
-            files = [word for option in ("-i", "-j") for word in (option, str(self.work / "llmc_*.bin"))]
-            command = [str(args.llmc.resolve()), *files, "-o", "log", *words.split()]
-            self.attempt("programs", name, self.program, name, command, LLMC_STEP)
-        if args.nanogpt:
-            self.attempt("programs", "nanoGPT", self.program, "nanoGPT", self.nanogpt(), NANOGPT_STEP, args.nanogpt)
+        if args.llmc is None:
+            print("--llmc was not passed, and is left out.")
+            return
+        self.write_token_files()
+        speeds: dict[str, int] = {}
+        for name, options in LLMC_VARIANTS.items():
+            words = f"-e d12 -b {self.rows} -t {self.length} -d {self.tokens_per_step} -z 1 -c 0.1"
+            words += f" -l 0.0006 -q 0.0 -u 20 -n 0 -v 1000 -m 1 -s 0 -h 0 -x {args.steps_of_others} {options}"
+            tokens = str(self.work / "llmc_*.bin")
+            command = [str(args.llmc.resolve()), "-i", tokens, "-j", tokens, "-o", "log", *words.split()]
+            if self.attempt("programs", name, self.program, name, command, LLMC_STEP):
+                speeds[name] = self.results[-1]["tokens_per_second"]
+        if speeds:
+            fastest = max(speeds, key=lambda name: speeds[name])
+            self.record("programs", "fastest llm.c", variant=fastest, speed=speeds[fastest])
 
-    def nanogpt(self) -> list[str]:
+    def measure_nanogpt(self) -> None:
+        """Measure nanoGPT with its own program."""
+        if self.args.nanogpt is None:
+            print("--nanogpt was not passed, and is left out.")
+            return
+        self.write_token_files()
+        command = self.nanogpt_command()
+        self.attempt("nanogpt", "nanoGPT", self.program, "nanoGPT", command, NANOGPT_STEP, self.args.nanogpt)
+
+    def nanogpt_command(self) -> list[str]:
         """Return the command that trains the same model with nanoGPT, in its folder."""
         args, model = self.args, self.recipe.model
         words = f"--dataset={self.work} --out_dir={self.work / 'nanogpt'} --batch_size={self.rows}"
@@ -291,17 +364,24 @@ class Bench:
         chosen = [each for each in VARIANTS if each.name in self.args.variants or not self.args.variants]
         if not any(result["name"] == AS_IT_IS.name for result in self.results):
             chosen = [AS_IT_IS, *chosen]
-        longest = 0.0
+        longest = float(FIRST_SECONDS)
+        is_first = True
+        measured: set[str] = set()
         for number, variant in enumerate(chosen):
-            if variant.needs and importlib.util.find_spec(variant.needs) is None:
-                self.record("variants", variant.name, error=f"{variant.needs} is not installed")
+            problem = obstacle(variant, measured)
+            if problem is not None:
+                self.record("variants", variant.name, error=problem)
                 continue
             if self.left() < longest:
-                print(f"no time for: {', '.join(each.name for each in chosen[number:])}")
+                names = ", ".join(each.name for each in chosen[number:])
+                self.record("variants", "not measured", error=f"no time is left for: {names}")
                 return
-            start = time.monotonic()
-            self.attempt("variants", variant.name, self.measure, variant, self.args.variant_steps)
-            longest = max(longest, time.monotonic() - start)
+            began = time.monotonic()
+            if self.attempt("variants", variant.name, self.measure, variant, self.args.variant_steps):
+                measured.add(variant.name)
+            seconds = time.monotonic() - began
+            longest = seconds if is_first else max(longest, seconds)
+            is_first = False
 
     def paired(self) -> None:
         """Compare the steps of train.py with those of nanoGPT in the same round."""
@@ -309,7 +389,7 @@ class Bench:
         ratios: dict[str, list[float]] = {}
         words = "--logging_steps 10"  # as by default
         for number in range(self.args.rounds):
-            nanogpt = self.program("nanoGPT", self.nanogpt(), NANOGPT_STEP, self.args.nanogpt)
+            nanogpt = self.program("nanoGPT", self.nanogpt_command(), NANOGPT_STEP, self.args.nanogpt)
             for variant in (Variant("one_process", words, launcher="python"), Variant("zero1", words)):
                 speed = self.measure(variant, self.args.steps_of_others)
                 ratio = nanogpt["tokens_per_second"] / speed["tokens_per_second"]
@@ -321,47 +401,7 @@ class Bench:
 
     def tables(self) -> str:
         """Return all results as Markdown."""
-        speeds = [result for result in self.results if "tokens_per_second" in result]
-        ours = next((each["tokens_per_second"] for each in speeds if each["name"] == AS_IT_IS.name), None)
-        lines = [describe("torch", "transformers", "accelerate", "deepspeed"), *gpu_query("name,driver_version")]
-        lines += [f"`python {' '.join(sys.argv)}`", ""]
-        lines += [
-            "| part, name | tokens/s (min to max) | relative | peak GB | attention |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        for each in speeds:
-            of_one = self.args.processes if each["part"] == "programs" else 1  # llm.c and nanoGPT run on one card
-            relative = f"{each['tokens_per_second'] * of_one / ours:.3f}" if ours else "-"
-            form = "| {part}, {name} | {tokens_per_second:,} ({lowest:,} to {highest:,}) "
-            rest = f"| {relative} | {each['peak_gb'] or '-'} | {each.get('attention', '-')} |"
-            lines.append(form.format(**each) + rest)
-        lines += ["", "| part, name | values |", "| --- | --- |"]
-        for each in self.results:
-            if each not in speeds:
-                values = {key: value for key, value in each.items() if key not in ("part", "name")}
-                text = " ".join(shown(values).replace("|", " ").split())
-                lines.append(f"| {each['part']}, {each['name']} | {text} |")
-        return "\n".join(lines) + "\n"
-
-
-def shown(values: Mapping[str, Any]) -> str:
-    """Return measured values as text."""
-    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in values.items())
-
-
-def cause(error: BaseException) -> str:
-    """Return the message of the last error that the output of a command names, or its end."""
-    text = str(error)
-    named = [line for line in re.findall(r"\w*[Ee]rror: .+", text) if "ChildFailedError" not in line]
-    return f"{type(error).__name__}: {named[-1] if named else text[-300:]}"
-
-
-def summary(speeds: list[float]) -> dict[str, Any]:
-    """Return the median and the range of the speeds of the measured steps. Exits without enough steps."""
-    if len(speeds) < 2:
-        sys.exit(f"{len(speeds)} steps were measured")
-    values = {"tokens_per_second": statistics.median(speeds), "lowest": min(speeds), "highest": max(speeds)}
-    return {**{name: round(value) for name, value in values.items()}, "log_lines": len(speeds)}
+        return tables(self.results, self.machine, self.args.processes)
 
 
 def peak_of(done: Finished) -> dict[str, Any]:
@@ -397,11 +437,12 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("recipe", nargs="?", default="recipes/gpt2_124m.yaml", help="Recipe to train.")
     parser.add_argument("--minutes", type=float, default=8, help="Time limit of all parts. (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="Folder for results and logs. (default: gpu)")
+    parser.add_argument("--archive", type=Path, help="A .tar.gz with all results and logs, replaced every 15 s.")
     parser.add_argument("--data_files", nargs="+", help="Text or a prepared folder. (default: Python's manual)")
     parser.add_argument("--tokenizer", help="Tokenizer for the text, a folder or Hub id. (default: the recipe's)")
     parser.add_argument("--llmc", type=Path, help="Program train_gpt2cu of llm.c.")
     parser.add_argument("--nanogpt", type=Path, help="Folder of a nanoGPT checkout.")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:4], help="Parts to run, in this order.")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=BY_DEFAULT, help="Parts to run, in this order.")
     names = [each.name for each in VARIANTS]
     parser.add_argument("--variants", nargs="+", choices=names, default=[], help="Only these.")
     parser.add_argument("--steps", type=int, default=36, help="Steps of the part train. (default: %(default)s)")
@@ -409,6 +450,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--steps_of_others", type=int, default=25, help="Steps of llm.c and nanoGPT. (default: 25)")
     parser.add_argument("--rounds", type=int, default=10, help="Rounds of the part paired. (default: %(default)s)")
     parser.add_argument("--processes", type=int, help="Processes of train.py. (default: the number of GPUs)")
+    parser.add_argument("--check_copies", action="store_true", help="Compare saved files with hashes of the tensors.")
     parser.add_argument("--use_cpu", action="store_true", help="Train a tiny model on the CPU.")
     args = parser.parse_args(own)
     if not (args.use_cpu or len(gpu_query("name"))):
@@ -423,12 +465,23 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all processes are killed
     with tempfile.TemporaryDirectory(prefix="gpu-") as temporary:
         bench = Bench(args, further, Path(temporary))
+        parts: dict[str, Callable[[], None]] = {
+            "programs": bench.programs,
+            "train": bench.train,
+            "profile": bench.profile,
+            "variants": bench.variants,
+            "memory": bench.measure_all_memory,
+            "nanogpt": bench.measure_nanogpt,
+            "paired": bench.paired,
+        }
         try:
-            for part in ("prepare", *args.parts):
-                bench.attempt(part, "failed", getattr(bench, part))
+            if bench.attempt("prepare", "failed", bench.prepare):
+                for part in args.parts:
+                    bench.attempt(part, "failed", parts[part])
         except KeyboardInterrupt:
             print("interrupted")
-        (args.out / "gpu.md").write_text(bench.tables(), encoding="utf-8")
+        bench.files.write_tables(bench.tables())
+        bench.files.close()
         print(f"\n{bench.tables()}")
 
 

@@ -15,6 +15,7 @@ import psutil
 
 
 ROOT = Path(__file__).parents[1]
+KILL_SECONDS = 15  # a process that waits for a device may not end at once
 SAVED = re.compile(r"([\d.,]+) MB in ([\d.]+) s, training paused for ([\d.]+) s")  # in the log of train.py
 
 
@@ -89,9 +90,19 @@ def kill_all(process: subprocess.Popen) -> None:
     for member in tree:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-    process.wait()
-    while any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in tree):
+    deadline = time.monotonic() + KILL_SECONDS
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_SECONDS)
+    while any(is_alive(member) for member in tree) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process runs. It may end at any time, also between two questions."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def gpu_query(fields: str) -> list[str]:
@@ -99,7 +110,10 @@ def gpu_query(fields: str) -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True)
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return []
     return [] if done.returncode else done.stdout.splitlines()
 
 
