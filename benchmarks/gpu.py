@@ -20,9 +20,11 @@ paired     train.py on one process, train.py under ZeRO-1 and nanoGPT in turn, f
 The variants hopper, quack_loss, quack_mlp, quack_mlp_tuned and flash_attention_4 need
 `pip install 'flash-attn-4[cu13]==4.0.0b36'`, into the folder of flash-attn 2 if that is installed. It brings QuACK.
 
-Each result is printed and appended to results.jsonl in --out at once, and so are the logs. The tables at the end are
-also in gpu.md, and with --archive everything is in one file. Runs and checkpoints of 2 GB are in a temporary folder (TMPDIR). If a part fails, its error is its
-result; if the text cannot be prepared, no part starts. Options after `--` are passed to train.py and prepare_data.py.
+Each result is printed and appended to results.jsonl in --out at once, and so are the logs. The tables are in gpu.md.
+With --archive, all of these are also in one file, which is replaced after each result and every 15 s: a call that is
+killed leaves its results. Runs and checkpoints of 2 GB are in a temporary folder (TMPDIR). If a part fails, its error
+is its result; if the text cannot be prepared, no part starts. Options after `--` are passed to train.py and
+prepare_data.py.
 """
 
 import argparse
