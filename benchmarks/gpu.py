@@ -69,7 +69,6 @@ SETTLED = 5  # steps at the start that are not measured
 PROCESS_SECONDS = 200  # time limit of one process
 VARIANT_SECONDS = 130  # time limit of a variant
 FIRST_SECONDS = 75  # how long a variant is assumed to take until one has run
-MEMORY_ROWS = (8, 16, 32, 64, 128)  # rows per pass of the part memory
 MEMORY_KERNELS = {"triton": "", "torch": "torch_softmax"}  # patches by the softmax kernel of the loss
 # The lines of a step. The group is its time in milliseconds.
 LLMC_STEP = re.compile(r"^step +\d+/\d+ \|.*\| ([\d.]+) ms \|", re.MULTILINE)
@@ -262,10 +261,10 @@ class Bench:
         """Return the rows of the part memory that the GPU has memory for, and record the others."""
         sizes = [int(line) for line in gpu_query("memory.total") if line.isdigit()]
         if not sizes:
-            return list(MEMORY_ROWS)
+            return self.args.memory_rows
         memory_bytes = min(sizes) * 2**20
         fitting: list[int] = []
-        for rows in MEMORY_ROWS:
+        for rows in self.args.memory_rows:
             needed = self.estimated_bytes(rows, memory_bytes)
             if needed <= memory_bytes:
                 fitting.append(rows)
@@ -447,6 +446,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=BY_DEFAULT, help="Parts to run, in this order.")
     names = [each.name for each in VARIANTS]
     parser.add_argument("--variants", nargs="+", choices=names, default=[], help="Only these.")
+    rows = [8, 16, 32, 64, 128]
+    parser.add_argument("--memory_rows", nargs="+", type=int, default=rows, help="Rows per pass of the part memory.")
     parser.add_argument("--steps", type=int, default=36, help="Steps of the part train. (default: %(default)s)")
     parser.add_argument("--variant_steps", type=int, default=25, help="Steps of a variant. (default: %(default)s)")
     parser.add_argument("--steps_of_others", type=int, default=25, help="Steps of llm.c and nanoGPT. (default: 25)")

@@ -108,11 +108,15 @@ def test_no_part_starts_if_the_text_cannot_be_prepared(rehearsal: Rehearsal) -> 
 
 def test_peak_memory_is_compared_with_the_estimate(rehearsal: Rehearsal) -> None:
     rehearsal.set_memory(used_mib=26_000, total_mib=40_960)
-    results = rehearsal.run("--parts", "memory", OUT_OF_MEMORY="--per_device_train_batch_size 32")
+    rows = ["8", "32", "64", "128"]
+    results = rehearsal.run(
+        "--parts", "memory", "--memory_rows", *rows, OUT_OF_MEMORY="--per_device_train_batch_size 32"
+    )
     assert "OutOfMemoryError" in results["32 rows, triton"]["error"]
     close = results["64 rows, triton"]
     assert close["nvidia_smi_gb"] == 27.3 and close["within_5_percent"] is True
     assert results["8 rows, torch"]["within_5_percent"] is False
+    assert "16 rows, triton" not in results
     assert results["128 rows"]["error"].endswith("and the GPU has 42.9 GB")  # and it is not tried
     assert not any("--per_device_train_batch_size 128" in call for call in rehearsal.calls())
 
