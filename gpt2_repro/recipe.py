@@ -134,6 +134,7 @@ class TrainingSection:
     sample_tokens: int = option(64, "Tokens per text sample. 0: no samples.")
     sample_prompt: str = option("", "Prompt of the text samples. Empty: begin a new document.")
     logging_steps: int = unnamed(10, "Steps between log lines with training metrics.", ABOVE_0)
+    profile_step: int = unnamed(0, "Profile this optimizer step: RUN/profile-N.json.gz, for Perfetto. 0: none.")
     save_strategy: Literal["steps", "no"] = unnamed("steps", "steps: save at intervals. no: only at an early stop.")
     save_steps: int = unnamed(2000, "Steps between checkpoints. 0: save after save_minutes and at the end.")
     save_minutes: float = unnamed(15.0, "Save if the last checkpoint is N minutes old. 0: save by save_steps only.")

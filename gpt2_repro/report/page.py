@@ -163,6 +163,7 @@ def _numbers_of_training(run: Run) -> list[KeyNumber]:
     startup = sum(environment.startup.values())
     phases = [f"{name} {of_phase:.1f} s" for name, of_phase in environment.startup.items()]
     price = environment.usd_per_hour or 0
+    peaks = values(run.training, "peak_memory_gb")
     cost = (seconds or 0) / 3600 * price
     return [
         KeyNumber("non-finite training losses", len(run.non_finite_steps) or None, count, "steps"),
@@ -170,6 +171,7 @@ def _numbers_of_training(run: Run) -> list[KeyNumber]:
         KeyNumber("tokens", run.status.tokens, count),
         KeyNumber("tokens/s", median(run, "tokens_per_second"), "{:,.0f}".format, "median"),
         KeyNumber("MFU", median(run, "mfu"), "{:.1%}".format, "median"),
+        KeyNumber("peak GPU memory", max(peaks, default=None), "{:.1f} GB".format, "tensors of one GPU"),
         KeyNumber("padding", median(run, "padding"), "{:.1%}".format, "median"),
         KeyNumber("time", seconds, duration),
         KeyNumber("last start-up", startup or None, duration, parts=phases),

@@ -40,6 +40,11 @@ def checkpoint_path(run_directory: Path, step: int) -> Path:
     return run_directory / f"checkpoint-{step}"
 
 
+def profile_path(run_directory: Path, step: int, ending: str) -> Path:
+    """Return the path of a file with the profile of a step: its trace (`json.gz`) or its table (`txt`)."""
+    return run_directory / f"profile-{step}.{ending}"
+
+
 def step_of(checkpoint: Path) -> int:
     """Return N of checkpoint-N, or -1 for a folder with another name."""
     match = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)

@@ -24,6 +24,7 @@ from gpt2_repro.training.callbacks import ProgressBar
 from gpt2_repro.training.inputs import open_inputs
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.settings import RunSetup
+from gpt2_repro.training.step_profile import StepProfile
 from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_tracking
 from gpt2_repro.training.trainer import PretrainingArguments, PretrainingTrainer
 
@@ -128,7 +129,7 @@ def _earlier_kernel(run: RunRecord, *, use_cpu: bool) -> str:
 
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:
-    """Add callbacks that print progress and generate samples.
+    """Add callbacks that print progress, generate samples and profile a step.
 
     Exceptions in callbacks that report to tracking services are caught from now on.
     """
@@ -139,3 +140,6 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
     trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
     # add_callback warns of a second Guarded.
     trainer.callback_handler.callbacks.append(Guarded(TextSampler(trainer)))
+    profiled = trainer.args.settings.profile_step
+    if profiled:
+        trainer.callback_handler.callbacks.append(Guarded(StepProfile(trainer.run, profiled)))

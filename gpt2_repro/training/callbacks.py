@@ -20,6 +20,7 @@ LOG_LINE = {
     "grad_norm": "norm {:.3f}",
     "tokens_per_second": "{:,.0f} tok/s",
     "mfu": "mfu {:.1%}",
+    "peak_memory_gb": "peak {:.1f} GB",
     "padding": "padding {:.1%}",
     "data_wait": "data wait {:.1%}",
     "usd": "${:,.2f}",

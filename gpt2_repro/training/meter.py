@@ -1,9 +1,11 @@
-"""Measure the time breakdown of a process and the training speed."""
+"""Measure the time breakdown of a process, the training speed and the memory of its GPU."""
 
 import contextlib
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import torch
 
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import process_seconds
@@ -19,7 +21,7 @@ class _Reading(NamedTuple):
 
 
 class Meter:
-    """Measures how this process spends its time, and the training speed.
+    """Measures how this process spends its time, the training speed, and the peak memory of tensors on its GPU.
 
     MFU is relative to the peak FLOP/s of all devices in bf16. It is not measured in fp32, or if the peak is unknown.
 
@@ -32,6 +34,7 @@ class Meter:
         self.flops_per_token = environment.flops_per_token
         peak = environment.accelerator.peak_flops if environment.precision != "fp32" else None
         self.peak_flops = peak and peak * environment.plan.num_processes
+        self._has_gpu = environment.accelerator.kind == "cuda"
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._seconds["startup"] = process_seconds()
         self._account = "startup"
@@ -81,16 +84,17 @@ class Meter:
         self._positions += positions
 
     def read(self, tokens: int) -> dict[str, float]:
-        """Return the training speed since the last call, as metrics for the log.
+        """Return the training speed and the peak memory since the last call, as metrics for the log.
 
         data_wait is the share of the time in which the process waited for rows. `tokens` are trained so far.
         """
+        line = self._memory()
         if self._since is None:
-            return {}
+            return line
         seconds = self.seconds(*STEPS) - self._since.trained
         speed = (tokens - self._since.tokens) / seconds
         waiting = (self.seconds("data") - self._since.waited) / seconds
-        line = {"tokens_per_second": round(speed, 1), "data_wait": round(waiting, 4)}
+        line |= {"tokens_per_second": round(speed, 1), "data_wait": round(waiting, 4)}
         if self.peak_flops:
             line["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
         if self._positions:
@@ -98,6 +102,14 @@ class Meter:
             line["padding"] = round(1 - self._targets / self._positions, 4)
         self._restart(tokens)
         return line
+
+    def _memory(self) -> dict[str, float]:
+        """Return the peak memory of tensors on the GPU since the last call, or {} without a GPU."""
+        if not self._has_gpu:
+            return {}
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return {"peak_memory_gb": round(peak / 1e9, 2)}
 
     def _restart(self, tokens: int) -> None:
         self._since = _Reading(tokens, self.seconds(*STEPS), self.seconds("data"))

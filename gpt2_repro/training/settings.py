@@ -125,6 +125,8 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
         # If a supervised run has gone back to this checkpoint already, it resumes from its newest one.
         resume_from="" if training.resume_from == noted(WENT_BACK) else training.resume_from,
     )
+    if settings.profile_step > settings.last_step:
+        raise UserError(f"--profile_step {settings.profile_step} is after the last step, {settings.last_step}.")
     return settings, plan
 
 

@@ -7,6 +7,7 @@ calls `engine.step`). Before the update, hooks of its optimizer call `wait_until
 `_before_update`; the later calls for clipping, norm and update then change nothing.
 
     read the rows of all micro-batches      PretrainingTrainer.get_batch_samples, Meter.start
+    begin a trace (--profile_step)          StepProfile.on_step_begin
     forward and backward pass of each       Trainer.training_step, PretrainingTrainer.floating_point_ops
     between two passes                      Watchdog.on_substep_end
     clip (DeepSpeed: in its step)           PretrainingTrainer._clip_grad_norm
@@ -18,6 +19,7 @@ calls `engine.step`). Before the update, hooks of its optimizer call `wait_until
     count a skipped update                  UpdateGuard.on_step_end, UpdateGuard.after_step
     decide: log, save, validate, stop       StepControl.on_step_end, StepControl._request
     restart the watchdog                    Watchdog.on_step_end
+    end and write the trace                 StepProfile.on_step_end
     see what earlier saves have become      PretrainingTrainer._maybe_log_save_evaluate, CheckpointSaver.poll,
                                             PretrainingTrainer._report_saves
     write the log to metrics.jsonl          PretrainingTrainer.log, Meter.read, PretrainingTrainer._write_event

@@ -42,6 +42,7 @@ def write_run(folder: Path, *, learning_rate: float = 1e-3, steps: int = 40) -> 
     change(folder / "run_status.json", **status, step=steps, max_steps=steps, tokens=steps * 8192, seconds=252.3)
     for step in range(1, steps + 1):
         event = {"step": step, "tokens": step * 8192, "loss": 4.1 + 4 * math.exp(-step / 10)}
+        event["peak_memory_gb"] = 41.27 - step / 100
         add(folder, **event, learning_rate=learning_rate, grad_norm=0.5, tokens_per_second=9000 + step, mfu=0.25)
     add(folder, step=steps // 2, tokens=steps // 2 * 8192, eval_loss=4.6)
     add(folder, step=steps, tokens=steps * 8192, eval_loss=4.123, eval_tokens=4096)

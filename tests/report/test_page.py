@@ -49,7 +49,7 @@ def recorded(run_folder: Path) -> Path:
 def test_the_whole_record_is_on_the_page_and_in_the_summary(recorded: Path, capsys) -> None:
     main([str(recorded)])
     page, out = _Page(recorded / "report.html"), capsys.readouterr().out
-    for words in ("step 40 of 40", "4.123", "bigram 4.601", "0.3012", "$14.00", "0.2012 ± 0.0055"):
+    for words in ("step 40 of 40", "4.123", "bigram 4.601", "0.3012", "$14.00", "41.3 GB", "0.2012 ± 0.0055"):
         assert words in page.text and words in out, words
     for words in ("2813412", "learning_rate: 0.001", "model.dropout", "Loss by domain"):
         assert words in page.text, words

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpt2_repro import run_record
 from gpt2_repro.checkpoints.manifest import manifest_hash
@@ -24,6 +25,7 @@ from gpt2_repro.run_record.environment import BatchPlan, Environment
 from gpt2_repro.run_record.notes import ENDED, FOLDER, SINCE
 from gpt2_repro.run_record.status import process_seconds
 from gpt2_repro.run_record.time_breakdown import breakdown, goodput
+from gpt2_repro.training.callbacks import format_event
 from gpt2_repro.training.meter import Meter
 
 
@@ -216,12 +218,16 @@ def test_every_second_is_counted_once(clock: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("precision", "peak"), [("bf16", 1e5 / 8), ("fp32", 1e5 / 8), ("bf16", None)])
-def test_speed_counts_training_time_only(precision: str, peak: float | None, clock: list[float]) -> None:
+def test_speed_counts_training_time_only(
+    precision: str, peak: float | None, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     mfu = {"mfu": 0.5} if precision == "bf16" and peak else {}
     gpus, plan = Accelerator("cuda", "GPU", 8, peak, None), BatchPlan(8192, 1024, 1, 8, 1, 10)
     meter = Meter(Environment(accelerator=gpus, plan=plan, flops_per_token=50, precision=precision))
     clock[0] += 1000
-    assert meter.read(0) == {}
+    assert meter.read(0) == {"peak_memory_gb": 0}
     meter.start(5000)
     for tokens, waiting in ((13_000, 2), (21_000, 0)):
         clock[0] += 8 - waiting
@@ -229,7 +235,30 @@ def test_speed_counts_training_time_only(precision: str, peak: float | None, clo
             clock[0] += waiting
         with meter.on("validation"):
             clock[0] += 1000
-        assert meter.read(tokens) == {"tokens_per_second": 1000.0, "data_wait": waiting / 8, **mfu}
+        expected = {"tokens_per_second": 1000.0, "data_wait": waiting / 8, "peak_memory_gb": 0, **mfu}
+        assert meter.read(tokens) == expected
+
+
+def test_the_peak_memory_is_that_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = {"peak": 0.0}
+
+    def reset() -> None:
+        memory["peak"] = 2e9  # weights and optimizer stay
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: memory["peak"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    plan = BatchPlan(8192, 1024, 1, 8, 1, 10)
+    meter = Meter(Environment(accelerator=Accelerator("cuda", "GPU", 8, None, 80 * 10**9), plan=plan))
+    memory["peak"] = 41_266_000_000
+    assert meter.read(0) == {"peak_memory_gb": 41.27}  # the step that compiles has no speed
+    meter.start(0)
+    assert meter.read(8192)["peak_memory_gb"] == 2
+    without = Meter(Environment(accelerator=Accelerator("cpu", "CPU", 1, None, None), plan=plan))
+    without.start(0)
+    assert "peak_memory_gb" not in without.read(8192)
+    line = format_event({"step": 1, "loss": 3.0, "tokens": 8192, "peak_memory_gb": 41.27})
+    assert "peak 41.3 GB" in line
+    assert "GB" not in format_event({"step": 1, "loss": 3.0, "tokens": 8192})
 
 
 def test_goodput_counts_only_the_steps_that_were_kept() -> None:

@@ -34,6 +34,7 @@ def steps_in(path: Path) -> list[list[str]]:
 def test_a_step_with_a_save_a_validation_and_a_stop_follows_the_timeline(type_warm, tiny_recipe, tmp_path) -> None:
     words = ("--output_dir", tmp_path / "run", "--stop_at_step", 2, "--eval_steps", 2, "--logging_steps", 1)
     words += ("--ema_steps", 3, "--per_device_train_batch_size", 4, "--sample_steps", 2, "--sample_tokens", 4)
+    words += ("--profile_step", 2)
     done = type_warm("python", "tests/training/timeline_train.py", tiny_recipe, *words, CALLS=str(tmp_path / "calls"))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     first, last = steps_in(tmp_path / "calls")

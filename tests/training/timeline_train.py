@@ -42,6 +42,7 @@ def record_steps() -> None:
     from gpt2_repro.training.guard import UpdateGuard
     from gpt2_repro.training.meter import Meter
     from gpt2_repro.training.samples import TextSampler
+    from gpt2_repro.training.step_profile import StepProfile
     from gpt2_repro.training.trainer import PretrainingTrainer
     from gpt2_repro.training.validation import Validation
     from gpt2_repro.training.when import StepControl, Watchdog
@@ -50,7 +51,7 @@ def record_steps() -> None:
     for name, value in list(vars(PretrainingTrainer).items()):
         if inspect.isfunction(value) and name != "__init__":
             record(PretrainingTrainer, name)
-    for callback in (UpdateGuard, StepControl, Watchdog, WeightAverage, ProgressBar, TextSampler):
+    for callback in (UpdateGuard, StepControl, Watchdog, WeightAverage, ProgressBar, TextSampler, StepProfile):
         for name in list(vars(callback)):
             if name.startswith("on_"):
                 record(callback, name)
