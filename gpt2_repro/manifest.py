@@ -41,6 +41,7 @@ class ReadCounts:
     longest_document_tokens: int
     bad_documents: int
     bad_examples: list[str]
+    front_matter: int = 0  # documents whose front matter is left out
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,6 +118,9 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
     bad = manifest.read.bad_documents
     if bad:
         print(f"skipped {bad:,} files or rows without readable text. The first: {manifest.read.bad_examples[0]}")
+    if manifest.read.front_matter:
+        note = "is left out. To train it as text, pass --front_matter keep."
+        print(f"the front matter of {manifest.read.front_matter:,} Markdown files {note}")
     losses = manifest.reference_losses
     if losses is not None:
         models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"

@@ -37,6 +37,10 @@ class DataArguments:
         common=True,
     )
     text_column: str = changeable("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
+    front_matter: Literal["drop", "keep"] = changeable(
+        "drop",
+        "The YAML block between --- lines at the start of a .md file: leave it out, or train it as text (keep).",
+    )
     source_split: str = changeable("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = fixed(
         "openai-community/gpt2",

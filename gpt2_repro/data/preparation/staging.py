@@ -54,6 +54,7 @@ class PartSummary:
     documents: int
     longest: int  # tokens of the longest document
     held_out_tokens: int  # tokens of the documents that --split hash holds out
+    front_matter: int  # documents whose front matter is left out
 
     @classmethod
     def from_json(cls, text: str) -> "PartSummary":
@@ -140,6 +141,7 @@ class _Tokenized:
     text_bytes: int = 0
     bad: int = 0
     bad_examples: list[str] = dataclasses.field(default_factory=list)
+    front_matter: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +187,7 @@ def stage_part(
         documents=len(lengths),
         longest=longest,
         held_out_tokens=tokenized.held_out_tokens,
+        front_matter=tokenized.front_matter,
     )
     write_whole(stem.with_suffix(".json"), summary.to_json())  # written last: marks the part as complete
 
@@ -208,9 +211,11 @@ def _encode_part(
     text_bytes = 0
     bad = 0
     bad_examples: list[str] = []
+    front_matter = 0
     with path.open("wb") as file:
         for batch in part.read():
             documents = batch.documents
+            front_matter += batch.front_matter
             bad += len(batch.bad)
             bad_examples += batch.bad[: EXAMPLES - len(bad_examples)]
             check_bad(bad, bad_examples, options.max_bad_documents)
@@ -237,6 +242,7 @@ def _encode_part(
         text_bytes=text_bytes,
         bad=bad,
         bad_examples=bad_examples,
+        front_matter=front_matter,
     )
 
 

@@ -136,6 +136,7 @@ def _count_read(groups: Sequence[Group | Mixture]) -> ReadCounts:
     longest = 0
     bad = 0
     bad_examples: list[str] = []
+    front_matter = 0
     streams: list[Stream] = []
     for group in groups:
         streams += group.streams
@@ -147,12 +148,14 @@ def _count_read(groups: Sequence[Group | Mixture]) -> ReadCounts:
             longest = max(longest, summary.longest)
             bad += summary.bad
             bad_examples += summary.bad_examples
+            front_matter += summary.front_matter
     return ReadCounts(
         documents=documents,
         text_bytes=text_bytes,
         longest_document_tokens=longest,
         bad_documents=bad,
         bad_examples=bad_examples[:EXAMPLES],
+        front_matter=front_matter,
     )
 
 

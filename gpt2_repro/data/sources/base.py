@@ -17,18 +17,24 @@ class TextForm:
     Args:
         text_column: key or column with the text.
         verbatim: whether the line breaks in .csv, .json and .jsonl files are kept. Otherwise, CR LF becomes LF.
+        drops_front_matter: whether the YAML block at the start of a Markdown file is left out.
     """
 
     text_column: str = "text"
     verbatim: bool = False
+    drops_front_matter: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Documents in order ('' for a row without text), and the errors of bad rows."""
+    """Documents in order ('' for a row without text), and the errors of bad rows.
+
+    `front_matter` counts the documents that had front matter.
+    """
 
     documents: list[str]
     bad: list[str] = dataclasses.field(default_factory=list)
+    front_matter: int = 0
 
 
 class Part(abc.ABC):

@@ -82,7 +82,8 @@ class Repository:
                 answer = self._api.get_paths_info(self.name, group, **self.where)
             for info in answer:
                 infos[info.path] = info
-        form = dataclasses.replace(form, verbatim=True)  # the ids must equal those of other projects
+        # The ids must equal those of other projects.
+        form = dataclasses.replace(form, verbatim=True, drops_front_matter=False)
         files: list[SourceFile] = []
         for path in paths:
             info = infos[path]

@@ -10,13 +10,13 @@ from pathlib import Path
 from gpt2_repro.data.sources.base import Batch, Part, Source, SourceFile, TextForm, WholeFile
 from gpt2_repro.data.sources.parquet_files import parquet_parts
 from gpt2_repro.data.sources.split_names import DESCRIPTIONS, TEST, TRAIN, VALIDATION, split_of
-from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart, is_json_array
+from gpt2_repro.data.sources.text_files import COMPRESSIONS, MARKDOWN, TextPart, is_json_array
 from gpt2_repro.data.sources.token_files import BESIDE_DATATROVE, TOKENS, read_header
 from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 
 
-KINDS = (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet")
+KINDS = (".txt", ".md", ".markdown", ".json", ".jsonl", ".csv", ".parquet")
 PART_BYTES = 2**25  # bytes of text per part: a worker needs a quarter of a second
 FEW_PARTS = 100  # small files are not joined to fewer parts than this, so that all workers have work
 MOST_SOURCES = 20  # entries of --data_files whose tokens are counted one by one
@@ -54,8 +54,8 @@ class LocalFile(SourceFile):
             return [read_header(path)]
         if kind == ".parquet":
             return parquet_parts(path, self.size, self.form, PART_BYTES)
-        if kind == ".md":
-            kind = ".txt"
+        if kind == ".markdown":
+            kind = MARKDOWN
         if kind == ".json" and not is_json_array(path):
             kind = ".jsonl"
         if kind != ".jsonl" or path.suffix in COMPRESSIONS:

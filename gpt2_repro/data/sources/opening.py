@@ -87,8 +87,7 @@ class SourceOpener:
             else:
                 sets[name] = self.open(source, split=split_of_sets)
         if args.data_files:
-            form = TextForm(args.text_column)
-            training = [local_source("files", args.data_files, form, split=args.split)]
+            training = [local_source("files", args.data_files, self._form(args.text_column), split=args.split)]
         else:
             training = [self.open(name, split=args.split) for name in names_of_parts or [args.source]]
         return Sources(training, sets, mixture, held_out_sets)
@@ -99,9 +98,7 @@ class SourceOpener:
         `#COLUMN` at the end of `text` selects the text column. `split` is that of `local_source`.
         """
         name, _, column = text.partition("#")
-        form = TextForm(self.args.text_column)
-        if column:
-            form = TextForm(column)
+        form = self._form(column or self.args.text_column)
         if name in PRESETS:
             return self._open_preset(name)
         if name == "tiny-shakespeare":
@@ -116,6 +113,9 @@ class SourceOpener:
         if kind in KINDS or kind in TOKENS or paths_of(name):
             return local_source(name, [name], form, split=split)
         return self._open_hub_dataset(name, form)
+
+    def _form(self, column: str) -> TextForm:
+        return TextForm(column, drops_front_matter=self.args.front_matter == "drop")
 
     def _open_hub_dataset(self, name: str, form: TextForm) -> Source:
         """Open OWNER/NAME[:CONFIG][@REVISION], or a short name of BY_LANGUAGE with a language."""

@@ -12,9 +12,11 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from gpt2_repro.data.sources.base import Batch, Part, TextForm, in_batches, reading
+from gpt2_repro.data.sources.front_matter import without_front_matter
 from gpt2_repro.errors import UserError, in_a_line
 
 
+MARKDOWN = ".md"  # also .markdown
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 LONGEST_DOCUMENT = 2**27  # bytes; a worker needs twelve times as much memory
 BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a UTF-8 file; it is not text
@@ -30,7 +32,7 @@ class TextPart(Part):
     """The lines of a text file that begin in the byte range [`start`, `stop`).
 
     Args:
-        kind: format of the part: .txt, .jsonl, .csv, or .json (a file with a single JSON array).
+        kind: format of the part: .txt, .md, .jsonl, .csv, or .json (a file with a single JSON array).
     """
 
     name: str
@@ -40,18 +42,28 @@ class TextPart(Part):
     stop: int
     size: int
 
+    @property
+    def is_document(self) -> bool:
+        """Whether the file is one document."""
+        return self.kind in (".txt", MARKDOWN)
+
     def read(self) -> Iterator[Batch]:
         path = Path(self.name)
         with reading(path), open_bytes(path) as stream:
-            if self.kind == ".txt" and _is_binary(stream.peek(4096)[:4096]):  # type: ignore[attr-defined]
+            if self.is_document and _is_binary(stream.peek(4096)[:4096]):  # type: ignore[attr-defined]
                 yield Batch([], [f"{self.name} is UTF-16 or a binary file, not text in UTF-8"])
-            else:
-                yield from in_batches(self._rows(stream))
+                return
+            for batch in in_batches(self._rows(stream)):
+                if self.kind == MARKDOWN and self.form.drops_front_matter:
+                    yield _without_front_matter(batch)
+                else:
+                    yield batch
 
     def _rows(self, stream: BinaryIO) -> Iterator[Row]:
-        verbatim = self.form.verbatim and self.kind != ".txt"
-        readers = {".txt": self._document, ".jsonl": self._lines, ".json": self._array, ".csv": self._csv}
-        for item, number in readers[self.kind](stream):
+        verbatim = self.form.verbatim and not self.is_document
+        readers = {".jsonl": self._lines, ".json": self._array, ".csv": self._csv}
+        read = readers.get(self.kind, self._document)
+        for item, number in read(stream):
             try:
                 text = self._text_of(item)
                 text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
@@ -63,7 +75,7 @@ class TextPart(Part):
 
     def _text_of(self, item: Any) -> str:
         """Return the text of an item. Raises ValueError if there is none."""
-        if self.kind == ".txt":
+        if self.is_document:
             return item.decode()
         value = item
         if self.kind == ".jsonl":
@@ -160,6 +172,16 @@ class TextPart(Part):
                         yield None, line
         except csv.Error as error:
             raise UserError(f"{self.name}, line {line + 1}, is not valid CSV ({error}). Check its quotes.") from None
+
+
+def _without_front_matter(batch: Batch) -> Batch:
+    """Return a batch of Markdown documents without their front matter, and count it."""
+    documents = [without_front_matter(text) for text in batch.documents]
+    count = 0
+    for before, after in zip(batch.documents, documents, strict=True):
+        if before != after:
+            count += 1
+    return Batch(documents, batch.bad, count)
 
 
 def _is_binary(start: bytes) -> bool:
