@@ -14,6 +14,7 @@ from gpt2_repro.training.trainer import PretrainingTrainer
 
 
 SHOWN = 200  # characters of a sample shown in the terminal
+EMPTY = "(no text: the model ended the document, or wrote white space only)"
 
 
 class TextSampler(TrainerCallback):
@@ -36,7 +37,7 @@ class TextSampler(TrainerCallback):
             return
         sample = {"step": state.global_step, "prompt": settings.sample_prompt, "text": text}
         events.append(self.trainer.run.samples, sample)
-        tqdm.write(f"sample: {in_terminal(text, SHOWN)}")
+        tqdm.write(f"sample: {in_terminal(text, SHOWN) or EMPTY}")
 
     def _sample(self, args: Any, step: int, model: Any, *, together: bool) -> str:
         window = model.config.max_position_embeddings

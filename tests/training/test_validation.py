@@ -17,6 +17,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.report.plots import DrawnSetting, draw_loss
 from gpt2_repro.report.read import Run
+from gpt2_repro.training.samples import EMPTY, TextSampler
 from gpt2_repro.training.tracking import FAILURES_ALLOWED
 from gpt2_repro.training.validation import validation_batches
 from tests.faults.runs import status
@@ -40,6 +41,20 @@ def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path) -> None
     samples = [json.loads(line) for line in (one / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [sample["step"] for sample in samples] == [0, 4, 6]
     assert all(status(one)["time_breakdown"][name] > 0 for name in ("startup", "training", "validation", "saving"))
+
+
+@pytest.mark.parametrize(("text", "shown"), [(" \n", EMPTY), ("", EMPTY), ("one\ntwo", "one two")])
+def test_an_empty_sample_is_named(tmp_path, monkeypatch, capsys, text: str, shown: str) -> None:
+    due = SimpleNamespace(is_due=lambda step, every: True)
+    run = SimpleNamespace(samples=tmp_path / "samples.jsonl")
+    sampler = TextSampler(SimpleNamespace(processing_class=None, when=due, run=run))
+    monkeypatch.setattr(sampler, "_sample", lambda *args, **kwargs: text)
+    settings = SimpleNamespace(sample_steps=1, sample_tokens=4, sample_prompt="")
+    state = SimpleNamespace(global_step=1, is_world_process_zero=True)
+    sampler.on_evaluate(SimpleNamespace(settings=settings), state, None, model=torch.nn.Linear(1, 1))
+    printed = capsys.readouterr()
+    assert f"sample: {shown}\n" in printed.out + printed.err
+    assert json.loads(run.samples.read_text(encoding="utf-8"))["text"] == text
 
 
 def test_no_name_of_a_validation_set_hides_another_loss(tiny_recipe, documents, train, events, tmp_path) -> None:
