@@ -403,7 +403,8 @@ def _read_texts(name: str, source: Path) -> list[dict[str, Any]]:
     """Return the documents of a text file or a folder of text files as rows, or raise UserError."""
     pages: list[dict[str, Any]] = []
     bad: list[str] = []
-    local = local_source(name, [str(source)], TextForm(), split="all")
+    form = TextForm(drops_front_matter=True)  # as the preparation by default
+    local = local_source(name, [str(source)], form, split="all")
     for file in local.files:
         for part in file.parts():
             for batch in part.read():

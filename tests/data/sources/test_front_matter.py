@@ -11,6 +11,7 @@ from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.data.sources.front_matter import without_front_matter
 from gpt2_repro.data.sources.local_files import LocalFile
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.tasks import _read_data
 from gpt2_repro.prepare import describe
 
 
@@ -82,6 +83,12 @@ def test_only_markdown_files_have_front_matter(tmp_path: Path, name: str) -> Non
         is_dropped = drops and is_markdown
         assert [batch.documents for batch in found] == [[TEXT if is_dropped else text]]
         assert found[0].front_matter == is_dropped
+
+
+def test_bits_per_byte_are_those_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(BLOCK + TEXT, encoding="utf-8")
+    rows = _read_data("bits_per_byte_a", ["page"], tmp_path)
+    assert [row["page"] for row in rows] == [TEXT]
 
 
 def write_vault(folder: Path, *, front_matter: bool) -> Path:
