@@ -17,7 +17,7 @@ from gpt2_repro.evaluation.model_card import deviation_table
 from gpt2_repro.files import write_whole
 from gpt2_repro.report.check import headline
 from gpt2_repro.report.ending import median, progress
-from gpt2_repro.report.read import Row, Run, has_value, last_value
+from gpt2_repro.report.read import Row, Run, has_value, last_value, values
 from gpt2_repro.report.seeds import setting_table
 from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.text import Cell, Table, count, duration, in_terminal
