@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import pickle
+import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -58,8 +59,9 @@ def decide(function: Callable[[], T]) -> T:
         try:
             outcome = function()
         except (UserError, RunFailed) as error:
-            # The launcher ends the processes of its own machine only. The others would wait for rank 0.
-            if on_this_machine() == count():
+            # The launcher ends the processes of its own machine only. The others would wait for rank 0. So would those of
+            # one machine after the process group has started, because they handle the launcher's signal after a step.
+            if on_this_machine() == count() and not _has_group():
                 raise
             outcome = error
     store = _store()
@@ -77,6 +79,12 @@ def decide(function: Callable[[], T]) -> T:
             store.wait(keys, timedelta(seconds=CONNECT_SECONDS))
         raise outcome
     return outcome
+
+
+def _has_group() -> bool:
+    """Return whether the process group has started, without importing torch."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()
 
 
 @functools.cache  # the launcher of rank 0 hosts it

@@ -165,8 +165,13 @@ class CheckpointSaver:
         if self.settings.sync_to and ranks.is_main():
             self.run.write_environment(environment)  # the copy needs the run identity
             self.copier = RunCopier(self.run, self.settings.sync_to, self.settings.rotation, self.settings.identity)
-            if is_new:
-                self.copier.require_place()
+        if self.settings.sync_to and is_new:
+            ranks.decide(self._require_place)
+
+    def _require_place(self) -> None:
+        """Copy the log of a new run, on rank 0."""
+        if self.copier is not None:
+            self.copier.require_place()
 
     def resume_at(self, step: int) -> None:
         """Note that the checkpoint of `step` is complete."""

@@ -103,3 +103,13 @@ def test_a_full_temporary_folder_stops_neither_copies_nor_the_supervisor(
     assert command.end() == 0, command.text()
     assert "NOT COPIED" not in command.text() and newest_copy(str(place)) == 40
     assert results(place) == results(golden(*options))
+
+
+def test_a_first_copy_that_fails_ends_all_ranks(start, run) -> None:
+    """Rank 0 finds that the place cannot be written. The other ranks end with it, and not after the launcher's wait."""
+    command = start(
+        run, *OPTIONS, "--sync_to", "/sys/place", launcher=("launch", 2), TORCH_ELASTIC_SHUTDOWN_TIMEOUT="900"
+    )
+    assert command.end(timeout=120) == 1
+    assert "not completely copied to /sys/place" in command.text()
+    assert status(run)["state"] == "failed"

@@ -34,7 +34,7 @@ from tests.faults.runs import losses, results
 pytest.importorskip("moto", reason="pip install 'moto[server]' s3fs")
 pytest.importorskip("s3fs", reason="pip install 'moto[server]' s3fs")
 
-from tests.faults.object_store import Weather, object_store  # noqa: E402  # needs moto
+from tests.faults.object_store import Weather, object_store  # needs moto
 
 
 pytestmark = pytest.mark.chaos
@@ -48,7 +48,18 @@ LOG = os.environ.get("SPOT_LOG", "")  # a folder for the memory over time and th
 SAMPLE_SECONDS = 10.0
 FAILED_STARTS = 10  # in a row, after which the trial ends: an outage lasts 4 seconds
 OPTIONS = (
-    *("--max_steps", STEPS, "--save_steps", SAVE_STEPS, "--eval_steps", SAVE_STEPS, "--logging_steps", 5, "--ema_steps", 20),
+    *(
+        "--max_steps",
+        STEPS,
+        "--save_steps",
+        SAVE_STEPS,
+        "--eval_steps",
+        SAVE_STEPS,
+        "--logging_steps",
+        5,
+        "--ema_steps",
+        20,
+    ),
     *("--keep_checkpoints", 0, "--save_rolling_minutes", 0.05, "--save_minutes", 0, "--sample_tokens", 0),
 )
 

@@ -208,3 +208,21 @@ def test_a_slurm_job_continues_in_a_new_job(code: str, tmp_path: Path) -> None:
     for words, each in zip(lines, options, strict=True):
         assert words[:3] == ["-m", "gpt2_repro.supervise", "--"] and expected.items() <= each.items()
         assert words[-4:] == ["train.py", "my recipe.yaml", "--max_hours", "2"]
+
+
+@pytest.mark.parametrize(("has_group", "keys"), [(True, 2), (False, 0)])
+def test_rank_0_tells_the_ranks_of_its_machine_why_it_ends(has_group: bool, keys: int, monkeypatch) -> None:
+    """After the process group has started, they ignore the launcher's signal, and would wait for rank 0."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: has_group)
+    written: list[str] = []
+    store = SimpleNamespace(set=lambda key, value: written.append(key), wait=lambda keys, timeout: None)
+    monkeypatch.setattr(ranks, "_store", lambda: store)
+
+    def fail() -> None:
+        raise UserError("a place cannot be written")
+
+    with pytest.raises(UserError):
+        ranks.decide(fail)
+    assert len(written) == keys
