@@ -25,7 +25,7 @@ TABLE = ROOT / "docs" / "recipes.md"
 PAGES = [ROOT / "README.md", ROOT / "runpod" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [*sorted((ROOT / "cloud").glob("*.md")), *RECIPES]
 CARD = "|".join(re.escape(name) for name in sorted(CARDS, key=len, reverse=True))
-AMOUNT = re.compile(r"\$(\d[\d,]*(?:\.\d+)?)|(\d[\d,]*(?:\.\d+)?) (?:h|hours?)\b")
+AMOUNT = re.compile(r"\$(?!0 )(\d[\d,]*(?:\.\d+)?)|(\d[\d,]*(?:\.\d+)?) (?:h|hours?)\b")
 NO_RUN = "no full run has been made yet"
 # Amounts that are no price and no time of a recipe on a rented machine, with the words around them.
 OTHER = {
