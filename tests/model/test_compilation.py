@@ -57,9 +57,14 @@ def test_the_traced_loss_can_be_cached(batch, attention: str) -> None:
     assert checked == [True] and model.config._attn_implementation == attention  # not replaced after a failure
 
 
-@pytest.mark.parametrize(
-    ("kind", "checkpointing"), [("gpt2", False), ("gpt2", True), ("llama", False), ("mixtral", True)]
+MOE_CASE = pytest.param(
+    "mixtral",
+    True,
+    marks=pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 cannot trace checkpoints of experts"),
 )
+
+
+@pytest.mark.parametrize(("kind", "checkpointing"), [("gpt2", False), ("gpt2", True), ("llama", False), MOE_CASE])
 def test_one_causal_graph_without_logits_equals_the_eager_loss(batch, kind: str, checkpointing: bool) -> None:
     eager, model = build(kind=kind), build(kind=kind)
     if checkpointing:

@@ -126,6 +126,7 @@ def test_bf16_products_with_fp32_sums() -> None:
     assert autocast.item() == pytest.approx(ours.item(), rel=1e-6)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 has no products of bf16 with fp32 results")
 def test_the_gradient_of_the_head_is_summed_without_rounding_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretraining, "TRITON_DEVICES", ("cuda",))
     context = types.SimpleNamespace(needs_input_grad=[True], save_for_backward=lambda *tensors: None)

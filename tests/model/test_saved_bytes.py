@@ -72,6 +72,7 @@ SHAPES = [f"gpt2_124m.yaml {TWO_BLOCKS}", "gpt2_124m.yaml", f"gpt2_1558m.yaml {T
 CASES = list(itertools.product(SHAPES, (torch.bfloat16, torch.float32)))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 cannot trace the loss of this test")
 @pytest.mark.parametrize(
     ("recipe", "dtype"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])]
 )
