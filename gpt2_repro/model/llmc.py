@@ -27,11 +27,10 @@ BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"
 def require_gpt2(model: PreTrainedModel) -> None:
     """Raise UserError if llm.c would compute something else than a model."""
     config = model.config
-    is_gpt2 = type(model) is GPT2LMHeadModel
-    usual_widths = (None, 4 * config.n_embd)
-    if not is_gpt2 or config.n_inner not in usual_widths:
-        kind = type(model).__name__
-        raise UserError(f"llm.c reads only GPT-2 with a feed-forward width of 4 x n_embd, not this {kind}.")
+    if type(model) is not GPT2LMHeadModel:
+        raise UserError(f"llm.c reads only GPT-2, not {type(model).__name__}.")
+    if config.n_inner not in (None, 4 * config.n_embd):
+        raise UserError("llm.c reads only GPT-2 with a feed-forward width of 4 x n_embd.")
     is_scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
     has_gelu = config.activation_function in GELU
     if not has_gelu or not is_scaled:

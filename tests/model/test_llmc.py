@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import linear
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.llmc import read_llmc, write_llmc
+from gpt2_repro.model.llmc import read_llmc, require_gpt2, write_llmc
 
 
 LAYERS, WIDTH, VOCABULARY, WINDOW = 2, 8, 50, 16
@@ -30,6 +30,15 @@ def model() -> GPT2LMHeadModel:
 def path(model: GPT2LMHeadModel, tmp_path: Path) -> Path:
     write_llmc(model, tmp_path / "m.bin", dtype="float32")
     return tmp_path / "m.bin"
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
+    wide = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, n_inner=24, vocab_size=50, n_positions=16))
+    for model in (llama, wide):
+        with pytest.raises(UserError, match="only GPT-2"):
+            require_gpt2(model)
 
 
 def test_the_file_is_llm_cs(model: GPT2LMHeadModel, path: Path) -> None:
