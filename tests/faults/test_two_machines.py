@@ -19,7 +19,7 @@ from tests.commands import ENVIRONMENT, ROOT
 from tests.faults.runs import losses, status
 
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 # The arguments are HOSTNAME HOSTS PRIVATE PUBLIC COMMAND. Run the command with this host name and this /etc/hosts.
