@@ -19,10 +19,10 @@ from gpt2_repro import cli
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import findings, headline
 from gpt2_repro.report.ending import progress
-from gpt2_repro.report.page import REFRESH, label_runs, not_comparable, summary, write_page
+from gpt2_repro.report.page import REFRESH, label_runs, not_comparable, require_own_page, summary, write_page
 from gpt2_repro.report.read import Run
 from gpt2_repro.report.seeds import setting_table
-from gpt2_repro.report.tables import TABLES, write_table
+from gpt2_repro.report.tables import TABLES, table_path, write_table
 from gpt2_repro.text import Finding
 
 
@@ -61,6 +61,11 @@ def main(argv: list[str]) -> None:
     folder = None
     if not options.output:
         folder = output.with_suffix("")
+        if len(runs) > 1:
+            require_own_page(output, folder)
+    table_file = None
+    if options.table:
+        table_file = table_path(output, options.table)
     write_page(runs, output, folder)
     _print_summary(runs, output)
     while options.follow and any(run.is_live for run in runs):
@@ -69,8 +74,9 @@ def main(argv: list[str]) -> None:
         write_page(runs, output, folder)
         for run in runs:
             print(f"{run.name}: {run.status.state}, {progress(run)}. {headline(run).text}", flush=True)
-    if options.table:
-        print(write_table(runs, label_runs(runs), output, options.table))
+    if table_file:
+        write_table(runs, label_runs(runs), table_file, options.table)
+        print(f"Written: {table_file}")
 
 
 def _print_summary(runs: list[Run], page: Path) -> None:

@@ -18,6 +18,7 @@ RECENT = 20  # number of newest training events used for the speed and the waiti
 MUCH_WAITING = 0.05  # share of the training time spent waiting for rows
 RISES = 3  # consecutive validations, each with a higher loss than the previous one
 ABOVE_BEST = 0.5  # nats by which the smoothed training loss may exceed its lowest value
+STILL = "Still"
 STEPS = 100  # time constant for smoothing the training loss, in optimizer steps
 
 
@@ -44,11 +45,13 @@ def headline(run: Run) -> Finding:
             if not text.startswith(METRICS):
                 text = text[:1].upper() + text[1:]
             return Finding("✗", "run", f"{text.rstrip('.')}.")
-    return Finding("✓", "run", _quality(run))
+    quality = _quality(run)
+    mark = "!" if quality.startswith(STILL) else "✓"
+    return Finding(mark, "run", quality)
 
 
 def _quality(run: Run) -> str:
-    """Return how good the last validation loss of a run is."""
+    """Return how good the last validation loss of a run is. The text begins with STILL if it is not good yet."""
     validated = [row for row in run.validation if has_value(row, "eval_loss")]
     if not validated:
         return "Training; no validation loss has been logged yet."
@@ -68,7 +71,7 @@ def _quality(run: Run) -> str:
     if run.reference_losses:
         nearest = max(run.reference_losses, key=lambda name: run.reference_losses[name])
         difference = loss - run.reference_losses[nearest]
-        return f"Still {difference:.2f} above {_model(nearest)} {at}."
+        return f"{STILL} {difference:.2f} above {_model(nearest)} {at}."
     return f"The validation loss is {loss:.3f} {at}."
 
 

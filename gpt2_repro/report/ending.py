@@ -6,6 +6,7 @@ import statistics
 
 import psutil
 
+from gpt2_repro.checkpoints.rotation import newest_checkpoint
 from gpt2_repro.report.read import Run, values
 from gpt2_repro.run_record.layout import CONSOLE
 from gpt2_repro.text import count, duration, in_terminal
@@ -17,7 +18,7 @@ AGAIN = "Run the same command again."
 OUT_OF_MEMORY = re.compile(r"MemoryError|OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate")
 TIMEOUT = re.compile(r"^Timeout \((.+)\)!$", re.MULTILINE)  # of the watchdog of a run
 START = "=== "  # beginning of the first line of each attempt in console.log
-LIMITS = ("--max_hours", "--max_usd", "--stop_at_step")
+LIMITS = ("--max_hours", "--max_usd")
 SIGNALS = {
     "SIGINT": "by Ctrl-C (SIGINT)",
     "SIGTERM": "by SIGTERM, from a user, a scheduler or a machine that was taken back",
@@ -59,7 +60,7 @@ def ending(run: Run) -> str:
     """Return why a run has ended or does not continue, and what to do. "" for a healthy run."""
     state = run.status.state
     if state == "killed":
-        return f"Dead since {_clock(run)}: {_cause_of_death(run)}. {AGAIN}"
+        return f"Dead since {_clock(run)}: {_cause_of_death(run)}. {_again(run)}"
     if run.is_silent:
         return _silence(run)
     if state == "stopped":
@@ -70,6 +71,13 @@ def ending(run: Run) -> str:
     if state == "failed":
         return _failure(run)
     return ""
+
+
+def _again(run: Run) -> str:
+    """Return what to do, and whether the run begins again at step 0."""
+    if run.status.step and newest_checkpoint(run.path) is None:
+        return f"{AGAIN} It begins at step 0, because this folder has no complete checkpoint."
+    return AGAIN
 
 
 def _cause_of_death(run: Run) -> str:
@@ -86,19 +94,21 @@ def _cause_of_death(run: Run) -> str:
 def _silence(run: Run) -> str:
     silent = duration(run.status.age())
     if run.process == "alive":
-        return f"Hangs since {_clock(run)}: {run.holder} lives, but has recorded nothing for {silent}. End it. {AGAIN}"
+        return f"Hangs since {_clock(run)}: {run.holder} lives, but has recorded nothing for {silent}. End it. {_again(run)}"
     where = run.holder or "its process"
-    return f"No sign of life since {_clock(run)} from {where}: the machine is gone, or the run hangs or was killed. {AGAIN}"
+    return f"No sign of life since {_clock(run)} from {where}: the machine is gone, or the run hangs or was killed. {_again(run)}"
 
 
 def _stop(run: Run) -> str:
     reason = run.status.reason or "by an unknown request"
     at = f"at step {run.status.step:,}" if run.status.step is not None else "before the first step"
+    if reason.startswith("--stop_at_step"):
+        return f"Stopped {at}, as requested by {reason}. Pass a later step, or no --stop_at_step, to continue."
     if reason.startswith(LIMITS):
         return f"Stopped {at}, the limit {reason}. Raise the limit to continue."
     if reason.startswith("SIG"):
         reason = SIGNALS.get(reason, f"by {reason}")
-    return f"Stopped {at} {reason}. {AGAIN}"
+    return f"Stopped {at} {reason}. {_again(run)}"
 
 
 def _failure(run: Run) -> str:
@@ -108,8 +118,8 @@ def _failure(run: Run) -> str:
         if "OutOfMemoryError" in reason or "CUDA" in reason:
             memory = "GPU memory"
         advice = "Lower --per_device_train_batch_size."
-        return f"Out of {memory} since {_clock(run)}: {_clause(reason)}. {advice} {AGAIN}"
-    return f"Failed at {_clock(run)}: {_clause(reason)}. {AGAIN}"
+        return f"Out of {memory} since {_clock(run)}: {_clause(reason)}. {advice} {_again(run)}"
+    return f"Failed at {_clock(run)}: {_clause(reason)}. {_again(run)}"
 
 
 def _clause(text: str) -> str:

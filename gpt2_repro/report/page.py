@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.comparison import NO_SCORE, Comparison, ComparisonRow
 from gpt2_repro.evaluation.model_card import deviation_table
 from gpt2_repro.files import write_whole
@@ -23,9 +24,25 @@ from gpt2_repro.run_record.time_breakdown import breakdown
 from gpt2_repro.text import Cell, Table, count, duration, in_terminal
 
 
+TITLE = "GPT-2 training report"
 REFRESH = 60  # seconds after which a browser loads the page of a running run again
 PERPLEXITY = re.compile("perplexity|nats_per_token")
 SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
+
+
+def require_own_page(output: Path, folder: Path) -> None:
+    """Raise UserError if a page or a folder of figures exists that `write_page` did not write.
+
+    The folder is ours if its page is. For several runs, both lie in the user's current folder.
+    """
+    if output.is_file():
+        with output.open(encoding="utf-8", errors="replace") as file:
+            if TITLE in file.read(20_000):
+                return
+    has_files = folder.is_dir() and any(folder.iterdir())
+    for path, exists in ((output, output.exists()), (folder, has_files)):
+        if exists:
+            raise UserError(f"{path} was not written by this command. Pass -o FILE.html, or run it in another folder.")
 
 
 def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) -> None:
@@ -49,6 +66,7 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
     environment.filters["base64"] = _base64
     date = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
     html = environment.get_template("page.html.j2").render(
+        title=TITLE,
         progress=progress,
         headline=headline,
         refresh=REFRESH if any(run.is_live for run in runs) else None,

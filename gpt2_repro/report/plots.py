@@ -247,16 +247,21 @@ def draw_scores(figure: Figure, drawn_settings: Sequence[DrawnSetting]) -> str:
     panels = _panels(figure, len(names))
     for axes, name in zip(panels, names, strict=True):
         for drawn in drawn_settings:
-            _plot(axes, drawn, lambda run: _score_rows(run, name), "score", "o-", label=drawn.label)  # noqa: B023
+            _plot(axes, drawn, _scores_by(name), "score", "o-", label=drawn.label)
         axes.set_title(name, loc="right", fontsize="medium")
         has_legend = len(drawn_settings) > 1 and axes is panels[0]
         _finish(axes, "", has_legend=has_legend)
     return "Scores of checkpoints by evaluate.sh --follow."
 
 
-def _score_rows(run: Run, name: str) -> list[Row]:
-    tokens, scores = scores_of_checkpoints(run).get(name, ([], []))
-    return [{"tokens": at, "score": score} for at, score in zip(tokens, scores, strict=True)]
+def _scores_by(name: str) -> Callable[[Run], Sequence[Row]]:
+    """Return a function that returns the scores of a run's checkpoints by one metric."""
+
+    def rows_of(run: Run) -> Sequence[Row]:
+        tokens, scores = scores_of_checkpoints(run).get(name, ([], []))
+        return [{"tokens": at, "score": score} for at, score in zip(tokens, scores, strict=True)]
+
+    return rows_of
 
 
 def draw_training(figure: Figure, drawn_settings: Sequence[DrawnSetting]) -> str:

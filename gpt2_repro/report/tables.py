@@ -4,7 +4,9 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 from gpt2_repro.report.page import key_numbers, scores_of
 from gpt2_repro.report.read import Run, last_value
@@ -12,8 +14,19 @@ from gpt2_repro.report.seeds import Setting, group, mean_as_text
 from gpt2_repro.text import Cell, Table, count
 
 
-# Ends of the names of the files, by the value of --table.
-TABLES = {"csv": ".csv", "latex": ".tex", "markdown": ".md"}
+class TableFile(NamedTuple):
+    """The file of a table in one form."""
+
+    suffix: str
+    beginning: str  # of its text
+
+
+# By the value of --table.
+TABLES = {
+    "csv": TableFile(".csv", "run,setting,seed,data_seed,"),
+    "latex": TableFile(".tex", "% Written by gpt2_repro.report.\n"),
+    "markdown": TableFile(".md", "<!-- Written by gpt2_repro.report. -->\n\n"),
+}
 NO_NUMBER = "–"
 METRICS = {
     "validation loss": "eval_loss",
@@ -23,17 +36,30 @@ METRICS = {
 }
 
 
-def write_table(runs: Sequence[Run], labels: Sequence[str], page: Path, form: str) -> str:
-    """Write a table in a form of TABLES next to the page, and return the line to print."""
+def table_path(page: Path, form: str) -> Path:
+    """Return the path of a table in a form of TABLES next to the page.
+
+    Raises UserError if it is a file that was not written by `write_table`.
+    """
+    table = TABLES[form]
+    path = page.with_suffix(table.suffix)
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            beginning = file.read(len(table.beginning))
+        if beginning != table.beginning:
+            raise UserError(f"{path} was not written by --table. Delete it, or pass another -o FILE.html.")
+    return path
+
+
+def write_table(runs: Sequence[Run], labels: Sequence[str], path: Path, form: str) -> None:
+    """Write a table in a form of TABLES."""
     if form == "csv":
         text = runs_csv(runs, labels)
     elif form == "latex":
-        text = paper_table(runs, labels).latex()
+        text = TABLES[form].beginning + paper_table(runs, labels).latex()
     else:
-        text = paper_table(runs, labels).markdown() + "\n"
-    path = page.with_suffix(TABLES[form])
+        text = TABLES[form].beginning + paper_table(runs, labels).markdown() + "\n"
     write_whole(path, text)
-    return f"Written: {path}"
 
 
 def runs_csv(runs: Sequence[Run], labels: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro.checkpoints.manifest import seal
 from gpt2_repro.report.__main__ import main
 from gpt2_repro.report.check import headline
 from gpt2_repro.report.ending import SIGNALS
@@ -35,7 +36,7 @@ def minutes_ago(minutes: float) -> str:
         ("stopped", "SIGUSR1", "! run Stopped at step 40 by SIGUSR1. Run the same command again."),
         ("stopped", "--max_usd 20", "! run Stopped at step 40, the limit --max_usd 20. Raise the limit to continue."),
         ("stopped", "--max_hours 2", "the limit --max_hours 2"),
-        ("stopped", "--stop_at_step 40", "the limit --stop_at_step 40"),
+        ("stopped", "--stop_at_step 40", "Stopped at step 40, as requested by --stop_at_step 40. Pass a later step"),
         ("failed", "MemoryError in a/b.py:3: ", "✗ run Out of memory since 2026-01-02 "),
         ("failed", "OutOfMemoryError in a/b.py:3: CUDA out of memory.", "Out of GPU memory since"),
         (
@@ -77,6 +78,15 @@ def test_a_process_that_ended_without_a_record(run_folder: Path, monkeypatch: py
     assert "the machine was restarted" in sentence(run_folder), "the timeout is that of an earlier attempt"
 
 
+def test_a_run_without_a_complete_checkpoint_begins_again(run_folder: Path) -> None:
+    change(run_folder / "run_status.json", state="failed", reason="ValueError: no rows.")
+    assert sentence(run_folder).endswith("It begins at step 0, because this folder has no complete checkpoint.")
+    checkpoint = run_folder / "checkpoint-20"
+    checkpoint.mkdir()
+    seal(checkpoint, {}, step=20)
+    assert sentence(run_folder).endswith("Run the same command again.")
+
+
 def test_a_running_run_without_updates_hangs_or_its_machine_is_gone(run_folder: Path) -> None:
     record = RunRecord(run_folder)
     record.claim(record.recipe_text())
@@ -94,7 +104,7 @@ def test_a_running_run_without_updates_hangs_or_its_machine_is_gone(run_folder: 
 def test_a_healthy_run_says_how_good_it_is(run_folder: Path) -> None:
     assert sentence(run_folder).endswith("Beats the bigram model by 0.48 at step 40.")
     change(run_folder / "environment.json", data={"reference_losses": {"unigram": 4.0, "bigram": 3.0}})
-    assert sentence(run_folder).endswith("Still 0.12 above the unigram model at step 40.")
+    assert " ".join(sentence(run_folder).split()) == "! run Still 0.12 above the unigram model at step 40."
     change(run_folder / "environment.json", data={})
     assert sentence(run_folder).endswith("The validation loss is 4.123 at step 40.")
     (run_folder / "metrics.jsonl").unlink()
@@ -145,7 +155,7 @@ def started(recipe: Path, folder: Path, *options: object) -> Started:
 def test_a_killed_training_process_is_dead_at_once(tiny_recipe: Path, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "run"
     command = started(tiny_recipe, folder)
-    assert Run(folder).is_live and sentence(folder).startswith("✓")
+    assert Run(folder).is_live and "above the unigram model" in sentence(folder)
     command.process.kill()
     command.end()
     assert "killed without a record, as by SIGKILL (out of memory?)" in sentence(folder)

@@ -9,6 +9,7 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
+from gpt2_repro.errors import UserError
 from gpt2_repro.report import __main__ as command
 from gpt2_repro.report import plots
 from gpt2_repro.report.page import label_runs
@@ -113,11 +114,31 @@ def test_each_table(folders: list[Path], tmp_path: Path, monkeypatch, capsys) ->
     assert [line["seed"] for line in lines] == ["2", "1", "0"] * 2
     assert [float(line["validation loss (nats/token)"]) for line in lines[3:]] == [4.13, 4.12, 4.10]
     markdown = Path("report.md").read_text(encoding="utf-8").splitlines()
+    assert markdown.pop(0).startswith("<!--") and markdown.pop(0) == ""
     assert markdown[0].startswith("| setting | seeds | parameters | tokens | validation loss |")
     assert markdown[2].startswith("| rate0.001-seed* | 3 | 7.4 M | 327,680 | 4.1167 ± 0.0153 |")
     assert markdown[3].startswith("| rate0.002-seed* | 3 |") and len(markdown) == 4
     latex = Path("report.tex").read_text(encoding="utf-8")
     assert r"4.1167 $\pm$ 0.0153" in latex and r"\toprule" in latex and r"\begin{tabular}{lrrrr" in latex
+
+
+def test_files_of_the_user_are_not_replaced(folders: list[Path], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [str(folder) for folder in folders]
+    Path("report.tex").write_text("My paper.", encoding="utf-8")
+    with pytest.raises(UserError, match=r"report\.tex was not written by --table"):
+        command.main([*words, "--table", "latex"])
+    assert Path("report.tex").read_text(encoding="utf-8") == "My paper." and not Path("report.html").exists()
+    Path("report").mkdir()
+    Path("report", "loss.png").write_bytes(b"my figure")
+    with pytest.raises(UserError, match="report was not written by this command"):
+        command.main(words)
+    Path("report", "loss.png").unlink()
+    for _ in range(2):  # its own files are replaced
+        command.main([*words, "--table", "markdown"])
+    Path("report.html").write_text("my page", encoding="utf-8")
+    with pytest.raises(UserError, match=r"report\.html was not written by this command"):
+        command.main(words)
 
 
 def test_a_table_without_losses(run_folder: Path) -> None:
