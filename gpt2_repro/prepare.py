@@ -39,6 +39,9 @@ for field in dataclasses.fields(PreparationOptions):
 OPTIONS["num_proc"]["default"] = cpu_cores()
 
 
+FEW_DOCUMENTS = 10  # in a validation split, whose loss then depends on which documents were chosen
+
+
 def main(argv: list[str]) -> Path:
     """Prepare a folder, verify it, or print the list of sources. Return the folder."""
     # Imported here because every worker process imports this file, and gpt2_repro.config imports transformers.
@@ -113,6 +116,12 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
             describe_mixture(manifest.mixture)
         else:
             describe_sources(manifest.tokens_by_source[split])
+    held_out = manifest.counts["validation"].documents
+    if manifest.request["split"] == "hash" and held_out < FEW_DOCUMENTS:
+        total = held_out + manifest.counts["train"].documents
+        fraction = manifest.request["validation_fraction"]
+        fix = f"To hold out more, pass a --validation_fraction above {fraction}, and another --dataset_dir."
+        print(f"Only {held_out} of {total:,} documents are in the validation split: its loss says little. {fix}")
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
         print(f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut.")
     bad = manifest.read.bad_documents

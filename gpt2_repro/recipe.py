@@ -124,7 +124,7 @@ class TrainingSection:
     use_cpu: bool = unnamed(False, "Train on the CPU.", common=True)
     accept_any_hardware: bool = unnamed(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
     eval_strategy: Literal["steps", "no"] = option("steps", "steps: validate every eval_steps steps. no: never.")
-    eval_steps: int = option(250, "Steps between validations, besides those at the start and the end. 0: never.")
+    eval_steps: int = option(250, "Validate after each N steps, besides the start and the end. 0: never validate.")
     eval_on_start: bool = option(True, "Validate before the first step.")
     eval_tokens: TokenCount = option(TokenCount(10_485_760), "Tokens per validation. 0: the complete split.")
     per_device_eval_batch_size: int = option(64, "Rows per device in one validation pass.", ABOVE_0)

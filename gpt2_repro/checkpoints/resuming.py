@@ -225,8 +225,8 @@ def prepare_run_directory(run: RunRecord, start: Start, *, max_steps: int, valid
     if start.checkpoint is not None:
         logger.info("resuming from %s", start.checkpoint)
     reached = -1 if start.checkpoint is None else start.step
-    run.rewind(reached, validates_again=validates_again)
     run.add_redone_steps(start.step, start.manifest.get("time_breakdown", {}))
+    run.rewind(reached, validates_again=validates_again)
     losses: dict[str, float | None] = dict.fromkeys(run.status().losses)  # None for those that are out of date
     losses.update(events.validation_losses(run.metrics))
     run.write_status("running", max_steps=max_steps, step=start.step, reason=None, **losses)
@@ -243,7 +243,7 @@ def _require_no_result(run: RunRecord, skipped: list[str]) -> None:
         if problem is not None:
             reason = f"is damaged ({problem})"
         raise UserError(f"{run.final} {reason}. Pass another --output_dir.")
-    reached = run.status().step
+    reached = run.reached()
     if reached:
         logger.warning("%s had reached step %d without a checkpoint. Training starts again.", run.path, reached)
 

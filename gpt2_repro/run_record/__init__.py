@@ -285,6 +285,10 @@ class RunRecord:
         except OSError as error:
             logger.warning("Could not update %s (%s).", path, error.strerror)
 
+    def reached(self) -> int:
+        """Return the last step that earlier attempts have recorded, 0 without one."""
+        return max(self.status().step or 0, events.last_step(self.metrics))
+
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
         """Delete the events after `step`, and the validation at `step` if it is repeated."""
         for path in (self.metrics, self.samples):
@@ -328,8 +332,7 @@ class RunRecord:
         """
         for name in PARTS:  # run_status.json may be damaged
             self._earlier[name] = max(self._earlier[name], at_checkpoint.get(name, 0.0))
-        reached = self.status().step or 0
-        if reached <= step:
+        if self.reached() <= step:
             return
         for name in STEPS:
             kept = at_checkpoint.get(name, 0.0)

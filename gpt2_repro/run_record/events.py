@@ -48,6 +48,17 @@ def read(path: Path) -> tuple[list[Event], int]:
     return found, damaged
 
 
+def last_step(path: Path) -> int:
+    """Return the highest step of a file's events, 0 without one."""
+    last = 0
+    events, _ = read(path)
+    for event in events:
+        step = event.get("step")
+        if isinstance(step, int):
+            last = max(last, step)
+    return last
+
+
 LOSSES = ("_loss", "_bits_per_byte")  # ends of the keys of validation losses
 AVERAGED = "eval_EMA"  # instead of "eval", for losses of the averaged weights
 

@@ -123,7 +123,13 @@ def test_a_vault_gives_the_rows_of_its_text_with_any_workers(arguments, content,
     assert data.manifest.counts["train"].empty_documents + data.manifest.counts["validation"].empty_documents == 1
     assert data.manifest.read.front_matter == 21 and of_text.manifest.read.front_matter == 0
     describe(data, max_tokens=0)
-    assert "21 Markdown files" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "21 Markdown files" in out
+    assert "Only 9 of 40 documents are in the validation split" in out and "above 0.2" in out
+
+    many = prepare(arguments("many", data_files=[str(vault)], split="hash", validation_fraction=0.4))
+    describe(many, max_tokens=0)
+    assert "are in the validation split" not in capsys.readouterr().out
 
     kept = arguments("one", data_files=[str(vault)], front_matter="keep", **form)
     with pytest.raises(UserError, match="--front_matter drop.*--front_matter keep"):
