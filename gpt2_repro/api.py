@@ -73,7 +73,10 @@ def _load(words: list[str]) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]"
     found.log_weights()
     from gpt2_repro.model.load import load_pair  # imports torch
 
-    return load_pair(found.source)
+    model, tokenizer = load_pair(found.source)
+    # The limit is for transformers' pipelines. With it, generate warns that max_new_tokens takes precedence.
+    model.generation_config.max_length = None
+    return model, tokenizer
 
 
 def _words(recipe: str | Path | None, options: dict[str, Any]) -> list[str]:

@@ -60,6 +60,8 @@ def test_the_loop_trains_all_runs_and_can_be_killed(tiny_recipe: Path, tmp_path:
     for path in runs.iterdir():
         assert RunRecord(path).status().state == "complete"
     assert (runs / "muon-42" / "final" / "model.safetensors").stat().st_mtime_ns == finished
-    assert "<img" in (tmp_path / "ablation.html").read_text(encoding="utf-8")
-    table = (tmp_path / "output.txt").read_text(encoding="utf-8").splitlines()[-3:]
+    assert "<img" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert r"\begin{tabular}" in (tmp_path / "report.tex").read_text(encoding="utf-8")
+    assert (tmp_path / "report" / "loss.svg").is_file()
+    table = (tmp_path / "output.txt").read_text(encoding="utf-8").splitlines()[-4:-1]
     assert [line.split()[1] for line in table[1:]] == ["3", "3"], table
