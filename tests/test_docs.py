@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.data.sources.opening import SOURCE_NAMES
-from gpt2_repro.planning.workload import plan_run
+from gpt2_repro.planning.batch_plan import plan_run
 from tests.sections import ROOT, parse_for_preparation, parse_for_training
 
 

@@ -16,8 +16,9 @@ from gpt2_repro.data.tokenizer import Encoder, number_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.planning import sizing
+from gpt2_repro.planning.batch_plan import plan_run
 from gpt2_repro.planning.sizing import follow_data
-from gpt2_repro.planning.workload import plan_run, workload_of
+from gpt2_repro.planning.workload import workload_of
 from gpt2_repro.recipe import load_recipe, output_dir_of
 from tests.sections import ROOT
 

@@ -17,7 +17,8 @@ from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.fields import settings_of
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import gpt2_parameters
-from gpt2_repro.planning.workload import plan_run, workload_of
+from gpt2_repro.planning.batch_plan import plan_run
+from gpt2_repro.planning.workload import workload_of
 from gpt2_repro.recipe import REFUSED_FIELDS, EvaluationRecipe
 from gpt2_repro.tokens import TokenCount
 from gpt2_repro.training.deviations import compare_with_default

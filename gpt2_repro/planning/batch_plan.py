@@ -1,10 +1,33 @@
 """Divide optimizer steps into micro-batches for all processes, without torch."""
 
+from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
+from gpt2_repro.recipe import TrainingSection, count_steps
 from gpt2_repro.run_record.environment import BatchPlan
 
 
 MOST_ROWS_PER_PASS = 64
+
+
+def plan_run(training: TrainingSection, data: DataArguments, *, num_processes: int) -> BatchPlan:
+    """Return the batch plan of a recipe.
+
+    Raises UserError if the tokens per step do not fit the micro-batch.
+
+    Args:
+        num_processes: the world size.
+    """
+    length = data.sequence_length
+    micro_batch = training.per_device_train_batch_size
+    if not micro_batch:
+        micro_batch = micro_batches(training.tokens_per_step // (length * num_processes))[0]
+    return plan_batches(
+        training.tokens_per_step,
+        length,
+        micro_batch_size=micro_batch,
+        num_processes=num_processes,
+        max_steps=count_steps(training),
+    )
 
 
 def plan_batches(

@@ -13,9 +13,9 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator, find_accelerator, total_memory
 from gpt2_repro.manifest import SplitCounts
 from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments, check_model
-from gpt2_repro.planning.batch_plan import micro_batches
+from gpt2_repro.planning.batch_plan import micro_batches, plan_run
 from gpt2_repro.planning.memory import MemoryTrial
-from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
+from gpt2_repro.planning.workload import estimate_memory, workload_of
 from gpt2_repro.recipe import TrainingRecipe, TrainingSection, check_warmup, count_steps, output_dir_of
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.environment import BatchPlan

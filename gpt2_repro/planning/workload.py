@@ -1,4 +1,4 @@
-"""Derive the batch plan of a recipe, and its workload for estimates of time, cost and memory."""
+"""Derive the workload of a recipe, for estimates of time, cost and memory."""
 
 import math
 from fractions import Fraction
@@ -13,37 +13,14 @@ from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model.size import checkpoint_bytes, state_bytes, tokens_per_chunk
-from gpt2_repro.planning.batch_plan import micro_batches, plan_batches
 from gpt2_repro.planning.cost import Workload
 from gpt2_repro.planning.memory import MemoryEstimate
 from gpt2_repro.recipe import TrainingRecipe, TrainingSection, count_steps
-from gpt2_repro.run_record.environment import BatchPlan
 
 
 # GPT-2 tokens in HellaSwag's 40,168 rows, with padding, in passes of 65,536 positions
 # (tests/evaluation/test_hellaswag.py).
 HELLASWAG_TOKENS = 3_034_080
-
-
-def plan_run(training: TrainingSection, data: DataArguments, *, num_processes: int) -> BatchPlan:
-    """Return the batch plan of a recipe.
-
-    Raises UserError if the tokens per step do not fit the micro-batch.
-
-    Args:
-        num_processes: the world size.
-    """
-    length = data.sequence_length
-    micro_batch = training.per_device_train_batch_size
-    if not micro_batch:
-        micro_batch = micro_batches(training.tokens_per_step // (length * num_processes))[0]
-    return plan_batches(
-        training.tokens_per_step,
-        length,
-        micro_batch_size=micro_batch,
-        num_processes=num_processes,
-        max_steps=count_steps(training),
-    )
 
 
 class TextSize(NamedTuple):

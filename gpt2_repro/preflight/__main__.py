@@ -25,9 +25,10 @@ from gpt2_repro.hardware import Accelerator
 from gpt2_repro.launchers import RECOMMENDED, TRAINING, forget_variables
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning import cost, memory
+from gpt2_repro.planning.batch_plan import plan_run
 from gpt2_repro.planning.plan import division, run_lines
 from gpt2_repro.planning.sizing import follow_data, plans_of
-from gpt2_repro.planning.workload import estimate_memory, plan_run, workload_of
+from gpt2_repro.planning.workload import estimate_memory, workload_of
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.budget import recipe_within
 from gpt2_repro.preflight.commands import command_lines, is_launched, machines_of

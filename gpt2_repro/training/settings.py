@@ -17,8 +17,8 @@ from gpt2_repro.launchers import FSDP2, RECOMMENDED, Launcher, current_launcher
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.optim import MUON
+from gpt2_repro.planning.batch_plan import plan_run
 from gpt2_repro.planning.cost import price_of
-from gpt2_repro.planning.workload import plan_run
 from gpt2_repro.recipe import TrainingRecipe, TrainingSection, output_dir_of
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.environment import BatchPlan

@@ -12,7 +12,7 @@ from benchmarks.gpu import PARTS, Bench, parse
 from benchmarks.gpu_results import compared
 from benchmarks.gpu_variants import LLMC_VARIANTS, VARIANTS, Variant, cutlass_folders, obstacle
 from benchmarks.processes import ROOT, is_alive
-from gpt2_repro.planning.workload import plan_run
+from gpt2_repro.planning.batch_plan import plan_run
 from gpt2_repro.recipe import load_recipe
 
 

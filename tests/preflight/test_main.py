@@ -9,8 +9,9 @@ import pytest
 from gpt2_repro import train as train_command
 from gpt2_repro.data.arguments import name_folder
 from gpt2_repro.errors import UserError
+from gpt2_repro.planning.batch_plan import plan_run
 from gpt2_repro.planning.cost import PRICES, cost_of
-from gpt2_repro.planning.workload import plan_run, workload_of
+from gpt2_repro.planning.workload import workload_of
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.preflight import commands
 from gpt2_repro.recipe import load_recipe, output_dir_of
