@@ -46,8 +46,9 @@ def headline(run: Run) -> Finding:
                 text = text[:1].upper() + text[1:]
             return Finding("✗", "run", f"{text.rstrip('.')}.")
     quality = _quality(run)
-    mark = "!" if quality.startswith(STILL) else "✓"
-    return Finding(mark, "run", quality)
+    if quality.startswith(STILL):
+        return Finding("!", "run", quality)
+    return Finding("✓", "run", quality)
 
 
 def _quality(run: Run) -> str:
