@@ -89,16 +89,12 @@ class TrainingSection:
         0.0, "Passes over the training rows; replaces total_tokens. 0: use total_tokens.", common=True
     )
     max_steps: int = changeable(0, "Optimizer steps, for short tests; replaces total_tokens. 0: use total_tokens.")
-    stop_at_step: int = unnamed(
-        0, "Stop with a checkpoint after this step. The schedule stays the same. 0: never.", common=True
-    )
+    stop_at_step: int = unnamed(0, "Stop with a checkpoint after this step. The schedule stays the same. 0: never.")
     per_device_train_batch_size: int = option(
         64, "Rows per device in one forward pass (micro-batch). 0: derive it.", common=True
     )
     learning_rate: float = changeable(6e-4, "Peak learning rate.", RATE, common=True)
-    warmup_steps: float = changeable(
-        700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.", common=True
-    )
+    warmup_steps: float = changeable(700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.")
     lr_scheduler_type: Schedule = changeable("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = changeable(0.0, "Final learning rate, as a fraction of the peak.", FRACTION)
     decay_fraction: float = changeable(0.2, "For warmup_stable_decay: share of steps that decay.", FRACTION)
@@ -121,7 +117,7 @@ class TrainingSection:
         "Replaces bf16 if set. auto: bf16 if the device supports it, otherwise fp16 on GPUs and fp32 on CPUs.",
         common=True,
     )
-    use_cpu: bool = unnamed(False, "Train on the CPU.", common=True)
+    use_cpu: bool = unnamed(False, "Train on the CPU.")
     accept_any_hardware: bool = unnamed(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
     eval_strategy: Literal["steps", "no"] = option("steps", "steps: validate every eval_steps steps. no: never.")
     eval_steps: int = option(250, "Validate after each N steps, besides the start and the end. 0: never validate.")
@@ -145,9 +141,7 @@ class TrainingSection:
     keep_every_steps: int = unnamed(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")
     sync_to: str = unnamed("", "Copy each save here: a folder, s3://…, hf://buckets/…, other URLs.", common=True)
     sync_from: str = unnamed("", "Restore the run from here on an empty machine. (default: sync_to)")
-    resume_from: str = unnamed(
-        "", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.", common=True
-    )
+    resume_from: str = unnamed("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")
     allow_resume_change: bool = unnamed(False, "Resume even if the data, schedule, dropout or seed changed.")
     max_hours: float = unnamed(
         0.0, "Save a checkpoint and stop after N hours in all attempts together. 0: no limit.", common=True
@@ -155,9 +149,7 @@ class TrainingSection:
     max_usd: float = unnamed(
         0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.", common=True
     )
-    usd_per_hour: float = unnamed(
-        0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.", common=True
-    )
+    usd_per_hour: float = unnamed(0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.")
     hang_timeout: float = unnamed(600.0, "End all ranks with stack traces after N seconds without progress. 0: never.")
     seed: int = changeable(42, "Seed of the weights and of the order of rows.", SEED, common=True)
     data_seed: int | None = changeable(None, "Seed of the order of rows. (default: seed)", SEED)
