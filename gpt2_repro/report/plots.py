@@ -38,6 +38,7 @@ SCREEN_DPI = 180
 PRINT_WIDTH = 7.0
 PRINT_HEIGHT = 4.4
 PRINT_DPI = 300
+LEGEND_CHARACTERS = 30  # of the name of a setting
 STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
@@ -69,8 +70,10 @@ class Picture:
 def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Picture]:
     """Return the figures that have data, by file name without extension."""
     drawn_settings: list[DrawnSetting] = []
-    for setting, colour in zip(group(runs, labels), itertools.cycle(COLOURS)):
-        drawn_settings.append(DrawnSetting(setting.runs, setting.name[-30:], colour))
+    settings = group(runs, labels)
+    names = _short_names([setting.name for setting in settings])
+    for setting, name, colour in zip(settings, names, itertools.cycle(COLOURS)):
+        drawn_settings.append(DrawnSetting(setting.runs, name, colour))
     pictures: dict[str, Picture] = {}
     drawings = {"loss": draw_loss, "hellaswag": draw_hellaswag, "scores": draw_scores, "training": draw_training}
     for name, draw in drawings.items():
@@ -92,6 +95,14 @@ def figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Picture]:
             figure.savefig(svg, format="svg", metadata={"Date": None})
             pictures[name] = Picture(png.getvalue(), svg.getvalue(), caption)
     return pictures
+
+
+def _short_names(names: Sequence[str]) -> Sequence[str]:
+    """Return the ends of names that are too long for a legend, unless two ends are equal."""
+    short = [name[-LEGEND_CHARACTERS:] for name in names]
+    if len(set(short)) < len(names):
+        return names
+    return short
 
 
 def _plot(

@@ -73,6 +73,13 @@ def test_a_figure_of_several_runs_can_be_printed(folders: list[Path], tmp_path: 
     assert "a band or bar from the lowest to the highest seed." in Path("report.html").read_text(encoding="utf-8")
 
 
+def test_long_names_stay_different_in_a_legend() -> None:
+    names = ["a" * 40, "b" * 40]
+    assert plots._short_names(names) == ["a" * 30, "b" * 30]
+    names = ["a" + "c" * 40, "b" + "c" * 40]
+    assert plots._short_names(names) == names
+
+
 def test_a_caption_names_only_what_is_drawn(run_folder: Path) -> None:
     def caption() -> str:
         run = Run(run_folder)
