@@ -44,16 +44,11 @@ class Results:
     def add(self, entry: dict[str, Any]) -> None:
         """Append a result to results.jsonl."""
         self.entries.append(entry)
-        line = json.dumps(entry) + "\n"
-        with (self.folder / FILE).open("ab", buffering=0) as file:
-            file.write(line.encode())
-            os.fsync(file.fileno())
+        append_line(self.folder / FILE, entry)
 
     def write_tables(self, text: str) -> None:
         """Replace gpu.md and the archive."""
-        new = self.folder / "gpu.md.new"
-        new.write_text(text, encoding="utf-8")
-        new.replace(self.folder / "gpu.md")
+        replace_text(self.folder / "gpu.md", text)
         self.pack()
 
     def pack(self) -> None:
@@ -76,6 +71,21 @@ class Results:
     def _pack_again(self) -> None:
         while not self._is_closed.wait(ARCHIVE_SECONDS):
             self.pack()
+
+
+def append_line(path: Path, entry: dict[str, Any]) -> None:
+    """Append an entry to a file of JSON lines with one write, and wait until it is on disk."""
+    line = json.dumps(entry) + "\n"
+    with path.open("ab", buffering=0) as file:
+        file.write(line.encode())
+        os.fsync(file.fileno())
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file at once."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 
 def shown(values: Mapping[str, Any]) -> str:

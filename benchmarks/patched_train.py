@@ -4,7 +4,6 @@ BENCHMARK_PATCH=profile BENCHMARK_FILE=profile.json accelerate launch … benchm
 """
 
 import collections
-import importlib
 import json
 import os
 import re
@@ -96,129 +95,50 @@ def profile() -> None:
 
 
 def flash_attention_4() -> None:
-    """Compute GPT-2's attention with FlashAttention-4, without dropout and masks.
-
-    The kernel reads one tensor with queries, keys and values, and writes the gradient into one tensor. The gradients of
-    other kernels are copied into one. The functions of flash-attn-4 (4.0.0b10 to b36) are private: the public ones
-    cannot be compiled by torch.compile.
-    """
+    """Compute GPT-2's attention with FlashAttention-4, without dropout and masks."""
     from torch import Tensor
     from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
-    interface = importlib.import_module("flash_attn.cute.interface")
+    from benchmarks import fused_kernels
 
-    @torch.library.custom_op("benchmarks::flash4", mutates_args=())
-    def flash4(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:  # joint: [rows, T, 3, heads, width]
-        out, divisors = outputs(joint, scale)
-        interface._flash_attn_fwd(*joint.unbind(2), softmax_scale=scale, causal=True, out=out, lse=divisors)
-        return out, divisors
-
-    @flash4.register_fake
-    def outputs(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        rows, length, _, heads, width = joint.shape
-        return joint.new_empty(rows, length, heads, width), joint.new_empty(rows, heads, length, dtype=torch.float32)
-
-    @torch.library.custom_op("benchmarks::flash4_backward", mutates_args=())
-    def backward(gradient: Tensor, joint: Tensor, out: Tensor, divisors: Tensor, scale: float) -> Tensor:
-        result = torch.empty_like(joint)
-        parts = dict(zip(("dq", "dk", "dv"), result.unbind(2), strict=True))
-        inputs = (*joint.unbind(2), out, gradient, divisors)
-        interface._flash_attn_bwd(*inputs, softmax_scale=scale, causal=True, **parts)
-        return result
-
-    backward.register_fake(lambda gradient, joint, *_: torch.empty_like(joint))
-
-    def save(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-        joint, ctx.scale = inputs
-        ctx.save_for_backward(joint, *output)
-
-    def differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:
-        return backward(gradient, *ctx.saved_tensors, ctx.scale), None
-
-    flash4.register_autograd(differentiate, setup_context=save)
+    attend = fused_kernels.flash_attention_4()
     stock = GPT2Attention.forward
 
     def forward(self: Any, hidden_states: Tensor, past_key_values: Any = None, **others: Any) -> Any:
         if past_key_values is not None or hidden_states.dtype == torch.float32:  # samples, the check at the start
             return stock(self, hidden_states, past_key_values, **others)
         joint = self.c_attn(hidden_states)
-        out, _ = flash4(joint.view(*joint.shape[:-1], 3, -1, self.head_dim), self.scaling)
+        out = attend(joint.view(*joint.shape[:-1], 3, -1, self.head_dim), self.scaling)
         return self.resid_dropout(self.c_proj(out.flatten(2))), None
 
     GPT2Attention.forward = forward
 
 
 def quack_mlp() -> None:
-    """Compute GPT-2's MLP with QuACK's products for Hopper (quack-kernels 0.6.5).
-
-    The product of `c_fc` also adds the bias and applies GELU. In the backward pass, the product of the gradient and
-    `c_proj` also applies GELU's gradient, sums the gradient of the bias, and computes GELU again. With
-    QUACK_PRINT_AUTOTUNING=1, sizes of tiles are timed and printed. Otherwise QuACK's default for Hopper is used.
-    """
+    """Compute GPT-2's MLP with QuACK's products. With QUACK_PRINT_AUTOTUNING=1, sizes of tiles are timed and printed."""
     from torch import Tensor
     from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 
-    products = importlib.import_module("quack.gemm_interface")
-    backward_product = importlib.import_module("quack.epilogue.library").dgelu_dbias_mod
-    tuned = os.environ.get("QUACK_PRINT_AUTOTUNING") == "1"
+    from benchmarks import fused_kernels
 
-    @torch.library.custom_op("benchmarks::expand", mutates_args=())
-    def expand(inputs: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # inputs: [tokens, width]
-        return products.gemm_act(inputs, weight, bias=bias, activation="gelu_tanh_approx", tuned=tuned)
-
-    @torch.library.custom_op("benchmarks::contract_backward", mutates_args=())
-    def contract_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        results = backward_product(gradient, weight.T, before, tuned=tuned)
-        return results["D"], results["postact"], results["dbias"]
-
-    expand.register_fake(lambda inputs, _, bias: [inputs.new_empty(len(inputs), len(bias)) for _ in range(2)])
-
-    @contract_backward.register_fake
-    def _(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.empty_like(before), torch.empty_like(before), before.new_empty(len(weight), dtype=torch.float32)
-
-    class MLP(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, *contraction: Tensor) -> Tensor:
-            before, after = expand(inputs.flatten(0, -2), weight, bias)
-            ctx.save_for_backward(inputs, weight, contraction[0], before)
-            return torch.addmm(contraction[1], after, contraction[0]).view_as(inputs)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-            inputs, weight, contraction, before = ctx.saved_tensors
-            flat, summed = gradients[0].flatten(0, -2).contiguous(), gradients[0].sum((0, 1))
-            of_before, after, of_bias = contract_backward(flat, contraction, before)
-            of_inputs = (of_before @ weight.T).view_as(inputs)
-            of_weight = inputs.flatten(0, -2).T @ of_before
-            return of_inputs, of_weight, of_bias.to(weight.dtype), after.T @ flat, summed
-
+    mlp = fused_kernels.quack_mlp(tuned=os.environ.get("QUACK_PRINT_AUTOTUNING") == "1")
     stock = GPT2MLP.forward
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         if hidden_states.dtype == torch.float32:  # the check at the start
             return stock(self, hidden_states)
         weights = (each for layer in (self.c_fc, self.c_proj) for each in (layer.weight, layer.bias))
-        return self.dropout(MLP.apply(hidden_states, *weights))
+        return self.dropout(mlp(hidden_states, *weights))
 
     GPT2MLP.forward = forward
 
 
 def quack_loss() -> None:
-    """Replace logits by their gradient with QuACK's kernel, which holds a row in the memory of four processors."""
-    from torch import Tensor
-
+    """Replace logits by their gradient with QuACK's kernel."""
+    from benchmarks import fused_kernels
     from gpt2_repro.model import softmax_kernel
 
-    kernel = importlib.import_module("quack.cross_entropy").cross_entropy_fwd_out
-
-    def replace_by_gradient(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-        logits[:, vocab_size:] = -torch.inf
-        losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-        kernel(logits, labels, None, losses, None, logits, None)
-        return losses
-
-    softmax_kernel.replace_by_gradient = replace_by_gradient
+    softmax_kernel.replace_by_gradient = fused_kernels.quack_softmax()
 
 
 def torch_softmax() -> None:

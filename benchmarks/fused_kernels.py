@@ -1,0 +1,120 @@
+"""Kernels of other packages for GPT-2's attention, MLP and loss, as functions that torch.compile accepts."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def flash_attention_4() -> Callable[[Tensor, float], Tensor]:
+    """Return causal attention [rows, T, heads, head size] of a projection [rows, T, 3, heads, head size] and a scale.
+
+    The kernel reads one tensor with queries, keys and values, and writes the gradient into one tensor. The gradients of
+    other kernels are copied into one. The functions of flash-attn-4 (4.0.0b10 to b36) are private: the public ones
+    cannot be compiled by torch.compile.
+    """
+    interface = importlib.import_module("flash_attn.cute.interface")
+
+    @torch.library.custom_op("benchmarks::flash4", mutates_args=())
+    def flash4(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        out, divisors = outputs(joint, scale)
+        interface._flash_attn_fwd(*joint.unbind(2), softmax_scale=scale, causal=True, out=out, lse=divisors)
+        return out, divisors
+
+    @flash4.register_fake
+    def outputs(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        rows, length, _, heads, width = joint.shape
+        out = joint.new_empty(rows, length, heads, width)
+        divisors = joint.new_empty(rows, heads, length, dtype=torch.float32)
+        return out, divisors
+
+    @torch.library.custom_op("benchmarks::flash4_backward", mutates_args=())
+    def backward(gradient: Tensor, joint: Tensor, out: Tensor, divisors: Tensor, scale: float) -> Tensor:
+        result = torch.empty_like(joint)
+        parts = dict(zip(("dq", "dk", "dv"), result.unbind(2), strict=True))
+        inputs = (*joint.unbind(2), out, gradient, divisors)
+        interface._flash_attn_bwd(*inputs, softmax_scale=scale, causal=True, **parts)
+        return result
+
+    backward.register_fake(lambda gradient, joint, *_: torch.empty_like(joint))
+
+    def save(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        joint, ctx.scale = inputs
+        ctx.save_for_backward(joint, *output)
+
+    def differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:
+        return backward(gradient, *ctx.saved_tensors, ctx.scale), None
+
+    flash4.register_autograd(differentiate, setup_context=save)
+
+    def attend(joint: Tensor, scale: float) -> Tensor:
+        out, _ = flash4(joint, scale)
+        return out
+
+    return attend
+
+
+def quack_mlp(*, tuned: bool = False) -> Callable[..., Tensor]:
+    """Return GPT-2's MLP with QuACK's products for Hopper (quack-kernels 0.6.5).
+
+    The returned function takes hidden states [rows, T, width], and weights and biases of `c_fc` and `c_proj`.
+
+    The product of `c_fc` also adds the bias and applies GELU. In the backward pass, the product of the gradient and
+    `c_proj` also applies GELU's gradient, sums the gradient of the bias, and computes GELU again.
+
+    Args:
+        tuned: time sizes of tiles at the first call. Otherwise QuACK's default for Hopper is used.
+    """
+    products = importlib.import_module("quack.gemm_interface")
+    backward_product = importlib.import_module("quack.epilogue.library").dgelu_dbias_mod
+
+    @torch.library.custom_op("benchmarks::expand", mutates_args=())
+    def expand(inputs: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # inputs: [tokens, width]
+        return products.gemm_act(inputs, weight, bias=bias, activation="gelu_tanh_approx", tuned=tuned)
+
+    @torch.library.custom_op("benchmarks::contract_backward", mutates_args=())
+    def contract_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        results = backward_product(gradient, weight.T, before, tuned=tuned)
+        return results["D"], results["postact"], results["dbias"]
+
+    expand.register_fake(lambda inputs, _, bias: [inputs.new_empty(len(inputs), len(bias)) for _ in range(2)])
+
+    @contract_backward.register_fake
+    def _(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.empty_like(before), torch.empty_like(before), before.new_empty(len(weight), dtype=torch.float32)
+
+    class MLP(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, *contraction: Tensor) -> Tensor:
+            before, after = expand(inputs.flatten(0, -2), weight, bias)
+            ctx.save_for_backward(inputs, weight, contraction[0], before)
+            return torch.addmm(contraction[1], after, contraction[0]).view_as(inputs)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+            inputs, weight, contraction, before = ctx.saved_tensors
+            flat, summed = gradients[0].flatten(0, -2).contiguous(), gradients[0].sum((0, 1))
+            of_before, after, of_bias = contract_backward(flat, contraction, before)
+            of_inputs = (of_before @ weight.T).view_as(inputs)
+            of_weight = inputs.flatten(0, -2).T @ of_before
+            return of_inputs, of_weight, of_bias.to(weight.dtype), after.T @ flat, summed
+
+    return MLP.apply
+
+
+def quack_softmax() -> Callable[[Tensor, Tensor, int], Tensor]:
+    """Return `softmax_kernel.replace_by_gradient` with QuACK's kernel.
+
+    The kernel holds a row in the memory of four processors.
+    """
+    kernel = importlib.import_module("quack.cross_entropy").cross_entropy_fwd_out
+
+    def replace_by_gradient(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+        logits[:, vocab_size:] = -torch.inf
+        losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        kernel(logits, labels, None, losses, None, logits, None)
+        return losses
+
+    return replace_by_gradient
