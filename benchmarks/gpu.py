@@ -11,6 +11,8 @@ programs   llm.c's train_gpt2 with different options, on the same tokens with th
 train      Train with an empty compiler cache and saves, kill all processes with SIGKILL, and start the command again.
            With --check_copies, saved files are compared with the hashes of the tensors when the save began.
 profile    The kernels of one step, by group.
+kernels    Single kernels that could replace those of the model, with their errors, in 70 s: kernels.py, which lists the
+           packages that they need. It needs no text, and can be the first part (--parts kernels train ...).
 variants   The same training with other options, see gpu_variants.py, until the time is over.
 memory     The peak memory at 8 to 128 rows per pass and the estimate of preflight, with and without the Triton kernel
            of the loss. Not by default.
@@ -19,6 +21,7 @@ paired     train.py on one process, train.py under ZeRO-1 and nanoGPT in turn, f
 
 The variants hopper, quack_loss, quack_mlp, quack_mlp_tuned and flash_attention_4 need
 `pip install 'flash-attn-4[cu13]==4.0.0b36'`, into the folder of flash-attn 2 if that is installed. It brings QuACK.
+Measure only those variants that the part kernels has found to be faster.
 
 Each result is printed and appended to results.jsonl in --out at once, and so are the logs. The tables are in gpu.md.
 With --archive, all of these are also in one file, which is replaced after each result and every 15 s: a call that is
@@ -28,10 +31,8 @@ prepare_data.py.
 """
 
 import argparse
-import importlib.util
 import json
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -43,17 +44,35 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.gpu_results import Results, cause, compared, shown, summary, tables
-from benchmarks.gpu_variants import AS_IT_IS, LLMC_VARIANTS, VARIANTS, Variant, cutlass_folders, obstacle
+from benchmarks.gpu_results import (
+    SETTLED,
+    Results,
+    cause,
+    compared,
+    kernel_results,
+    peak_of,
+    shown,
+    speed_of,
+    start_of,
+    summary,
+    tables,
+)
+from benchmarks.gpu_variants import (
+    AS_IT_IS,
+    LLMC_VARIANTS,
+    VARIANTS,
+    Variant,
+    cuda_libraries,
+    cutlass_folders,
+    obstacle,
+)
 from benchmarks.machine import describe
 from benchmarks.patched_train import PROFILED_STEP
 from benchmarks.processes import SAVED, Finished, gpu_query, logged, run_logged
+from benchmarks.token_files import write_token_files
 from gpt2_repro.checkpoints.rotation import newest_step
-from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.planning.memory import MemoryTrial
@@ -63,11 +82,12 @@ from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import RECIPE
 
 
-PARTS = ("programs", "train", "profile", "variants", "memory", "nanogpt", "paired")
-BY_DEFAULT = PARTS[:4]
-SETTLED = 5  # steps at the start that are not measured
+PARTS = ("programs", "train", "profile", "kernels", "variants", "memory", "nanogpt", "paired")
+BY_DEFAULT = PARTS[:5]
 PROCESS_SECONDS = 200  # time limit of one process
 VARIANT_SECONDS = 130  # time limit of a variant
+KERNELS = "benchmarks/kernels.py"
+KERNEL_SECONDS = 70  # time limit that kernels.py observes itself; its process has 20 s more
 FIRST_SECONDS = 75  # how long a variant is assumed to take until one has run
 MEMORY_KERNELS = {"triton": "", "torch": "torch_softmax"}  # patches by the softmax kernel of the loss
 # The lines of a step. The group is its time in milliseconds.
@@ -334,19 +354,8 @@ class Bench:
 
     def write_token_files(self) -> None:
         """Write the rows of the training split as token files of nanoGPT and llm.c."""
-        data = PreparedData.read(self.data)
-        rows = data.rows("train")
-        needed = (self.args.steps_of_others + 2) * self.tokens_per_step // self.length
-        chosen = rows[range(min(len(rows), needed))]["input_ids"]
-        tokens = np.concatenate([row[:-1] for row in chosen]).astype(np.uint16)  # rows overlap by one token
-        for name in ("train.bin", "val.bin"):
-            tokens.tofile(self.work / name)
-        header = np.zeros(256, np.int32)
-        header[:3] = 20240520, 1, len(tokens)  # the magic number and the version of llm.c's dev/data
-        (self.work / "llmc_000001.bin").write_bytes(header.tobytes() + tokens.tobytes())
-        (self.work / "log").mkdir(exist_ok=True)  # of llm.c
-        if data.manifest.vocab_size < 50_257:  # nanoGPT has GPT-2's vocabulary by default
-            (self.work / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": data.manifest.vocab_size}))
+        num_rows = (self.args.steps_of_others + 2) * self.tokens_per_step // self.length
+        write_token_files(self.data, self.work, num_rows)
 
     def profile(self) -> None:
         """Record how long the kernels of one step take, by group."""
@@ -359,6 +368,22 @@ class Bench:
         for kernel in profile["kernels"][:40]:
             values = {"ms": round(kernel["ms"], 2), "calls": kernel["calls"], "group": kernel["group"]}
             self.record("profile", kernel["name"][:80], **values)
+
+    def kernels(self) -> None:
+        """Compare single kernels in a process of their own, and record what it has measured, however it ends."""
+        file = self.out / "kernels.jsonl"
+        file.unlink(missing_ok=True)
+        seconds = min(KERNEL_SECONDS, self.left() - 5)
+        command = [sys.executable, KERNELS, "--out", str(self.out), "--seconds", f"{seconds:.0f}"]
+        if self.args.use_cpu:
+            command += ["--device", "cpu", "--small"]
+        environment = {"TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor_kernels")}
+        try:
+            self.call(command, "kernels.log", environment, KERNEL_SECONDS + 20)
+        finally:
+            for entry in kernel_results(file):
+                name = f"{entry.pop('group')}, {entry.pop('name')}"
+                self.record("kernels", name, **entry)
 
     def variants(self) -> None:
         """Measure variants until the time is over."""
@@ -405,32 +430,6 @@ class Bench:
         return tables(self.results, self.machine, self.args.processes)
 
 
-def peak_of(done: Finished) -> dict[str, Any]:
-    return {"peak_gb": round(done.peak_mib * 2**20 / 1e9, 1), "seconds": round(done.seconds, 1)}
-
-
-def speed_of(run: Path, done: Finished, *, first: int = SETTLED, last: int | None = None) -> dict[str, Any]:
-    """Return the speed of the steps after `first` and up to `last` in the log of a run."""
-    events = [event for step, event in logged(run).items() if step > first and (last is None or step <= last)]
-    timed = [event for event in events if "tokens_per_second" in event]
-    speed = summary([event["tokens_per_second"] for event in timed])
-    wait = statistics.median(event["data_wait"] for event in timed)
-    return {**speed, "data_wait": round(wait, 4), **peak_of(done), "attention": RunRecord(run).environment().attention}
-
-
-def start_of(run: Path, seconds: float) -> dict[str, Any]:
-    """Return the time of a start until the end of its first step, and that of its phases."""
-    phases = dict(RunRecord(run).environment().startup)
-    return {"seconds": round(seconds, 1), "launcher": round(seconds - sum(phases.values()), 1), **phases}
-
-
-def cuda_libraries() -> list[str]:
-    """Return the folders of the CUDA libraries that torch's wheels have installed."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = spec.submodule_search_locations or [] if spec else []
-    return [str(folder) for root in roots for folder in sorted(Path(root).glob("*/lib"))]
-
-
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options of this script, and those after `--`."""
     own, further = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
@@ -472,6 +471,7 @@ def main(argv: list[str]) -> None:
             "programs": bench.programs,
             "train": bench.train,
             "profile": bench.profile,
+            "kernels": bench.kernels,
             "variants": bench.variants,
             "memory": bench.measure_all_memory,
             "nanogpt": bench.measure_nanogpt,

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_variants import AS_IT_IS
+from benchmarks.processes import Finished, logged
+from gpt2_repro.run_record import RunRecord
 
 
 FILE = "results.jsonl"
 PACKED = ("*.jsonl", "*.json", "*.log", "*.md")  # not an archive in the same folder
 ARCHIVE_SECONDS = 15.0
+SETTLED = 5  # steps at the start that are not measured
 CLOSE = 0.05  # largest relative difference between the measured and the estimated memory
 
 
@@ -108,6 +111,25 @@ def summary(speeds: list[float]) -> dict[str, Any]:
     return {**{name: round(value) for name, value in values.items()}, "log_lines": len(speeds)}
 
 
+def peak_of(done: Finished) -> dict[str, Any]:
+    return {"peak_gb": round(done.peak_mib * 2**20 / 1e9, 1), "seconds": round(done.seconds, 1)}
+
+
+def speed_of(run: Path, done: Finished, *, first: int = SETTLED, last: int | None = None) -> dict[str, Any]:
+    """Return the speed of the steps after `first` and up to `last` in the log of a run."""
+    events = [event for step, event in logged(run).items() if step > first and (last is None or step <= last)]
+    timed = [event for event in events if "tokens_per_second" in event]
+    speed = summary([event["tokens_per_second"] for event in timed])
+    wait = statistics.median(event["data_wait"] for event in timed)
+    return {**speed, "data_wait": round(wait, 4), **peak_of(done), "attention": RunRecord(run).environment().attention}
+
+
+def start_of(run: Path, seconds: float) -> dict[str, Any]:
+    """Return the time of a start until the end of its first step, and that of its phases."""
+    phases = dict(RunRecord(run).environment().startup)
+    return {"seconds": round(seconds, 1), "launcher": round(seconds - sum(phases.values()), 1), **phases}
+
+
 def compared(measured_bytes: float, estimated_bytes: float) -> dict[str, Any]:
     """Return the measured and the estimated memory in GB, and whether they are close. Without a GPU, nothing is."""
     values: dict[str, Any] = {
@@ -119,6 +141,22 @@ def compared(measured_bytes: float, estimated_bytes: float) -> dict[str, Any]:
         values["difference"] = f"{difference:+.1%}"
         values["within_5_percent"] = abs(difference) <= CLOSE
     return values
+
+
+def kernel_results(path: Path) -> list[dict[str, Any]]:
+    """Return the results of kernels.py, with three digits."""
+    if not path.is_file():
+        return []
+    results: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        if "started" in entry:
+            continue
+        for key, value in entry.items():
+            if isinstance(value, float):
+                entry[key] = float(f"{value:.3g}")
+        results.append(entry)
+    return results
 
 
 def tables(results: list[dict[str, Any]], machine: list[str], processes: int) -> str:

@@ -73,6 +73,13 @@ def cutlass_folders() -> list[str]:
     return folders
 
 
+def cuda_libraries() -> list[str]:
+    """Return the folders of the CUDA libraries that torch's wheels have installed."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = spec.submodule_search_locations or [] if spec else []
+    return [str(folder) for root in roots for folder in sorted(Path(root).glob("*/lib"))]
+
+
 def obstacle(variant: Variant, measured: set[str]) -> str | None:
     """Return why a variant cannot be measured, or None. `measured` contains names of variants without an error."""
     for module in variant.needs.split():

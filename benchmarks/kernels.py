@@ -6,8 +6,8 @@
 The candidates are listed in kernel_plan.py, the most important ones first: attention, the MLP, the matrix products of a
 step with twice as many rows, and the loss. Each line of the table has a candidate's largest error of the output and its
 gradients, relative to an fp32 reference, the same error of torch's bf16, the median time of forward and backward pass,
-and its ratio to what train.py uses now. A wrong candidate is never named as the fastest one. For products, the time is
-that of twice as many rows, and the ratio is that of the times per row.
+and the ratio of this time to that of the kernel that train.py uses. A wrong candidate is never named as the fastest one.
+For products, the time is that of twice as many rows, and the ratio compares times per row.
 
 One process without Trainer measures all candidates. If a candidate is missing or fails, its line has the reason. If it
 hangs or breaks the device, the process is killed, and a new one continues with the next candidate. Results are in
@@ -45,12 +45,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.gpu_results import append_line, replace_text
 from benchmarks.kernel_plan import CANDIDATES, PRODUCTS, SMALL, Candidate, Shapes, is_entry_of, without_result
 from benchmarks.machine import print_columns, print_row
-from benchmarks.processes import ROOT, kill_all
+from benchmarks.processes import kill_all
 
 
 WORKER = [sys.executable, str(Path(__file__).resolve())]
 START_SECONDS = 12  # a process does not start if less time is left
 FIRST_LINE_SECONDS = 60  # limit until the first candidate begins: imports may be slow
+LIMIT_FACTOR = 3.0  # limit of a candidate, relative to its `seconds`
 LAYERS = 12  # of GPT-2 124M
 COLUMNS = ("group", "candidate", "largest error", "of torch's bf16", "ms", "ratio", "remarks")
 Entry = dict[str, Any]
@@ -93,7 +94,7 @@ class Comparison:
         command = [*WORKER, "--worker_deadline", str(self.deadline), *self.words]
         log = self.results.with_name("kernels_worker.log")
         with log.open("ab") as output:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         began = time.time()
         try:
             while process.poll() is None:
@@ -112,7 +113,7 @@ class Comparison:
         if self.started is None:
             return min(self.deadline, began + FIRST_LINE_SECONDS)
         [candidate] = [each for each in CANDIDATES if is_entry_of(self.started, each)]
-        return min(self.deadline, self.started["started"] + 2 * candidate.seconds)
+        return min(self.deadline, self.started["started"] + LIMIT_FACTOR * candidate.seconds)
 
     def read(self) -> None:
         """Read and print the new complete lines of the file of results."""

@@ -64,6 +64,7 @@ def rehearse(words: list[str]) -> None:
         return [sys.executable, str(Path(__file__)), "fake-training", *real]
 
     gpu.Bench.command = command  # type: ignore[method-assign]
+    gpu.KERNELS = str(Path(__file__).with_name("rehearse_kernels.py"))
     gpu_results.ARCHIVE_SECONDS = 0.05
     gpu.FIRST_SECONDS = float(os.environ.get("FIRST_SECONDS", "0"))
     gpu.VARIANT_SECONDS = 3

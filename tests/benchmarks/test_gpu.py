@@ -129,7 +129,9 @@ def test_all_parts_on_a_cpu(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "benchmarks/gpu.py", *words], cwd=ROOT, check=True, timeout=600)
     lines = (tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
     results = {result["name"]: result for result in map(json.loads, lines)}
-    assert not [result for result in results.values() if "error" in result]
+    failed = [result for result in results.values() if "error" in result]
+    assert {result["part"] for result in failed} <= {"kernels"}  # most of them need a GPU
+    assert results["attention, causal_sdpa"]["ratio"] == 1
     assert results["repeated steps"]["losses_and_norms_are_equal"] is True and len(results["saves"]["paused_s"]) == 3
     assert results["copy of a checkpoint"]["tensors"] > 20 and results["copy of a checkpoint"]["differing"] == []
     measured = {name for name, result in results.items() if result.get("tokens_per_second", 0) > 0}

@@ -92,6 +92,18 @@ def test_failures_of_variants_are_results_and_the_others_run(rehearsal: Rehearsa
     assert len(rehearsal.calls()) == 4
 
 
+def test_kernels_are_compared_before_variants(rehearsal: Rehearsal) -> None:
+    results = rehearsal.run(
+        "--parts", "kernels", "variants", "--variants", "rows_128", KERNEL_HANGS="packed_attention"
+    )
+    assert results["attention, packed_attention"]["error"] == "it was killed after 1 s"
+    assert results["loss, ours, torch"] == {"part": "kernels", "name": "loss, ours, torch", "ms": 4.0, "ratio": 0.2}
+    names = list(results)
+    assert names.index("loss, ours, torch") < names.index("as_it_is") and "rows_128" in names
+    with tarfile.open(rehearsal.archive) as archive:
+        assert {"kernels.jsonl", "kernels.log", "kernels.md", "kernels_worker.log"} <= set(archive.getnames())
+
+
 def test_a_variant_does_not_start_without_time(rehearsal: Rehearsal) -> None:
     results = rehearsal.run("--parts", "variants", "memory", "--minutes", "1", FIRST_SECONDS="75")
     assert results["not measured"]["error"].startswith("no time is left for: as_it_is, rows_128, logs_5")
