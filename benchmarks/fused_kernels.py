@@ -59,7 +59,8 @@ def flash_attention_4() -> Callable[[Tensor, float], Tensor]:
 def quack_mlp(*, tuned: bool = False) -> Callable[..., Tensor]:
     """Return GPT-2's MLP with QuACK's products for Hopper (quack-kernels 0.6.5).
 
-    The returned function takes hidden states [rows, T, width], and weights and biases of `c_fc` and `c_proj`.
+    The returned function takes hidden states [rows, T, width], and weights and biases of `c_fc` and `c_proj`. The package
+    cutlass must be in a folder with the name site-packages. Otherwise QuACK raises a TypeError about `_LOC_TRANSFORMS`.
 
     The product of `c_fc` also adds the bias and applies GELU. In the backward pass, the product of the gradient and
     `c_proj` also applies GELU's gradient, sums the gradient of the bias, and computes GELU again.

@@ -21,7 +21,8 @@ paired     train.py on one process, train.py under ZeRO-1 and nanoGPT in turn, f
 
 The variants hopper, quack_loss, quack_mlp, quack_mlp_tuned and flash_attention_4 need
 `pip install 'flash-attn-4[cu13]==4.0.0b36'`, into the folder of flash-attn 2 if that is installed. It brings QuACK.
-Measure only those variants that the part kernels has found to be faster.
+Measure only those variants that the part kernels has found to be faster. kernels.py says how to copy the packages to a
+machine without a network.
 
 Each result is printed and appended to results.jsonl in --out at once, and so are the logs. The tables are in gpu.md.
 With --archive, all of these are also in one file, which is replaced after each result and every 15 s: a call that is

@@ -23,12 +23,14 @@ QuACK             quack-kernels 0.6.5 (0.7 MB), apache-tvm-ffi 0.1.15.post2 (3.3
 FlashAttention-4  flash-attn-4 4.0.0b36 (0.5 MB), and the packages of QuACK
 all               cuda-bindings 13 (8.4 MB) and cuda-pathfinder (0.1 MB), unless torch has installed them
 
-A wheel is a zip file: unpack all wheels into one folder, and set PYTHONPATH to it. If at most 64 MiB (67,108,864 bytes)
-can be copied at a time, compress -libs-cu13 better, and split the file if other files travel with it:
+A wheel is a zip file. Unpack all wheels into one folder with the name site-packages, because QuACK accepts functions of
+cutlass only there, and set PYTHONPATH to this folder. If at most 64 MiB (67,108,864 bytes) can be copied at a time,
+compress -libs-cu13 better, and split it if other files are copied with it:
 
     unzip -q nvidia_cutlass_dsl_libs_cu13-*.whl -d cu13
-    tar -C cu13 -cf - . | xz -9e > cu13.tar.xz                 # 5 minutes; 62,157,300 bytes
-    split -b 40M cu13.tar.xz cu13.part-                        # on the machine: cat cu13.part-* | tar -xJ -C FOLDER
+    tar -C cu13 -cf - . | xz -9e > cu13.tar.xz                 # 7 minutes on one core; 62,157,300 bytes
+    split -b 40M cu13.tar.xz cu13.part-
+    cat cu13.part-* | tar -xJ -C carried/site-packages         # on the machine
 """
 
 import argparse
