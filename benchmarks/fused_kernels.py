@@ -19,33 +19,39 @@ def flash_attention_4() -> Callable[[Tensor, float], Tensor]:
 
     @torch.library.custom_op("benchmarks::flash4", mutates_args=())
     def flash4(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        out, divisors = outputs(joint, scale)
-        interface._flash_attn_fwd(*joint.unbind(2), softmax_scale=scale, causal=True, out=out, lse=divisors)
-        return out, divisors
+        out, log_sums = empty_results(joint, scale)
+        query, key, value = joint.unbind(2)
+        interface._flash_attn_fwd(query, key, value, softmax_scale=scale, causal=True, out=out, lse=log_sums)
+        return out, log_sums
 
     @flash4.register_fake
-    def outputs(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        rows, length, _, heads, width = joint.shape
-        out = joint.new_empty(rows, length, heads, width)
-        divisors = joint.new_empty(rows, heads, length, dtype=torch.float32)
-        return out, divisors
+    def empty_results(joint: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        rows, length, _, heads, head_size = joint.shape
+        out = joint.new_empty(rows, length, heads, head_size)
+        log_sums = joint.new_empty(rows, heads, length, dtype=torch.float32)
+        return out, log_sums
 
     @torch.library.custom_op("benchmarks::flash4_backward", mutates_args=())
-    def backward(gradient: Tensor, joint: Tensor, out: Tensor, divisors: Tensor, scale: float) -> Tensor:
+    def backward(gradient: Tensor, joint: Tensor, out: Tensor, log_sums: Tensor, scale: float) -> Tensor:
+        query, key, value = joint.unbind(2)
         result = torch.empty_like(joint)
-        parts = dict(zip(("dq", "dk", "dv"), result.unbind(2), strict=True))
-        inputs = (*joint.unbind(2), out, gradient, divisors)
-        interface._flash_attn_bwd(*inputs, softmax_scale=scale, causal=True, **parts)
+        dq, dk, dv = result.unbind(2)
+        interface._flash_attn_bwd(
+            query, key, value, out, gradient, log_sums, softmax_scale=scale, causal=True, dq=dq, dk=dk, dv=dv
+        )
         return result
 
-    backward.register_fake(lambda gradient, joint, *_: torch.empty_like(joint))
+    @backward.register_fake
+    def empty_gradient(gradient: Tensor, joint: Tensor, out: Tensor, log_sums: Tensor, scale: float) -> Tensor:
+        return torch.empty_like(joint)
 
     def save(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
         joint, ctx.scale = inputs
         ctx.save_for_backward(joint, *output)
 
     def differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:
-        return backward(gradient, *ctx.saved_tensors, ctx.scale), None
+        joint, out, log_sums = ctx.saved_tensors
+        return backward(gradient, joint, out, log_sums, ctx.scale), None
 
     flash4.register_autograd(differentiate, setup_context=save)
 
@@ -72,35 +78,47 @@ def quack_mlp(*, tuned: bool = False) -> Callable[..., Tensor]:
     backward_product = importlib.import_module("quack.epilogue.library").dgelu_dbias_mod
 
     @torch.library.custom_op("benchmarks::expand", mutates_args=())
-    def expand(inputs: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # inputs: [tokens, width]
+    def expand(inputs: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the input and the output of GELU [tokens, 4 * width]."""
         return products.gemm_act(inputs, weight, bias=bias, activation="gelu_tanh_approx", tuned=tuned)
+
+    @expand.register_fake
+    def empty_products(inputs: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        before = inputs.new_empty(len(inputs), len(bias))
+        return before, torch.empty_like(before)
 
     @torch.library.custom_op("benchmarks::contract_backward", mutates_args=())
     def contract_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradient of the input of GELU, the output of GELU, and the gradient of the bias in fp32."""
         results = backward_product(gradient, weight.T, before, tuned=tuned)
         return results["D"], results["postact"], results["dbias"]
 
-    expand.register_fake(lambda inputs, _, bias: [inputs.new_empty(len(inputs), len(bias)) for _ in range(2)])
-
     @contract_backward.register_fake
-    def _(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.empty_like(before), torch.empty_like(before), before.new_empty(len(weight), dtype=torch.float32)
+    def empty_gradients(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        grad_bias = before.new_empty(len(weight), dtype=torch.float32)
+        return torch.empty_like(before), torch.empty_like(before), grad_bias
 
     class MLP(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, *contraction: Tensor) -> Tensor:
-            before, after = expand(inputs.flatten(0, -2), weight, bias)
-            ctx.save_for_backward(inputs, weight, contraction[0], before)
-            return torch.addmm(contraction[1], after, contraction[0]).view_as(inputs)
+        def forward(
+            ctx: Any, inputs: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down_bias: Tensor
+        ) -> Tensor:
+            before, after = expand(inputs.flatten(0, -2), up_weight, up_bias)
+            ctx.save_for_backward(inputs, up_weight, down_weight, before)
+            out = torch.addmm(down_bias, after, down_weight)
+            return out.view_as(inputs)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-            inputs, weight, contraction, before = ctx.saved_tensors
-            flat, summed = gradients[0].flatten(0, -2).contiguous(), gradients[0].sum((0, 1))
-            of_before, after, of_bias = contract_backward(flat, contraction, before)
-            of_inputs = (of_before @ weight.T).view_as(inputs)
-            of_weight = inputs.flatten(0, -2).T @ of_before
-            return of_inputs, of_weight, of_bias.to(weight.dtype), after.T @ flat, summed
+            inputs, up_weight, down_weight, before = ctx.saved_tensors
+            [gradient] = gradients
+            flat = gradient.flatten(0, -2).contiguous()
+            grad_before, after, grad_up_bias = contract_backward(flat, down_weight, before)
+            grad_inputs = (grad_before @ up_weight.T).view_as(inputs)
+            grad_up_weight = inputs.flatten(0, -2).T @ grad_before
+            grad_down_weight = after.T @ flat
+            grad_down_bias = gradient.sum((0, 1))
+            return grad_inputs, grad_up_weight, grad_up_bias.to(up_weight.dtype), grad_down_weight, grad_down_bias
 
     return MLP.apply
 

@@ -46,9 +46,11 @@ def plain_attention(projection: Tensor, *, heads: int) -> Tensor:
     rows, length, _ = projection.shape
     joint = projection.view(rows, length, 3, heads, -1)
     query, key, value = joint.permute(2, 0, 3, 1, 4).unbind()
-    scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
-    later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
-    probabilities = scores.masked_fill(later, -torch.inf).softmax(-1)
+    scale = query.shape[-1] ** -0.5
+    scores = query @ key.transpose(2, 3) * scale
+    is_later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+    scores = scores.masked_fill(is_later, -torch.inf)
+    probabilities = scores.softmax(-1)
     out = probabilities @ value
     return out.transpose(1, 2).flatten(2)
 
@@ -79,10 +81,9 @@ def normal(sizes: list[int], device: str, scale: float = 1.0) -> Tensor:
 
 
 def attention_problem(shapes: Shapes, device: str) -> Problem:
-    rows, length, width = shapes.rows, shapes.length, shapes.width
-    projection = normal([rows, length, 3 * width], device)
+    projection = normal([shapes.rows, shapes.length, 3 * shapes.width], device)
     projection.requires_grad_()
-    grad_output = normal([rows, length, width], device)
+    grad_output = normal([shapes.rows, shapes.length, shapes.width], device)
     plain = functools.partial(plain_attention, heads=shapes.heads)
     return Problem([projection], [], grad_output, plain)
 
