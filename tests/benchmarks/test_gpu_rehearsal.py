@@ -96,7 +96,7 @@ def test_kernels_are_compared_before_variants(rehearsal: Rehearsal) -> None:
     results = rehearsal.run(
         "--parts", "kernels", "variants", "--variants", "rows_128", KERNEL_HANGS="packed_attention"
     )
-    assert results["attention, packed_attention"]["error"] == "it was killed after 1 s"
+    assert results["attention, packed_attention"]["error"].startswith("it was killed after")
     assert results["loss, ours, torch"] == {"part": "kernels", "name": "loss, ours, torch", "ms": 4.0, "ratio": 0.2}
     names = list(results)
     assert names.index("loss, ours, torch") < names.index("as_it_is") and "rows_128" in names

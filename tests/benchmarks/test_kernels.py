@@ -249,10 +249,8 @@ def rehearse(folder: Path, *words: str, **environment: str) -> dict[str, dict[st
 def test_a_hang_and_a_crash_are_one_line_each(tmp_path: Path) -> None:
     results = rehearse(tmp_path, KERNEL_HANGS="packed_attention", KERNEL_CRASHES="Liger", KERNEL_WRONG="causal_sdpa")
     failed = {name: entry["error"] for name, entry in results.items() if "error" in entry}
-    assert failed == {
-        "attention, packed_attention": "it was killed after 1 s",
-        "loss, Liger": "the process ended with exit code -9, see kernels_worker.log",
-    }
+    assert failed.pop("attention, packed_attention").startswith("it was killed after")
+    assert failed == {"loss, Liger": "the process ended with exit code -9, see kernels_worker.log"}
     table = (tmp_path / "kernels.md").read_text(encoding="utf-8")
     assert "Fastest attention: FlashAttention-4" in table and "two passes (0.500)" in table
 
