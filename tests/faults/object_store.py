@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
+import s3fs
 
 
 HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
@@ -169,6 +170,7 @@ def object_store(folder: Path, weather: Weather) -> Iterator[dict[str, str]]:
         proxy.server_close()
         server.kill()
         server.wait()
+        s3fs.S3FileSystem.clear_instance_cache()  # the next store has another address
 
 
 def _create_bucket(port: int) -> None:
