@@ -13,6 +13,7 @@ GPT2 = "gpt2"
 SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size"}
 FlashKernel = Literal["flash_attention_2", "kernels-community/flash-attn2"]
 SdpaKernel = Literal["causal_sdpa", "causal_cudnn"]
+MlpImplementation = Literal["torch", "cublaslt"]
 
 
 @dataclasses.dataclass
@@ -31,8 +32,11 @@ class ModelArguments:
     n_embd: int = fixed(768, "Width of the residual stream. 0: chosen to suit the text and the machine.", common=True)
     dropout: float = changeable(0.0, "Dropout of embeddings, attention and residuals.", BELOW_1)
     pad_vocab_to_multiple_of: int = fixed(128, "Pad the vocabulary to a multiple of this number.", ABOVE_0)
-    attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "eager"] = option(
+    attn_implementation: Literal["auto", FlashKernel, SdpaKernel, "packed_cudnn", "eager"] = option(
         "auto", "Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA."
+    )
+    mlp_implementation: MlpImplementation = option(
+        "torch", "cublaslt: GELU inside the products of a GPT-2's MLP, with nvmath-python."
     )
     document_mask: bool = fixed(False, "No attention between documents of a row. Slower without flash-attn.")
     init_from: str = fixed("", "Folder, Hub id, or .pt of nanoGPT, to take weights and shape from.", common=True)

@@ -1,6 +1,7 @@
 """Choose the attention kernel of a run: the fastest that works on this machine."""
 
 import copy
+import importlib.util
 import logging
 import math
 from collections.abc import Mapping
@@ -12,9 +13,10 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.utils import is_flash_attn_2_available, is_kernels_available
 
 from gpt2_repro.errors import UserError, in_a_line
-from gpt2_repro.model.arguments import FlashKernel
+from gpt2_repro.model.arguments import GPT2, FlashKernel
 from gpt2_repro.model.document_mask import Documents
-from gpt2_repro.model.pretraining import SDPA
+from gpt2_repro.model.packed_attention import HEAD_SIZE_MULTIPLE, MOST_HEAD_SIZE, packed_attention
+from gpt2_repro.model.pretraining import PACKED, SDPA
 
 
 logger = logging.getLogger(__name__)
@@ -58,9 +60,13 @@ def obstacle(name: str, machine: Machine) -> str | None:
         return "it needs bf16 or fp16, which this run does not use"
     if torch.cuda.get_device_capability() < (8, 0):
         return "this GPU is older than Ampere"
-    if name == "causal_cudnn":
+    if name in ("causal_cudnn", PACKED):
         if machine.document_mask or machine.length % 128:
             return "cuDNN is wrong for document masks and for rows whose length is not a multiple of 128"
+        if name == PACKED and torch.version.hip is not None:
+            return "there is no NVIDIA GPU"
+        if name == PACKED and importlib.util.find_spec("cudnn") is None:
+            return "nvidia-cudnn-frontend is not installed (requirements-gpu.txt)"
         return None
     if machine.one_row_compiled and not machine.document_mask:
         # _is_packed_sequence in transformers 5.23 branches on the position ids. Position ids are not read if the lengths
@@ -70,6 +76,20 @@ def obstacle(name: str, machine: Machine) -> str | None:
         return "flash-attn is not installed (requirements-gpu.txt)"
     if name == HUB_KERNEL and not is_kernels_available():
         return "the package kernels is not installed in the version that transformers needs"
+    return None
+
+
+def packed_obstacle(config: PreTrainedConfig) -> str | None:
+    """Return why packed_cudnn cannot compute the attention of a model, or None if it can."""
+    if config.model_type != GPT2:
+        return "it needs --model_type gpt2, where one product computes queries, keys and values"
+    if config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
+        return "it always scales attention by the square root of the head size"
+    if config.attn_pdrop:
+        return "it has no dropout"
+    head_size = config.hidden_size // config.num_attention_heads
+    if head_size > MOST_HEAD_SIZE or head_size % HEAD_SIZE_MULTIPLE:
+        return f"the head size {head_size} is above {MOST_HEAD_SIZE} or not a multiple of {HEAD_SIZE_MULTIPLE}"
     return None
 
 
@@ -97,7 +117,7 @@ def choose_attention(
     if machine.document_mask:
         return _choose_for_documents(obstacles, machine, config, rows)
     if earlier:
-        problem = obstacles.get(earlier, "this version does not have it")
+        problem = obstacles.get(earlier, "it is only used on request")
         if problem is None:
             return Choice(earlier, "as at the start of the run")
         why = "The run began with the attention kernel %s, but %s. All usable kernels are timed again."
@@ -109,7 +129,9 @@ def choose_attention(
 def _require_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int) -> None:
     """Raise UserError if an attention kernel cannot be used, or gives other results than causal_sdpa."""
     problem: str | float | None = obstacle(name, machine)
-    if problem is None and name in FLASH:
+    if problem is None and name == PACKED:
+        problem = packed_obstacle(config)
+    if problem is None and name in (*FLASH, PACKED):
         problem = time_kernels({name: None, "causal_sdpa": None}, machine, config, rows)[name]
     if isinstance(problem, str):
         raise UserError(f"{name} cannot be used: {problem}. Pass --attn_implementation auto.")
@@ -182,7 +204,7 @@ def time_kernels(
             timings[name] = milliseconds
             if not expected:
                 expected = results
-            difference = _difference(results, expected)
+            difference = largest_difference(results, expected)
             if difference > MOST_DIFFERENCE:
                 timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
         except Exception as error:  # packages of kernels raise errors of their own
@@ -226,9 +248,12 @@ def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int
     attend: Any = AttentionInterface()[model.config._attn_implementation]
 
     def run() -> list[Tensor]:
-        query, key, value = (part.transpose(1, 2) for part in joint.split(counts, 2))
-        outputs = attend(attentions[0], query, key, value, mask, dropout=0.0, scaling=width**-0.5, **lengths)
-        out = outputs[0]
+        if name == PACKED:
+            out = packed_attention(joint.flatten(2), heads).view_as(direction)
+        else:
+            query, key, value = (part.transpose(1, 2) for part in joint.split(counts, 2))
+            outputs = attend(attentions[0], query, key, value, mask, dropout=0.0, scaling=width**-0.5, **lengths)
+            out = outputs[0]
         [gradient] = torch.autograd.grad(out, joint, direction)
         return [out.detach(), *gradient.split(counts, 2)]
 
@@ -237,7 +262,7 @@ def _run_kernel(name: str, machine: Machine, config: PreTrainedConfig, rows: int
     return timing.median * 1e3, results
 
 
-def _difference(results: list[Tensor], expected: list[Tensor]) -> float:
+def largest_difference(results: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest difference relative to the largest expected value."""
     largest = 0.0
     for result, target in zip(results, expected, strict=True):

@@ -13,10 +13,17 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.hardware import total_memory
 from gpt2_repro.model.architecture import scale_residual_weights
+from gpt2_repro.model.arguments import MlpImplementation
 from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.initial_weights import start_from
-from gpt2_repro.model.pretraining import make_pretraining, sum_biases_by_row
+from gpt2_repro.model.pretraining import (
+    PACKED,
+    make_pretraining,
+    sum_biases_by_row,
+    use_gelu_products,
+    use_packed_attention,
+)
 from gpt2_repro.model.size import gpt2_parameters
 
 
@@ -31,6 +38,7 @@ def build_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     attention: str,
+    mlp: MlpImplementation = "torch",
     init_from: str | None = "",
     documents: Documents | None = None,
     compiled: bool = False,
@@ -52,6 +60,10 @@ def build_model(
     if init_from:
         start_from(init_from, model, tokenizer)
     make_pretraining(model, vocab_size=config.true_vocab_size, documents=documents)
+    if attention == PACKED:
+        use_packed_attention(model)
+    if mlp == "cublaslt":
+        use_gelu_products(model)
     if compiled:
         compile_loss(model)
     return model

@@ -187,7 +187,8 @@ def _by_head(tensor: Tensor, heads: int) -> Tensor:
 def attend(projection: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Return the attention [rows, T, width], and what the backward pass needs of the softmax. See `run_forward`."""
     out, log_sums = _empty_results(projection, heads)
-    run_forward(*_split(projection, heads), _by_head(out, heads), log_sums)
+    query, key, value = _split(projection, heads)
+    run_forward(query, key, value, _by_head(out, heads), log_sums)
     return out, log_sums
 
 
@@ -202,11 +203,10 @@ def _empty_results(projection: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("gpt2_repro::packed_attention_backward", mutates_args=())
 def attend_backward(gradient: Tensor, projection: Tensor, out: Tensor, log_sums: Tensor, heads: int) -> Tensor:
     """Return the gradient of the projection [rows, T, 3 * width]."""
+    query, key, value = _split(projection, heads)
     grad_projection = torch.empty_like(projection)
     results = list(_split(grad_projection, heads))
-    run_backward(
-        *_split(projection, heads), _by_head(out, heads), log_sums, _by_head(gradient, heads), results=results
-    )
+    run_backward(query, key, value, _by_head(out, heads), log_sums, _by_head(gradient, heads), results)
     return grad_projection
 
 

@@ -26,6 +26,8 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from gpt2_repro.errors import in_a_line
 from gpt2_repro.model.document_mask import Documents
+from gpt2_repro.model.gelu_products import gelu_mlp
+from gpt2_repro.model.packed_attention import is_training_batch, packed_attention, product_dtype
 from gpt2_repro.model.size import NO_LIMIT, experts_of, max_positions, tokens_per_chunk
 from gpt2_repro.tokens import IGNORED
 
@@ -42,6 +44,7 @@ AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
 
 
 SDPA = ("causal_cudnn", "causal_sdpa")
+PACKED = "packed_cudnn"
 _OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -55,6 +58,7 @@ def _cudnn(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mas
 
 
 AttentionInterface.register("causal_cudnn", _cudnn)
+AttentionInterface.register(PACKED, _cudnn)  # for passes that `_attend` leaves to the stock module
 
 
 # Types of devices on which the softmax of the loss is a Triton kernel. Not tried with ROCm.
@@ -205,10 +209,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
         labels: the ids to predict, of shape [tokens]. A label of -100 is not a target.
         vocab_size: the number of ids without padding. Padding ids are excluded from the softmax.
     """
-    device = hidden.device.type
-    dtype = hidden.dtype
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = product_dtype(hidden)
     if not torch.is_grad_enabled():
         # A parameter still has requires_grad, so the loss would compute a gradient.
         hidden = hidden.detach()
@@ -367,6 +368,45 @@ def sum_biases_by_row(model: PreTrainedModel) -> None:
     for block in model.base_model.h:
         for projection in (block.attn.c_attn, block.mlp.c_fc):
             projection.forward = MethodType(_project, projection)
+
+
+def _attend(
+    self: Any, hidden_states: Tensor, past_key_values: Any = None, attention_mask: Any = None, **others: Any
+) -> Any:
+    """Replace the forward of transformers' GPT2Attention."""
+    is_packed = self.config._attn_implementation == PACKED  # compile_loss may have replaced the kernel
+    is_plain = past_key_values is None and attention_mask is None
+    if not (is_packed and is_plain and is_training_batch(hidden_states)):
+        return type(self).forward(self, hidden_states, past_key_values, attention_mask, **others)
+    out = packed_attention(self.c_attn(hidden_states), self.num_heads)
+    return self.resid_dropout(self.c_proj(out)), None
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Write the gradients of a GPT-2's queries, keys and values into one tensor, in training and validation.
+
+    Prediction: 2 % of a step, the copies of these gradients on an H200 (benchmarks/RESULTS.md).
+    """
+    for block in model.base_model.h:
+        block.attn.forward = MethodType(_attend, block.attn)
+
+
+def _mlp(self: Any, hidden_states: Tensor) -> Tensor:
+    """Replace the forward of transformers' GPT2MLP."""
+    if not is_training_batch(hidden_states):
+        return type(self).forward(self, hidden_states)
+    up, down = self.c_fc, self.c_proj
+    out = gelu_mlp(hidden_states.flatten(0, 1), up.weight, up.bias, down.weight, down.bias)
+    return self.dropout(out.view_as(hidden_states))
+
+
+def use_gelu_products(model: PreTrainedModel) -> None:
+    """Compute a GPT-2's GELU inside the products of its MLPs, in training and validation.
+
+    Prediction: 3 to 5 % of a step on an H200.
+    """
+    for block in model.base_model.h:
+        block.mlp.forward = MethodType(_mlp, block.mlp)
 
 
 def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:

@@ -289,6 +289,7 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
 
     from gpt2_repro.model.attention import Machine, choose_attention
     from gpt2_repro.model.configuration import build_config
+    from gpt2_repro.model.mlp import require_mlp
 
     training = recipe.training
     accept = training.accept_any_hardware
@@ -322,6 +323,7 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
     def attention() -> object:
         config = build_config(recipe.model, sequence_length=recipe.data.sequence_length, vocab_size=128)
         asked = recipe.model.attn_implementation
+        require_mlp(recipe.model.mlp_implementation, machine, config)
         return choose_attention(asked, machine, config, rows=training.per_device_train_batch_size)
 
     return [

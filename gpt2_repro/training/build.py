@@ -12,11 +12,13 @@ from gpt2_repro import hardware, ranks
 from gpt2_repro.checkpoints.resuming import Start
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
+from gpt2_repro.launchers import current_launcher
 from gpt2_repro.model.architecture import check_architecture
 from gpt2_repro.model.attention import Choice, Machine, choose_attention
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.document_mask import Documents
+from gpt2_repro.model.mlp import require_mlp
 from gpt2_repro.model.pretraining import launch_softmax_kernel, use_torch_softmax
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.announce import announce, describe_run
@@ -44,7 +46,10 @@ def build_trainer(args: PretrainingArguments, setup: RunSetup, start: Start) -> 
     )
     check_architecture(config, document_mask=section.document_mask)
     check_triton(args, config, requested=setup.recipe.training.torch_compile)
-    attention = _choose_kernel(args, setup, config)
+    machine = _machine(args, setup)
+    attention = _choose_kernel(args, setup, config, machine)
+    whole_weights = current_launcher().whole_weights
+    require_mlp(section.mlp_implementation, machine, config, has_whole_weights=whole_weights)
     documents = None
     if section.document_mask:
         documents = Documents(inputs.tokenizer.eos_token_id, behind=setup.recipe.data.separator == "after")
@@ -53,6 +58,7 @@ def build_trainer(args: PretrainingArguments, setup: RunSetup, start: Start) -> 
         config,
         inputs.tokenizer,
         attention=attention.name,
+        mlp=section.mlp_implementation,
         init_from=None if start.checkpoint else section.init_from,
         documents=documents,
         compiled=bool(args.settings.torch_compile),
@@ -100,23 +106,27 @@ def check_triton(args: PretrainingArguments, config: PreTrainedConfig, *, reques
     logger.warning(text, problem)
 
 
-def _choose_kernel(args: PretrainingArguments, setup: RunSetup, config: PreTrainedConfig) -> Choice:
+def _machine(args: PretrainingArguments, setup: RunSetup) -> Machine:
+    """Return the properties of this run that decide which kernels can be used."""
+    has_one_row = args.per_device_train_batch_size == 1 or args.per_device_eval_batch_size == 1
+    return Machine(
+        cuda=args.device.type == "cuda",
+        bf16=args.bf16,
+        length=setup.recipe.data.sequence_length,
+        one_row_compiled=has_one_row and bool(args.settings.torch_compile),
+        document_mask=setup.recipe.model.document_mask,
+        fp16=args.fp16,
+    )
+
+
+def _choose_kernel(args: PretrainingArguments, setup: RunSetup, config: PreTrainedConfig, machine: Machine) -> Choice:
     """Choose the attention kernel on rank 0, because timings differ between ranks. A collective."""
-    section = setup.recipe.model
+    requested = setup.recipe.model.attn_implementation
     kernel = None
-    if section.attn_implementation != "auto" or ranks.is_main():
+    if requested != "auto" or ranks.is_main():
         rows = args.per_device_train_batch_size
-        has_one_row = rows == 1 or args.per_device_eval_batch_size == 1
-        machine = Machine(
-            cuda=args.device.type == "cuda",
-            bf16=args.bf16,
-            length=setup.recipe.data.sequence_length,
-            one_row_compiled=has_one_row and bool(args.settings.torch_compile),
-            document_mask=section.document_mask,
-            fp16=args.fp16,
-        )
         earlier = _earlier_kernel(setup.run, use_cpu=args.use_cpu)
-        kernel = choose_attention(section.attn_implementation, machine, config, rows=rows, earlier=earlier)
+        kernel = choose_attention(requested, machine, config, rows=rows, earlier=earlier)
     return broadcast_object_list([kernel])[0]
 
 
