@@ -4,7 +4,6 @@ The product with `c_fc` also adds the bias and applies GELU. In the backward pas
 multiplies by the derivative of GELU and sums the gradient of the bias. cuBLASLt has GELU's tanh approximation.
 """
 
-import importlib
 import logging
 from typing import Any
 
@@ -123,12 +122,10 @@ def _multiply(epilog: str, left: Tensor, right: Tensor, epilog_inputs: dict[str,
 
 
 def _plan(epilog: str, left: Tensor, right: Tensor, epilog_inputs: dict[str, Tensor]) -> Any:
-    nvmath = importlib.import_module("nvmath.linalg.advanced")
-    options = nvmath.MatmulOptions(memory_limit=WORKSPACE_BYTES, logger=_quiet)
-    product = nvmath.Matmul(left, right, options=options)
-    product.plan(
-        preferences=nvmath.MatmulPlanPreferences(limit=1),
-        epilog=getattr(nvmath.MatmulEpilog, epilog),
-        epilog_inputs=epilog_inputs,
-    )
+    from nvmath.linalg.advanced import Matmul, MatmulEpilog, MatmulOptions, MatmulPlanPreferences
+
+    options = MatmulOptions(memory_limit=WORKSPACE_BYTES, logger=_quiet)
+    product = Matmul(left, right, options=options)
+    preferences = MatmulPlanPreferences(limit=1)  # the first algorithm is used, and others could need more workspace
+    product.plan(preferences=preferences, epilog=MatmulEpilog[epilog], epilog_inputs=epilog_inputs)
     return product

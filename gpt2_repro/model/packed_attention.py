@@ -5,7 +5,8 @@ of the projection. The package nvidia-cudnn-frontend runs the same kernels of cu
 """
 
 import functools
-import importlib
+import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ class Graph(NamedTuple):
     """A kernel of cuDNN for tensors with certain shapes and strides."""
 
     graph: Any  # cudnn.pygraph
-    nodes: list[Any]  # the graph's inputs and outputs
+    nodes: list[Any]  # its inputs and outputs
     workspace_bytes: int
 
 
@@ -57,26 +58,31 @@ def run_forward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums
 
     `log_sums` is fp32 [rows, heads, T, 1]. The other tensors are [rows, heads, T, head size] with any strides.
     """
-    _execute(_build_forward, [query, key, value, out, log_sums])
+    _execute(_describe_forward, [query, key, value, out, log_sums])
 
 
 def run_backward(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, gradient: Tensor, results: list[Tensor]
 ) -> None:
     """Write the gradients of queries, keys and values to `results`. `gradient` is the gradient of `out`."""
-    _execute(_build_backward, [query, key, value, out, log_sums, gradient, *results])
+    _execute(_describe_backward, [query, key, value, out, log_sums, gradient, *results])
 
 
-def _execute(build: Any, tensors: list[Tensor]) -> None:
-    cudnn = importlib.import_module("cudnn")
+def _execute(describe: Callable[..., tuple[Any, list[Any]]], tensors: list[Tensor]) -> None:
+    """Run the kernel that `describe` describes on tensors, on torch's current stream."""
+    import cudnn
+
     device = tensors[0].device
-    handle = _handle(device)
+    thread = threading.get_ident()
+    handle = _handle(device, thread)
     stream = torch.cuda.current_stream(device).cuda_stream
     cudnn.set_stream(handle, stream)
     layouts = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
-    identity = (device, *layouts)
+    identity = (device, thread, *layouts)
     if identity not in _graphs:
-        _graphs[identity] = build(handle, tensors)
+        graph, nodes = describe(handle, tensors)
+        graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        _graphs[identity] = Graph(graph, nodes, graph.get_workspace_size())
     graph, nodes, workspace_bytes = _graphs[identity]
     workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=device)
     buffers = dict(zip(nodes, tensors, strict=True))
@@ -84,15 +90,17 @@ def _execute(build: Any, tensors: list[Tensor]) -> None:
 
 
 @functools.cache
-def _handle(device: torch.device) -> Any:
-    """Return a handle of cuDNN. Forward and backward pass run on different threads, but never at the same time."""
-    cudnn = importlib.import_module("cudnn")
+def _handle(device: torch.device, thread: int) -> Any:
+    """Return the handle of cuDNN of a thread: torch runs the backward pass on another thread than the forward pass."""
+    import cudnn
+
     with torch.cuda.device(device):
         return cudnn.create_handle()
 
 
 def _new_graph(handle: Any, dtype: torch.dtype) -> Any:
-    cudnn = importlib.import_module("cudnn")
+    import cudnn
+
     io_type = cudnn.data_type.HALF
     if dtype == torch.bfloat16:
         io_type = cudnn.data_type.BFLOAT16
@@ -112,7 +120,8 @@ def _describe_output(node: Any, tensor: Tensor) -> None:
 
 def _describe_forward(handle: Any, tensors: list[Tensor]) -> tuple[Any, list[Any]]:
     """Return the graph of the forward pass and its inputs and outputs, in the order of `tensors`."""
-    cudnn = importlib.import_module("cudnn")
+    import cudnn
+
     query, key, value, out, log_sums = tensors
     graph = _new_graph(handle, query.dtype)
     inputs = [graph.tensor_like(tensor) for tensor in (query, key, value)]
@@ -148,20 +157,6 @@ def _describe_backward(handle: Any, tensors: list[Tensor]) -> tuple[Any, list[An
     for node, tensor in zip(outputs, tensors[6:], strict=True):
         _describe_output(node, tensor)
     return graph, [*inputs, *outputs]
-
-
-def _build_forward(handle: Any, tensors: list[Tensor]) -> Graph:
-    return _compile(*_describe_forward(handle, tensors))
-
-
-def _build_backward(handle: Any, tensors: list[Tensor]) -> Graph:
-    return _compile(*_describe_backward(handle, tensors))
-
-
-def _compile(graph: Any, nodes: list[Any]) -> Graph:
-    cudnn = importlib.import_module("cudnn")
-    graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-    return Graph(graph, nodes, graph.get_workspace_size())
 
 
 def _scale(query: Tensor) -> float:
