@@ -19,12 +19,17 @@ class Variant(NamedTuple):
     after: str = ""  # variants that must have run in this call
 
 
+PACKED = "--attn_implementation packed_cudnn"
+CUBLASLT = "--mlp_implementation cublaslt"
 FA4 = "--attn_implementation causal_sdpa"  # what the patch uses where it does not apply
 AS_IT_IS = Variant("as_it_is")
 # In this order, as long as the time suffices. First those that share the compiler cache, then new kernels one by one.
 VARIANTS = (
     Variant("rows_128", "--per_device_train_batch_size 128"),
     Variant("logs_5", "--logging_steps 5"),  # each log line waits for the device
+    Variant("packed_cudnn", PACKED, needs="cudnn"),
+    Variant("cublaslt", CUBLASLT, needs="nvmath"),
+    Variant("packed_cudnn_and_cublaslt", f"{PACKED} {CUBLASLT}", needs="cudnn nvmath", after="packed_cudnn cublaslt"),
     Variant("quack_mlp", patch="quack_mlp", needs="cutlass quack"),
     Variant("flash_attention_4", FA4, patch="flash_attention_4", needs="cutlass flash_attn"),
     Variant("quack_loss", patch="quack_loss", needs="cutlass quack"),

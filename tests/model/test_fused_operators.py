@@ -171,7 +171,7 @@ def test_the_loss_is_one_compiled_graph(case: str, calls: Calls) -> None:
 
 def test_checkpointed_blocks_have_the_same_gradients(calls: Calls) -> None:
     models = [build(**CASES["both"]), build(**CASES["both"])]
-    models[1].gradient_checkpointing_enable({"use_reentrant": False})
+    models[1].activation_checkpointing_enable()
     for model in models:
         model(**batch()).loss.backward()
     for plain, checkpointed in zip(models[0].parameters(), models[1].parameters(), strict=True):
