@@ -22,8 +22,8 @@ from gpt2_repro.model.mlp import require_mlp
 from gpt2_repro.model.pretraining import launch_softmax_kernel, use_torch_softmax
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.announce import announce, describe_run
-from gpt2_repro.training.callbacks import ProgressBar
 from gpt2_repro.training.inputs import open_inputs
+from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.settings import RunSetup
 from gpt2_repro.training.step_profile import StepProfile

@@ -188,7 +188,7 @@ OF_TRAINER: dict[str, Fault] = {
     "slow_memory": ("checkpoints.staged_saves.torch.Tensor.copy_", waits(0.02), in_thread),
     "hang": (f"{TRAINER}.compute_loss", waits(3600), at_step),
     "small_device": (f"{TRAINER}.training_step", fail, lambda self, model, inputs, *_: len(inputs["input_ids"]) > 1),
-    "slow_validation": ("training.callbacks.ProgressBar.on_prediction_step", waits(0.5), always),
+    "slow_validation": ("training.progress.ProgressBar.on_prediction_step", waits(0.5), always),
     **{f"kill_in_{name}": (place, kill, when) for name, (place, when) in AFTER_THE_SAVE.items()},
     **{f"fail_in_{name}": (place, fail, when) for name, (place, when) in AFTER_THE_SAVE.items()},
 }

@@ -25,8 +25,8 @@ from gpt2_repro.run_record.environment import BatchPlan, Environment
 from gpt2_repro.run_record.notes import ENDED, FOLDER, SINCE
 from gpt2_repro.run_record.status import process_seconds
 from gpt2_repro.run_record.time_breakdown import breakdown, goodput
-from gpt2_repro.training.callbacks import format_event
 from gpt2_repro.training.meter import Meter
+from gpt2_repro.training.progress import format_event
 
 
 @pytest.fixture

@@ -38,9 +38,9 @@ def record_steps() -> None:
     from gpt2_repro.checkpoints.saving import CheckpointSaver
     from gpt2_repro.optim.average import WeightAverage
     from gpt2_repro.optim.schedule import LearningRate
-    from gpt2_repro.training.callbacks import ProgressBar
     from gpt2_repro.training.guard import UpdateGuard
     from gpt2_repro.training.meter import Meter
+    from gpt2_repro.training.progress import ProgressBar
     from gpt2_repro.training.samples import TextSampler
     from gpt2_repro.training.step_profile import StepProfile
     from gpt2_repro.training.trainer import PretrainingTrainer
