@@ -95,8 +95,8 @@ def available_memory() -> int:
     return min([psutil.virtual_memory().available, *free])
 
 
-def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = USE_CPU) -> bool:
-    """Return True to compute on the CPU, or False to compute on the GPU.
+def uses_cpu(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = USE_CPU) -> bool:
+    """Return whether to compute on the CPU, and not on the GPU.
 
     Without `use_cpu`, raises UserError if torch cannot use an NVIDIA device that is present. If there is no GPU, raises
     UserError or `accept_any_hardware` selects the CPU. The message names `cpu_option`.

@@ -61,7 +61,7 @@ def choose_device(name: str | None) -> str:
     import torch
 
     if name is None:
-        on_cpu = hardware.choose_device(use_cpu=False, accept_any_hardware=True, cpu_option="--device cpu")
+        on_cpu = hardware.uses_cpu(use_cpu=False, accept_any_hardware=True, cpu_option="--device cpu")
         if on_cpu:
             return "cpu"
         return hardware.gpu_kind() or "cpu"

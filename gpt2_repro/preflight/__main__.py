@@ -298,7 +298,7 @@ def _check_devices(recipe: TrainingRecipe) -> list[Finding]:
     if version is not None:
         driver = Finding("✓", "driver", version)
     try:
-        on_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=accept)
+        on_cpu = hardware.uses_cpu(use_cpu=training.use_cpu, accept_any_hardware=accept)
     except UserError as error:
         return [driver, Finding("✗", "device", str(error))]
     device = hardware.find_accelerator(use_cpu=on_cpu)

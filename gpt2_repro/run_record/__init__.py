@@ -241,7 +241,7 @@ class RunRecord:
         self.write_status("running", reason=None)
 
     def join(self) -> None:
-        """Note on another rank than 0 that rank 0 has claimed the run."""
+        """Note that rank 0 has claimed the run. Called on all ranks."""
         self.is_claimed = True
 
     def write_environment(self, environment: Environment) -> None:

@@ -53,7 +53,7 @@ def train(recipe: TrainingRecipe, data: PreparedData) -> None:
 
     Raises UserError for wrong settings, before the model is built. Raises RunFailed if the run fails.
     """
-    # --- Settings and checks, before torch is imported
+    # --- Settings and checks, before processes are joined and the model is built
     settings, plan = resolve_settings(recipe)
     data.check()
     run = RunRecord(str(settings.output_dir))
@@ -256,7 +256,7 @@ def claim(trainer: "PretrainingTrainer", setup: RunSetup, start: Start) -> None:
         run.claim(stored.to_yaml())
         record_tracking(args.report_to, run.path)
         prepare_run_directory(run, start, max_steps=trainer.plan.max_steps, validates_again=args.eval_on_start)
-    ranks.largest(0)  # wait for rank 0
+    ranks.wait()  # until rank 0 has claimed the run
     run.join()
     console.open(run.path / CONSOLE)
     if args.local_process_index == 0:

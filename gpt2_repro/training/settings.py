@@ -86,7 +86,7 @@ def resolve_settings(recipe: TrainingRecipe) -> tuple[TrainingSection, BatchPlan
     training = recipe.training
     launcher = current_launcher()
     any_hardware = training.accept_any_hardware
-    use_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=any_hardware)
+    use_cpu = hardware.uses_cpu(use_cpu=training.use_cpu, accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     asked = training.asked_precision

@@ -2,18 +2,18 @@
 
 One optimizer step in the order of time, with the methods that act. This step also saves, validates and stops the run.
 "Trainer" is transformers' own class, whose `_run_epoch` calls them (tests/training/test_timeline.py). Under DeepSpeed,
-the last backward pass of a step also takes the norm, clips and updates (accelerate's `DeepSpeedEngineWrapper.backward`
-calls `engine.step`). Before the update, hooks of its optimizer call `wait_until_staged` and the guard's
-`_before_update`; the later calls for clipping, norm and update then change nothing.
+what is marked with (*) happens within the last backward pass (accelerate's `DeepSpeedEngineWrapper.backward` calls
+`engine.step`). Before the update, hooks of its optimizer call `wait_until_staged` and the guard's `_before_update`; the
+later calls then change nothing.
 
     read the rows of all micro-batches      PretrainingTrainer.get_batch_samples, Meter.start
     begin a trace (--profile_step)          StepProfile.on_step_begin
     forward and backward pass of each       Trainer.training_step, PretrainingTrainer.floating_point_ops
     between two passes                      Watchdog.on_substep_end
-    clip (DeepSpeed: in its step)           PretrainingTrainer._clip_grad_norm
-    take the norm, wait for a copy          PretrainingTrainer._get_grad_norm, CheckpointSaver.wait_until_staged,
+    clip (*)                                PretrainingTrainer._clip_grad_norm
+    take the norm, wait for a copy (*)      PretrainingTrainer._get_grad_norm, CheckpointSaver.wait_until_staged,
                                             UpdateGuard.see_norm
-    update, unless it is not finite         UpdateGuard._before_update, AdamW.step
+    update, unless it is not finite (*)     UpdateGuard._before_update, AdamW.step
     average the weights (--ema_steps)       WeightAverage.on_optimizer_step
     advance the learning rate               LearningRate.step
     count a skipped update                  UpdateGuard.on_step_end, UpdateGuard.after_step
@@ -277,7 +277,8 @@ class PretrainingTrainer(Trainer):
             grad_norm = self.model_wrapped.get_global_grad_norm()
         elif grad_norm is None:
             grad_norm = engine.clip_gradients(self.accelerator, self.optimizer, math.inf)
-        # DeepSpeed has updated the weights already, after the hook of its optimizer. The average changes later.
+        # DeepSpeed has updated the weights already, after the hook of its optimizer. But it skips update and hook if an
+        # fp16 gradient overflows, and what changes later must wait then, too.
         self.saver.wait_until_staged()
         norm = whole(grad_norm)
         self.guard.see_norm(norm)
