@@ -46,6 +46,8 @@ SEED = int(os.environ.get("SPOT_SEED", "1"))
 LOG = os.environ.get("SPOT_LOG", "")  # a folder for the memory over time and the logs
 SAMPLE_SECONDS = 10.0
 RATE = 0.03  # of requests that fail, apart from outages and deletions
+# Of 2,000 steps. Undisturbed runs with 1 or 4 processes differ from the one with 2 by up to 6e-5 and 1.8e-4.
+ROUNDING = 5e-4
 FAILED_STARTS = 10  # in a row, after which the trial ends: an outage lasts 4 seconds
 OPTIONS = (
     *(
@@ -296,7 +298,7 @@ def check(trial: Round, golden: Path, *, is_exact: bool) -> None:
     else:
         ours = {loss[:2]: loss[2] for loss in losses(trial.run)}
         theirs = {loss[:2]: loss[2] for loss in losses(golden)}
-        assert ours == pytest.approx(theirs, abs=1e-4)
+        assert ours == pytest.approx(theirs, abs=ROUNDING)
     twice = {key: times for key, times in trial.scored.items() if len(times) > 1}
     assert not twice
 
