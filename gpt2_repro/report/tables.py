@@ -103,7 +103,12 @@ def paper_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
         for column in known:
             numbers = [_numbers(run).get(column) for run in setting.runs]
             found = [number for number in numbers if number is not None]
-            texts.append(mean_as_text(found) if found else NO_NUMBER)
+            text = NO_NUMBER
+            if found:
+                text = mean_as_text(found)
+                if len(found) < len(numbers):
+                    text += f" ({len(found)} of {len(numbers)} seeds)"
+            texts.append(text)
         row = [Cell(setting.name)]
         row += [Cell(text, "number") for text in texts]
         table.rows.append(row)

@@ -125,6 +125,8 @@ def test_each_table(folders: list[Path], tmp_path: Path, monkeypatch, capsys) ->
     assert markdown[0].startswith("| setting | seeds | parameters | tokens | validation loss |")
     assert markdown[2].startswith("| rate0.001-seed* | 3 | 7.4 M | 327,680 | 4.1167 ± 0.0153 |")
     assert markdown[3].startswith("| rate0.002-seed* | 3 |") and len(markdown) == 4
+    (folders[0] / "evaluation" / "comparison.json").unlink()
+    assert "(2 of 3 seeds)" in paper_table([Run(folder) for folder in folders], "abcdef").markdown()
     latex = Path("report.tex").read_text(encoding="utf-8")
     assert r"4.1167 $\pm$ 0.0153" in latex and r"\toprule" in latex and r"\begin{tabular}{lrrrr" in latex
 
