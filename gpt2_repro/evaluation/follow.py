@@ -38,6 +38,8 @@ from gpt2_repro.run_record.status import ENDED_STATES, RunStatus
 
 logger = logging.getLogger(__name__)
 
+START_SECONDS = 300.0  # longest wait for a run that does not exist yet
+START_POLL_SECONDS = 1.0
 SECONDS = 30.0  # between two looks at the run
 # A supervised run that crashed may be started again for so long: the supervisor waits up to 5 minutes.
 RESTART_SECONDS = 360.0
@@ -71,9 +73,7 @@ def follow(
     run. Raises RunFailed at the end if a checkpoint could not be scored.
     """
     place = Place(name, option="--follow")
-    with faults_in_words(name):
-        if not set(SMALL_FILES) & set(place.names()):
-            raise UserError(f"{name} has no run. Start the training first.")
+    _wait_for_run(place)
     run_directory = Path("evaluations", file_name(name))
     if place.is_local:
         run_directory = Path(place.root)
@@ -98,6 +98,24 @@ def follow(
                 logger.warning("%s", error)
             time.sleep(SECONDS)
         follower.finish(ending)
+
+
+def _wait_for_run(place: Place) -> None:
+    """Wait until a place has a run, because the training may have been started at the same time."""
+    deadline = time.monotonic() + START_SECONDS
+    is_announced = False
+    while True:
+        with faults_in_words(place.name):
+            names = place.names()
+        if set(SMALL_FILES) & set(names):
+            return
+        has_other_files = any(not name.startswith(".") for name in names)
+        if has_other_files or time.monotonic() > deadline:
+            raise UserError(f"{place.name} has no run. Start the training first.")
+        if not is_announced:
+            logger.info("waiting for a run in %s, for at most %.0f minutes", place.name, START_SECONDS / 60)
+            is_announced = True
+        time.sleep(START_POLL_SECONDS)
 
 
 @dataclasses.dataclass

@@ -238,12 +238,36 @@ def test_other_options_are_not_recorded(words: str) -> None:
     assert options(words) == options("")
 
 
+def test_a_run_may_begin_later(run, tmp_path, monkeypatch, caplog) -> None:
+    caplog.set_level("INFO")
+    later = tmp_path / "runs" / "later"
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            shutil.copytree(run, later)
+        if len(waits) == 5:
+            raise Ended
+
+    monkeypatch.setattr(follow.time, "sleep", wait)
+    assert followed(later, Scores()) == ["checkpoint-2", "checkpoint-1", "waits"]
+    assert caplog.text.count("waiting for a run in") == 1
+    monkeypatch.setattr(follow, "START_SECONDS", -1.0)
+    with pytest.raises(UserError, match="has no run"):
+        followed(tmp_path / "runs" / "typo", Scores())
+    model = tmp_path / "model"
+    shutil.copytree(run / "checkpoint-1", model)
+    monkeypatch.setattr(follow, "START_SECONDS", 300.0)
+    with pytest.raises(UserError, match="has no run"):
+        followed(model, Scores())
+
+
 def test_copies_at_a_place_are_followed_with_their_log(run, tmp_path) -> None:
     fsspec.register_implementation("objects", Objects, clobber=True)
     name, mirror = f"objects://{tmp_path.name}/run", Path("evaluations", f"objects-{tmp_path.name}-run")
     try:
-        with pytest.raises(UserError):
-            followed(name, Scores())
+        assert followed(name, Scores()) == ["waits"], "there is no run yet"
         assert not mirror.exists()
         fsspec.filesystem("objects").put(str(run), name, recursive=True)
         assert followed(name, Scores()) == ["checkpoint-2", "checkpoint-1", "waits"]
@@ -285,8 +309,6 @@ def test_a_run_stays_the_same_run(run, model, tokenizer) -> None:
 def test_only_one_process_writes_to_a_folder(run) -> None:
     with follow._locked(run / "evaluation"), pytest.raises(UserError):
         followed(run, Scores())
-    with pytest.raises(UserError):
-        followed("runs/other", Scores())
 
 
 def test_scores_become_curves_of_the_report(run, prose, capsys) -> None:
