@@ -7,7 +7,8 @@
 
 `web` has .jsonl files (also .gz or .zst). With Slurm, all machines need the same file system with `web`, `tokens` and
 the .venv of this command. Start it on a login node: it submits an array of jobs and ends. If `tokens` has as many
-.ds.index files as there are tasks, all are done. The same command again runs only those that are missing.
+.ds.index files as there are tasks, all are done. The same command again runs only those that are missing:
+for other text, delete `tokens` and `tokens.logs` first.
 Task N reads the files N, N + tasks, …: with a task per file, the documents keep the order of prepare_data.py.
 """
 
