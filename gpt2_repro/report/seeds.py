@@ -38,7 +38,7 @@ class Setting:
         """The label of a single run, or the common beginning and end of the labels."""
         if len(self.labels) == 1:
             return self.labels[0]
-        start = os.path.commonprefix(self.labels)
+        start = os.path.commonprefix(self.labels).rstrip("0123456789")  # 42 and 43 begin with the same digit
         backwards = [label[len(start) :][::-1] for label in self.labels]
         end = os.path.commonprefix(backwards)[::-1]
         return f"{start}*{end}"

@@ -185,4 +185,6 @@ def test_check_writes_no_files(run_folder: Path, option: tuple[str, ...]) -> Non
 def test_a_setting_of_labels_with_one_beginning_has_a_name(run_folder: Path) -> None:
     setting = group([Run(run_folder)], ["a"])[0]
     two = dataclasses.replace(setting, labels=["seed1", "seed11"])
-    assert two.name == "seed1*"
+    assert two.name == "seed*"
+    two = dataclasses.replace(setting, labels=["lr3-42", "lr3-43"])
+    assert two.name == "lr3-*"
