@@ -40,7 +40,7 @@ class Setting:
             return self.labels[0]
         start = os.path.commonprefix(self.labels).rstrip("0123456789")  # 42 and 43 begin with the same digit
         backwards = [label[len(start) :][::-1] for label in self.labels]
-        end = os.path.commonprefix(backwards)[::-1]
+        end = os.path.commonprefix(backwards)[::-1].lstrip("0123456789")
         return f"{start}*{end}"
 
     @property
